@@ -89,7 +89,7 @@ pub fn run(checks: Vec<Check>, words: &[String]) -> ExitCode {
         if is_over.load(Ordering::Relaxed) {
             return None;
         }
-        let ended = tell(check);
+        let ended = run_and_print(check);
         if fail_fast && matches!(ended, (Verdict::Failed(_), _)) {
             is_over.store(true, Ordering::Relaxed);
         }
@@ -149,7 +149,7 @@ fn limit_checks() {
 }
 
 /// Runs a check, prints its result, and returns it with its duration in seconds.
-fn tell(check: &Check) -> (Verdict, f32) {
+fn run_and_print(check: &Check) -> (Verdict, f32) {
     let start = Instant::now();
     running().push((check.name.clone(), start));
     let verdict = (check.run)();

@@ -1,6 +1,6 @@
-//! Random numbers of the system, fetched in blocks, because each fetch is a system call and a
+//! Random numbers of the kernel, fetched in blocks, because each fetch is a system call and a
 //! connection needs a dozen numbers. Each thread has its own block. [`abandon`] empties it in the
-//! child of a fork, which must not draw the numbers of its parent.
+//! child of a fork, which must not draw the same numbers as its parent.
 
 use std::cell::Cell;
 use std::io;
@@ -13,10 +13,10 @@ thread_local! {
     static BLOCK_OF_THREAD: Cell<([u64; BLOCK], usize)> = const { Cell::new(([0; BLOCK], 0)) };
 }
 
-/// An unpredictable number.
+/// Returns an unpredictable number.
 ///
 /// # Errors
-/// The error of the system, or EIO.
+/// The error of the system call, or EIO.
 pub fn number() -> io::Result<u64> {
     let (mut block, mut left) = BLOCK_OF_THREAD.get();
     if left == 0 {

@@ -1,7 +1,7 @@
 //! The checker: finds misuse of verbs from the calls of a program and from their results.
 //!
 //! ```text
-//! device, capi  tell(|| Event)  ->  World: objects, outstanding requests   (world)
+//! device, capi  emit(|| Event)  ->  World: objects, outstanding requests   (world)
 //!                                   rules: one state machine per subject   (rules/)
 //!                                   Report -> text, JSON, exit status      (report, sink)
 //! ```
@@ -64,16 +64,16 @@ struct Checker {
 
 /// Reports an event to the checker and the trace, if one of them is on.
 #[inline]
-pub fn tell<'a>(event: impl FnOnce() -> Event<'a>) {
+pub fn emit<'a>(event: impl FnOnce() -> Event<'a>) {
     if is_on() {
-        put_together(event);
+        handle(event);
     }
 }
 
 /// Out of line, so that callers neither reserve stack for an event nor inline this code.
 #[cold]
 #[inline(never)]
-fn put_together<'a>(event: impl FnOnce() -> Event<'a>) {
+fn handle<'a>(event: impl FnOnce() -> Event<'a>) {
     let event = event();
     if trace::is_on() {
         trace::observe(&event);
@@ -203,7 +203,7 @@ fn stop_at_error(halt: Halt) {
 }
 
 fn end() {
-    tell(|| Event::Exit);
+    emit(|| Event::Exit);
     if let Some(text) = SINK.try_lock().and_then(|sink| sink.as_ref().and_then(Sink::summary)) {
         standard_error::write(&text);
     }

@@ -25,14 +25,14 @@ impl Card {
     pub(crate) fn new() -> Self {
         let [context, pd, cq] = [ObjectId::next(), ObjectId::next(), ObjectId::next()];
         let mut card = Self { world: World::default(), rules: Rules::default(), context, pd, cq, made: 0 };
-        card.tell(Event::Created(context, Made::Context));
-        card.tell(Event::Created(pd, Made::Pd { context }));
-        card.tell(Event::Created(cq, Made::Cq { context, channel: None, capacity: 16 }));
+        card.emit(Event::Created(context, Made::Context));
+        card.emit(Event::Created(pd, Made::Pd { context }));
+        card.emit(Event::Created(cq, Made::Cq { context, channel: None, capacity: 16 }));
         card
     }
 
     /// The rules that report an event.
-    pub(crate) fn tell(&mut self, event: Event<'_>) -> Vec<Rule> {
+    pub(crate) fn emit(&mut self, event: Event<'_>) -> Vec<Rule> {
         let (stack, mut reports) = (Stack::unknown(), Vec::new());
         self.world.begin(&event, &stack);
         self.rules.observe(&event, &stack, &self.world, &mut reports);
@@ -49,7 +49,7 @@ impl Card {
         let Self { context, pd, cq, .. } = *self;
         let pair = Pair { context, pd, send_cq: cq, recv_cq: cq, ..pair(self.made, service) };
         let id = ObjectId::next();
-        self.tell(Event::Created(id, Made::Qp(pair)));
+        self.emit(Event::Created(id, Made::Qp(pair)));
         id
     }
 
@@ -58,16 +58,16 @@ impl Card {
         let Self { context, pd, .. } = *self;
         let id = ObjectId::next();
         let memory = Memory { context, pd, lkey: key, rkey: key, addr, base: addr, length, access };
-        self.tell(Event::Created(id, Made::Mr(memory)));
+        self.emit(Event::Created(id, Made::Mr(memory)));
         id
     }
 
     pub(crate) fn post(&mut self, qp: ObjectId, request: &SendRequest<'_>) -> Vec<Rule> {
-        self.tell(Event::PostedSend { qp, request })
+        self.emit(Event::PostedSend { qp, request })
     }
 
     pub(crate) fn refuse(&mut self, queue: ObjectId, error: PostError) -> Vec<Rule> {
-        self.tell(Event::PostRefused { queue, side: Side::Send, wr_id: 0, inline: 0, error })
+        self.emit(Event::PostRefused { queue, side: Side::Send, wr_id: 0, inline: 0, error })
     }
 
     fn cqe(&self, qp: ObjectId, wr_id: u64) -> Cqe {
@@ -78,19 +78,19 @@ impl Card {
     /// Posts a receive of this length.
     pub(crate) fn receive(&mut self, queue: ObjectId, length: u32) -> Vec<Rule> {
         let request = RecvRequest { wr_id: 1, sges: &[Sge { addr: 0x1000, length, lkey: LKey(0) }] };
-        self.tell(Event::PostedRecv { queue, request: &request })
+        self.emit(Event::PostedRecv { queue, request: &request })
     }
 
     /// The card completes a send.
     pub(crate) fn complete(&mut self, qp: ObjectId, wr_id: u64) -> Vec<Rule> {
         let cqe = self.cqe(qp, wr_id);
-        self.tell(Event::Completed { qp, side: Side::Send, cqe: &cqe })
+        self.emit(Event::Completed { qp, side: Side::Send, cqe: &cqe })
     }
 
     /// The program polls the completion of a send.
     pub(crate) fn poll(&mut self, qp: ObjectId, wr_id: u64) -> Vec<Rule> {
         let (cq, cqe) = (self.cq, self.cqe(qp, wr_id));
-        self.tell(Event::Polled { cq, cqe: &cqe })
+        self.emit(Event::Polled { cq, cqe: &cqe })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Reports the creation and the destruction of an object to the checker.
 
 use crate::event::{Event, Made};
-use crate::{is_on, tell};
+use crate::{emit, is_on};
 use roxe_base::uses::ObjectId;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,9 +36,9 @@ pub struct Tracked {
 impl Tracked {
     /// Reports that the object `id` was created.
     pub fn new(id: ObjectId, made: impl FnOnce() -> Made) -> Self {
-        tell(|| Event::Created(id, made()));
+        emit(|| Event::Created(id, made()));
         if is_on() && FOR_LIBRARY.get() > 0 {
-            tell(|| Event::MadeByLibrary(id));
+            emit(|| Event::MadeByLibrary(id));
         }
         Self { id, is_alive: AtomicBool::new(is_on()) }
     }
@@ -56,7 +56,7 @@ impl Tracked {
     /// Reports the destruction of the object, at most once; dropping it does so too.
     pub fn end(&self) {
         if self.is_alive.swap(false, Ordering::Relaxed) {
-            tell(|| Event::Destroyed(self.id));
+            emit(|| Event::Destroyed(self.id));
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::context::{Context, check_port};
 use crate::pd::Pd;
 use roxe_base::error::Error;
 use roxe_base::uses::{ObjectId, Use};
-use roxe_check::{Event, Made, Tracked, tell};
+use roxe_check::{Event, Made, Tracked, emit};
 use roxe_net::group;
 use roxe_transport::cm::Route;
 use roxe_transport::wr::Av;
@@ -75,7 +75,7 @@ impl AhAttr {
         }
         let dgid = group::destination(self.dgid, sgid.is_ipv4());
         if sgid.is_ipv4() != dgid.is_ipv4() {
-            tell(|| Event::FamiliesDiffer { sgid, sgid_index: self.sgid_index, dgid });
+            emit(|| Event::FamiliesDiffer { sgid, sgid_index: self.sgid_index, dgid });
             return Err(Error::invalid(format!("source {sgid} and destination {dgid} are of different IP versions")));
         }
         Ok(Av {

@@ -7,7 +7,7 @@ use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_base::lock::{RwLock, rank};
 use roxe_base::uses::{ObjectId, UseCount};
-use roxe_check::{Event, Made, Tracked, is_on, tell};
+use roxe_check::{Event, Made, Tracked, emit, is_on};
 use roxe_engine::engine::Engine;
 use roxe_engine::presence::Awaited;
 use roxe_engine::queue_pair::Deadline;
@@ -36,7 +36,7 @@ struct LongWait {
 
 impl Deadline for LongWait {
     fn on_deadline(&self, _deadline: Instant) {
-        tell(|| Event::StillWaits { channel: self.channel });
+        emit(|| Event::StillWaits { channel: self.channel });
     }
 }
 
@@ -79,7 +79,7 @@ impl CompChannel {
     /// wait. Fails with EAGAIN if [`CompChannel::fd`] is non-blocking and no event is pending.
     pub fn before_wait(&self) -> io::Result<(Option<RawFd>, impl Sized + '_)> {
         let is_over = || !self.events.is_empty();
-        tell(|| Event::Waits { channel: self.id() });
+        emit(|| Event::Waits { channel: self.id() });
         let sleep_on = self.events.sleep_on()?;
         let watch_long_wait = || {
             let wait = Arc::new(LongWait { channel: self.id() });
@@ -111,7 +111,7 @@ impl CompChannel {
     /// Checks that the channel may be destroyed. Fails with EBUSY while completion queues use it.
     pub fn destroy(&self) -> Result<(), Error> {
         let unused = self.uses.check_unused("completion channel", "completion queues");
-        unused.inspect_err(|error| tell(|| Event::DestroyRefused(self.id(), error)))
+        unused.inspect_err(|error| emit(|| Event::DestroyRefused(self.id(), error)))
     }
 
     pub(crate) fn engines(&self) -> &EngineSet {

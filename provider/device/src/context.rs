@@ -8,7 +8,7 @@ use crate::sleepers::watch_unread;
 use roxe_base::error::Error;
 use roxe_base::limits;
 use roxe_base::uses::ObjectId;
-use roxe_check::{Event, Made, Tracked, outcome, tell};
+use roxe_check::{Event, Made, Tracked, emit, outcome};
 use roxe_engine::engine::Engine;
 use roxe_memory::table::MemoryTable;
 use roxe_observe::adapter::PortObserver;
@@ -147,7 +147,7 @@ impl Context {
     }
 
     pub(crate) fn raise(&self, kind: AsyncEventKind, user: u64, source: ObjectId) {
-        tell(|| Event::Raised { source, kind: &kind });
+        emit(|| Event::Raised { source, kind: &kind });
         outcome::raised_event();
         let fatal = kind.is_fatal().then_some((source, kind));
         let watch = watch_unread(&self.engine, (&self.events, self.id()), fatal);

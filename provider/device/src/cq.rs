@@ -21,7 +21,7 @@ use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use, UseCount};
 use roxe_base::{clock, instruments};
 use roxe_check::explain::{self, Cause};
-use roxe_check::{Event, Made, Tracked, is_checking, is_on, outcome, tell};
+use roxe_check::{Event, Made, Tracked, emit, is_checking, is_on, outcome};
 use roxe_engine::engine::Engine;
 use roxe_engine::presence::Awaited;
 use roxe_engine::queue_pair::Deadline;
@@ -177,7 +177,7 @@ impl Cq {
         *verdict = state.show(shown);
         let failed = state.ring.iter().take(max).filter(|cqe| cqe.status != WcStatus::Success);
         failed.for_each(|_| outcome::polled_failure());
-        state.ring.iter().take(max).for_each(|cqe| tell(|| Event::Polled { cq: self.id, cqe }));
+        state.ring.iter().take(max).for_each(|cqe| emit(|| Event::Polled { cq: self.id, cqe }));
         max
     }
 
@@ -187,7 +187,7 @@ impl Cq {
     /// §11.4.2.2).
     pub fn req_notify(&self, solicited_only: bool) {
         // With moderation an event stands for several completions and may be late.
-        tell(|| {
+        emit(|| {
             let state = self.state.lock();
             let is_plain = state.moderator.rule == Moderation::default();
             Event::Armed { cq: self.id, any: !solicited_only && is_plain, missed: state.missed() }
@@ -230,7 +230,7 @@ impl Cq {
     /// Destroys the queue and its pending events; EBUSY while queue pairs use it.
     pub fn destroy(&self) -> Result<(), Error> {
         let unused = self.uses.check_unused("completion queue", "send and receive queues of queue pairs");
-        unused.inspect_err(|error| tell(|| Event::DestroyRefused(self.id, error)))?;
+        unused.inspect_err(|error| emit(|| Event::DestroyRefused(self.id, error)))?;
         self.tracked.end();
         // No new event may follow `forget`.
         let held = self.held.lock().take();
@@ -287,7 +287,7 @@ impl Cq {
                 advice: "create the queue with room for all requests of its queue pairs (cqe), or poll it in time"
                     .into(),
             });
-            tell(|| Event::Overrun { cq: self.id });
+            emit(|| Event::Overrun { cq: self.id });
             self.context.raise(AsyncEventKind::CqErr, self.user(), self.id);
             return Err(Overrun);
         }
@@ -328,7 +328,7 @@ impl Cq {
     #[inline(never)]
     fn report_level(&self, state: &State) {
         if !state.ignore_overrun {
-            tell(|| Event::Held { cq: self.id, held: state.ring.len(), capacity: state.capacity });
+            emit(|| Event::Held { cq: self.id, held: state.ring.len(), capacity: state.capacity });
         }
     }
 
@@ -353,7 +353,7 @@ impl Cq {
     pub(crate) fn notify(&self) {
         let held = self.held.lock();
         if let (Some(channel), Some(_)) = (&self.channel, held.as_ref()) {
-            tell(|| Event::Announced { cq: self.id });
+            emit(|| Event::Announced { cq: self.id });
             channel.announce(self.id, self.user());
         }
     }
@@ -623,7 +623,7 @@ impl Deadline for SleptOn {
         // With an event pending a thread is awake or waits for an edge, which `Unread` reports.
         if now >= due && channel.has_no_events() {
             for Sleeper { thread, call, .. } in sleepers(channel.fd()) {
-                tell(|| Event::Sleeps { cq: queue.id, thread, call });
+                emit(|| Event::Sleeps { cq: queue.id, thread, call });
             }
         }
         let next = if now < due { due } else { now.after(LONG_WAIT) };

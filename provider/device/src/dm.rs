@@ -1,6 +1,6 @@
 //! Device memory (`man ibv_alloc_dm`): pages of this process whose address the program never
-//! learns. As on hardware it is zero at first, shared by parent and child of a fork, and reached by
-//! SGEs and peers through a region. `max_dm_size` limits it per process instead of per device.
+//! learns. As on hardware, it is zeroed, parent and child of a fork share it, and SGEs and peers
+//! access it through a region. `max_dm_size` limits it per process instead of per device.
 //!
 //! No reference to these bytes exists, because peers and the child of a fork may write them at any
 //! time: all access goes through [`roxe_memory::guard`].
@@ -26,7 +26,7 @@ impl Block {
     fn alloc(budget: &Arc<DmBudget>, length: u64) -> Result<Self, Error> {
         let length = length.next_multiple_of(page_size());
         budget.take(length)?;
-        let pages = Mapping::of_nothing(length).inspect_err(|_| budget.give_back(length))?;
+        let pages = Mapping::anonymous(length).inspect_err(|_| budget.give_back(length))?;
         Ok(Self { pages, length, budget: Arc::clone(budget) })
     }
 }
@@ -57,7 +57,7 @@ impl Context {
                 "cannot allocate {length} bytes of device memory; request 1 to {MAX_DM_SIZE}"
             )));
         }
-        // Every buffer starts at a page boundary.
+        // Every buffer starts at a page boundary, and no call aligns pages further.
         let max_align = page_size().trailing_zeros();
         if log_align > max_align {
             return Err(Error::invalid(format!(
@@ -86,7 +86,7 @@ impl Dm {
     /// `offset` or the length is not a multiple of 4, or the buffer is freed; EFAULT if the range
     /// exceeds the buffer; ENOMEM if the system has no free page.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
-        let (block, addr) = self.place(offset, data.len() as u64)?;
+        let (block, addr) = self.locate(offset, data.len() as u64)?;
         let written = guard::write(addr, data);
         drop(block);
         written.map_err(no_page)
@@ -94,7 +94,7 @@ impl Dm {
 
     /// Copies bytes at `offset` to `out`; errors as for [`Dm::write`].
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Error> {
-        let (block, addr) = self.place(offset, out.len() as u64)?;
+        let (block, addr) = self.locate(offset, out.len() as u64)?;
         let read = guard::read(addr, own_cells(out));
         drop(block);
         read.map_err(no_page)
@@ -108,37 +108,37 @@ impl Dm {
         block.take().map(drop).ok_or_else(freed)
     }
 
-    /// Returns the block, to be kept during a copy, and the address of `offset`.
-    fn place(&self, offset: u64, length: u64) -> Result<(Arc<Block>, u64), Error> {
+    /// Returns the address of `offset`, and the block: holding it keeps the pages mapped.
+    fn locate(&self, offset: u64, length: u64) -> Result<(Arc<Block>, u64), Error> {
         if !offset.is_multiple_of(DM_GRAIN) || !length.is_multiple_of(DM_GRAIN) {
             return Err(Error::invalid(format!(
                 "{length} bytes at offset {offset}: both must be multiples of {DM_GRAIN}"
             )));
         }
-        if !self.holds(offset, length) {
-            return Err(Error::new(libc::EFAULT, self.outside(offset, length)));
+        if !self.contains(offset, length) {
+            return Err(Error::new(libc::EFAULT, self.out_of_range(offset, length)));
         }
         let block = self.block.lock().clone().ok_or_else(freed)?;
         let addr = block.pages.addr() + offset;
         Ok((block, addr))
     }
 
-    /// Returns the bytes for a region. The result keeps the pages, and keeps the buffer from being
-    /// freed.
+    /// Returns the bytes for a region. While the result exists, the pages stay mapped and
+    /// [`Dm::free`] returns EBUSY.
     pub(crate) fn part(&self, offset: u64, length: u64) -> Result<DmPart, Error> {
-        if !self.holds(offset, length) {
-            return Err(Error::invalid(self.outside(offset, length)));
+        if !self.contains(offset, length) {
+            return Err(Error::invalid(self.out_of_range(offset, length)));
         }
-        let block = self.block.lock();
-        let pages = Arc::clone(block.as_ref().ok_or_else(freed)?);
-        Ok(DmPart { addr: pages.pages.addr() + offset, length, _use: self.uses.hold(), _pages: pages })
+        let guard = self.block.lock();
+        let block = Arc::clone(guard.as_ref().ok_or_else(freed)?);
+        Ok(DmPart { addr: block.pages.addr() + offset, length, _use: self.uses.hold(), _block: block })
     }
 
-    fn holds(&self, offset: u64, length: u64) -> bool {
+    fn contains(&self, offset: u64, length: u64) -> bool {
         self.length.checked_sub(offset).is_some_and(|room| length <= room)
     }
 
-    fn outside(&self, offset: u64, length: u64) -> String {
+    fn out_of_range(&self, offset: u64, length: u64) -> String {
         format!("{length} bytes at offset {offset} exceed the {} bytes of device memory", self.length)
     }
 }
@@ -156,8 +156,8 @@ pub(crate) struct DmPart {
     pub(crate) addr: u64,
     pub(crate) length: u64,
     _use: Use,
-    /// Keeps the pages after the buffer is dropped.
-    _pages: Arc<Block>,
+    /// Keeps the pages mapped after the buffer is dropped.
+    _block: Arc<Block>,
 }
 
 #[cfg(test)]

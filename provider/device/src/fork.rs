@@ -17,7 +17,7 @@ use crate::runtime::{self, ENGINES, KNOWN, Runtime, alive};
 use roxe_base::error::Error;
 use roxe_base::lock::Lockable;
 use roxe_base::{random, weakest};
-use roxe_check::{Event, tell};
+use roxe_check::{Event, emit};
 use roxe_engine::engine::Engine;
 use roxe_engine::further;
 use roxe_engine::interceptor::process;
@@ -62,7 +62,7 @@ pub(crate) fn install() {
 }
 
 extern "C" fn before() {
-    tell(|| Event::Fork);
+    emit(|| Event::Fork);
     let runtimes = lock_runtimes();
     let engines: Vec<_> = runtimes.iter().flat_map(Runtime::engines).collect();
     in_order(outside(&engines)).for_each(Lockable::lock_raw);

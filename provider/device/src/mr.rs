@@ -8,7 +8,7 @@ use roxe_base::error::Error;
 use roxe_base::limits::MAX_MR_SIZE;
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use};
-use roxe_check::{Event, Made, Memory, Tracked, is_checking, tell};
+use roxe_check::{Event, Made, Memory, Tracked, emit, is_checking};
 use roxe_memory::guard;
 use roxe_memory::mapped::{self, Mapping, page_size};
 use roxe_memory::region::{Region, Role, Users};
@@ -323,7 +323,7 @@ impl Mr {
         if let Some([pd_use, _]) = &mut now.uses {
             *pd_use = pd.hold();
         }
-        tell(|| Event::Reregistered(self.tracked.id(), terms.checker_facts(&pd, self.keys)));
+        emit(|| Event::Reregistered(self.tracked.id(), terms.checker_facts(&pd, self.keys)));
         if change.range.is_some() {
             now.is_marked = marked(terms, &now.backing);
         }
@@ -337,7 +337,7 @@ impl Mr {
     /// while memory windows are bound to the region.
     pub fn deregister(&self) -> Result<(), Error> {
         self.end(|keys, memory| {
-            keys.remove(memory).inspect_err(|error| tell(|| Event::DestroyRefused(self.tracked.id(), error)))
+            keys.remove(memory).inspect_err(|error| emit(|| Event::DestroyRefused(self.tracked.id(), error)))
         })
     }
 
@@ -359,9 +359,9 @@ impl Mr {
                 && may_check_mapping()
                 && !mapped::is_still_there(now.terms.addr, now.terms.length)
             {
-                tell(|| Event::Unmapped { mr: self.tracked.id() });
+                emit(|| Event::Unmapped { mr: self.tracked.id() });
             }
-            tell(|| Event::DestroyBegun(self.tracked.id()));
+            emit(|| Event::DestroyBegun(self.tracked.id()));
             kill(self.keys, self.context.memory())?;
             self.tracked.end();
             now.uses = None;
@@ -380,7 +380,7 @@ impl Mr {
 pub(crate) fn note_use(memory: &MemoryTable, rkey: RKey, access: Access) -> bool {
     let given = if is_checking() { memory.grant(rkey, access) } else { Access::empty() };
     if !given.is_empty() {
-        tell(|| Event::FirstUse { rkey, right: given });
+        emit(|| Event::FirstUse { rkey, right: given });
     }
     !given.is_empty()
 }

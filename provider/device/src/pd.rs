@@ -4,7 +4,7 @@ use crate::context::Context;
 use crate::inventory::{Facts, Listing};
 use roxe_base::error::Error;
 use roxe_base::uses::{ObjectId, Use, UseCount};
-use roxe_check::{Event, Made, Tracked, tell};
+use roxe_check::{Event, Made, Tracked, emit};
 use roxe_memory::region::PdId;
 use std::sync::Arc;
 
@@ -53,7 +53,7 @@ impl Pd {
     pub fn dealloc(&self) -> Result<(), Error> {
         let unused =
             self.uses.check_unused("protection domain", "memory regions and windows, queues and address handles");
-        unused.inspect_err(|error| tell(|| Event::DestroyRefused(self.object(), error)))
+        unused.inspect_err(|error| emit(|| Event::DestroyRefused(self.object(), error)))
     }
 
     pub(crate) fn id(&self) -> PdId {

@@ -14,7 +14,7 @@ use roxe_base::limits::{self, MAX_TM_OPS, MAX_TM_SGE, MAX_TM_TAGS, MAX_XRC_SRQ};
 use roxe_base::lock::{Mutex, RwLock, rank};
 use roxe_base::uses::{ObjectId, Use, UseCount};
 use roxe_check::explain::because;
-use roxe_check::{Event, Made, Tracked, tell};
+use roxe_check::{Event, Made, Tracked, emit};
 use roxe_net::slot::Slot;
 use roxe_transport::cx::TagFit;
 use roxe_transport::qp::PostError;
@@ -275,13 +275,13 @@ impl Srq {
             None
         };
         if let Some(error) = refused {
-            tell(|| Event::of_refused_recv(self.id, request, error));
+            emit(|| Event::of_refused_recv(self.id, request, error));
             return Err(error);
         }
         state.requests.push_back((request.wr_id, count));
         state.sges.extend(request.sges);
         // Under the lock, because a message may take the request at once.
-        tell(|| Event::PostedRecv { queue: self.id, request });
+        emit(|| Event::PostedRecv { queue: self.id, request });
         Ok(())
     }
 
@@ -310,7 +310,7 @@ impl Srq {
     /// Destroys the queue and its pending events; EBUSY while queue pairs use it.
     pub fn destroy(&self) -> Result<(), Error> {
         let unused = self.uses.check_unused("shared receive queue", "queue pairs");
-        unused.inspect_err(|error| tell(|| Event::DestroyRefused(self.id, error)))?;
+        unused.inspect_err(|error| emit(|| Event::DestroyRefused(self.id, error)))?;
         self.tracked.end();
         if let Kind::Xrc { domain, number, .. } = &self.kind {
             domain.0.write().remove(number);

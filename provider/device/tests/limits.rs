@@ -1,5 +1,5 @@
-//! The limits that `ibv_query_device` reports are exact. Tests run one after the other in a process
-//! of their own, because every object counts.
+//! The limits that `ibv_query_device` reports are exact. These tests have a process of their own
+//! and run one after the other, because all objects of a process count towards its limits.
 
 use roxe_provider::{Access, AhAttr, CqInit, Error, MwKind, QpCaps, QpInit, Service, SrqInit, WqInit, devices, limits};
 use std::net::Ipv4Addr;
@@ -9,23 +9,23 @@ use std::time::Instant;
 /// Serializes the tests.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Creates objects, of which `already` exist, until ENOMEM, which must come at `max`. Destroying
-/// one makes room for one.
-fn fill<T>(what: &str, already: u32, max: u32, make: impl Fn() -> Result<T, Error>) {
+/// Creates objects until ENOMEM, which must be returned once `max` exist, including the
+/// `existing` ones of the caller. Destroying an object must make room for one.
+fn fill<T>(what: &str, existing: u32, max: u32, create: impl Fn() -> Result<T, Error>) {
     let (began, mut made) = (Instant::now(), Vec::new());
     let refused = loop {
-        match make() {
+        match create() {
             Ok(object) => made.push(object),
             Err(error) => break error,
         }
-        assert!(made.len() <= (max - already) as usize, "there are more {what} than {max}");
+        assert!(made.len() <= (max - existing) as usize, "more than {max} {what} were created");
     };
-    assert_eq!((made.len(), refused.errno()), ((max - already) as usize, libc::ENOMEM), "{what}: {refused}");
+    assert_eq!((made.len(), refused.errno()), ((max - existing) as usize, libc::ENOMEM), "{what}: {refused}");
     drop(made.pop());
-    made.push(make().unwrap());
-    assert_eq!(make().err().map(|error| error.errno()), Some(libc::ENOMEM), "{what}");
+    made.push(create().unwrap());
+    assert_eq!(create().err().map(|error| error.errno()), Some(libc::ENOMEM), "{what}");
     drop(made);
-    drop(make().unwrap());
+    drop(create().unwrap());
     println!("{what}: {max} in {:.1} s", began.elapsed().as_secs_f32());
 }
 
@@ -61,6 +61,6 @@ fn regions_and_windows_are_limited_to_device_attributes() {
     fill("memory windows", 0, attr.max_mw, || pd.alloc_mw(MwKind::Two));
     let memory = [0u64; 8];
     let addr = memory.as_ptr().addr() as u64;
-    // SAFETY: no queue pair of the domain is made, so the memory is only registered.
+    // SAFETY: the domain has no queue pair, so nothing accesses the registered memory.
     fill("memory regions", 0, attr.max_mr, || unsafe { pd.reg_mr(addr, 64, addr, Access::LOCAL_WRITE) });
 }

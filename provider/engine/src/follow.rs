@@ -1,4 +1,5 @@
-//! Following changes of the network interface: port, GID table, sockets and programs are updated.
+//! Follows changes of the network interface: updates the port, the GID table and the sockets, and
+//! notifies programs.
 //!
 //! Sockets of removed addresses stay open, because an address may return, as IPv6 addresses do when
 //! a link comes up again.
@@ -7,7 +8,7 @@ use crate::engine::Engine;
 use roxe_observe::port::Netdev;
 
 impl Engine {
-    /// Refreshes the addresses of this host, of all interfaces.
+    /// Reads the addresses of all interfaces of this host.
     pub(crate) fn refresh_host_addresses(&self) {
         let addresses: Vec<_> = Netdev::all().into_iter().flat_map(|netdev| netdev.addresses).collect();
         self.links.set_host_addresses(addresses);
@@ -23,7 +24,7 @@ impl Engine {
         self.refresh_port();
     }
 
-    /// [`Engine::watch`], unless the thread follows the interface already.
+    /// Calls [`Engine::watch`] if the background thread does not follow the interface yet.
     pub fn keep_watching(&self) {
         if self.scheduler.poller().is_err() {
             self.watch();
@@ -48,7 +49,8 @@ impl Engine {
     }
 
     /// Reads the state of the interface and, if the engine is started, opens sockets for new
-    /// addresses before programs see them. Errors are reported to the users of the address.
+    /// addresses before programs see them. Errors are ignored here, and reported to queue pairs
+    /// that use the address.
     fn refresh_port(&self) {
         self.adapter.refresh(|gids| {
             let Ok(poller) = self.scheduler.poller() else { return };

@@ -113,10 +113,10 @@ impl Engine {
 
     fn network_answer(&self, route: Route, asked: Option<&Probe>) -> Option<String> {
         // Hosts limit the rate of ICMP messages, so an earlier answer is used.
-        let answer = match asked.and_then(Probe::answer) {
+        let answer = match asked.and_then(Probe::icmp_error) {
             Some(answer) => answer,
             None => match self.probe(route) {
-                Ok(probe) => probe.wait_for_answer(ANSWER_TIMEOUT)?,
+                Ok(probe) => probe.wait_for_icmp_error(ANSWER_TIMEOUT)?,
                 Err(e) => e,
             },
         };

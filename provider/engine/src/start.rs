@@ -133,7 +133,7 @@ impl Engine {
     }
 
     /// Opens every address of the device. Fails only if none can be opened; other errors are
-    /// reported to the users of the address.
+    /// reported to queue pairs that use the address.
     fn open_links(&self, poller: &Arc<Poller>) -> Result<(), Error> {
         self.refresh_host_addresses();
         let mut failure = None;
@@ -157,7 +157,7 @@ impl Engine {
         if self.config.gso && link.lacks_segments() {
             let text =
                 "the system has no UDP_SEGMENT, so every packet costs a system call; ROXE_GSO=off ends this line";
-            TOLD.call_once(|| notice::tell(&text));
+            TOLD.call_once(|| notice::print(&text));
         }
         let link = Arc::new(link.with_send_room(poller.send_room()).with_rcvbuf(self.config.rcvbuf)?);
         poller.watch(link.fd(), Watch::All)?;

@@ -84,7 +84,7 @@ impl Mapping {
     ///
     /// # Errors
     /// ENOMEM if the system has no memory.
-    pub fn of_nothing(length: u64) -> Result<Self, Error> {
+    pub fn anonymous(length: u64) -> Result<Self, Error> {
         let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
         let length = length as usize;
         let first = map(length, rights, flags | libc::MAP_NORESERVE, -1, 0);

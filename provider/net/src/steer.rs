@@ -55,9 +55,9 @@ const UNANSWERED: Duration = Duration::from_millis(250);
 /// Maximum number of slots of a program: the kernel accepts 4,096 instructions, and a slot needs
 /// five.
 const MAX_SLOTS: usize = 800;
-/// Result of the program for an unknown slot before any process has answered: an invalid number, so
-/// that the kernel chooses by hash.
-const NOBODY: u32 = u32::MAX;
+/// Result of the program for an unknown slot before any process has answered: no socket has this
+/// index, so the kernel chooses a socket by hash.
+const NO_SOCKET: u32 = u32::MAX;
 
 /// Keeps the program of one address up to date. The background thread calls [`Steering::step`].
 #[derive(Debug)]
@@ -379,16 +379,16 @@ pub fn answer(packet: &[u8], meta: &RxMeta, local_port: u16, mine: &[SlotSocket]
     slots.iter_mut().zip(mine).for_each(|(out, socket)| *out = socket.slot().get().to_ne_bytes());
     let body = &body[..2 * mine.len().min(MAX_SLOTS)];
     // A builder that has exited or is busy needs no answer.
-    let tell = |first: &SlotSocket| {
+    let send_answer = |first: &SlotSocket| {
         first.send_to(&AnswersName(nonce), &Frame::ProbeSeen { nonce, round, index }.header(), body).is_ok()
     };
-    Some(mine.first().is_some_and(tell))
+    Some(mine.first().is_some_and(send_answer))
 }
 
 /// The program for `map`, sorted by slot, of at most [`MAX_SLOTS`]. Other slots go to the lowest
 /// number, which is reassigned last and belongs to a process that has just answered.
 fn program(map: &[(Slot, u32)]) -> Vec<sock_filter> {
-    let other = map.iter().map(|(_, index)| *index).min().unwrap_or(NOBODY);
+    let other = map.iter().map(|(_, index)| *index).min().unwrap_or(NO_SOCKET);
     let mut code = vec![
         op(LOAD_BYTE, 0),
         jump(JUMP_EQ, PROBE.into(), 0, 2),
@@ -466,7 +466,7 @@ mod tests {
             assert!(program.len() <= crate::bpf::MAX_LEN, "{count} slots need {} instructions", program.len());
             for slot in 0..0x1000 {
                 let owner = map.iter().find(|(known, _)| known.get() == slot);
-                let other = if count == 0 { NOBODY } else { u32::from(count == 1) };
+                let other = if count == 0 { NO_SOCKET } else { u32::from(count == 1) };
                 assert_eq!(run(&program, &packet_to(slot)), owner.map_or(other, |&(_, index)| index));
             }
         }

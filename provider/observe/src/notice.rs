@@ -5,6 +5,6 @@ use roxe_base::standard_error;
 use std::fmt::Display;
 
 /// Prints a message; a closed standard error is ignored.
-pub fn tell(text: &dyn Display) {
+pub fn print(text: &dyn Display) {
     uncancelled(|| standard_error::write(&format!("roxe: {text}\n")));
 }

@@ -76,11 +76,12 @@ pub(crate) fn member() -> Result<()> {
     };
     say(format!("{}\n{}", qp.endpoint(), region.remote()))?;
     let mut lines = io::stdin().lock().lines();
-    let mut hear = || -> Result<String> { Ok(lines.next().ok_or("nobody is there any more")??) };
-    let (peer, target): (Endpoint, RemoteAddr) = (hear()?.parse()?, hear()?.parse()?);
+    let mut next_line =
+        || -> Result<String> { Ok(lines.next().ok_or("the other process has closed its end of the pipe")??) };
+    let (peer, target): (Endpoint, RemoteAddr) = (next_line()?.parse()?, next_line()?.parse()?);
     qp.connect(&peer)?;
     say("connected".to_owned())?;
-    hear()?;
+    next_line()?;
     qp.post_send(&WorkRequest::write(&[region.slice(..)?], target).signaled())?;
     let mut out = [WorkCompletion::default()];
     loop {
@@ -90,5 +91,5 @@ pub(crate) fn member() -> Result<()> {
         }
     }
     say("written".to_owned())?;
-    hear().map(drop)
+    next_line().map(drop)
 }

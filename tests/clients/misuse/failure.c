@@ -1,4 +1,5 @@
-// Requests that fail, each for another reason that `roxe run --explain` must name.
+// Requests that fail, each for a different reason, which `roxe run --explain` must name. sides[0]
+// sends the request, and sides[1] is its peer.
 #include "misuse.h"
 #include <arpa/inet.h>
 #include <errno.h>
@@ -12,17 +13,18 @@ enum { ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOT
 
 static const struct options quick = {.timeout = 10, .retry_cnt = 1, .rnr_retry = 1};
 
-// Posts one request of the first side and expects this status.
+// Posts one request of sides[0] and expects its completion to have this status.
 static void fails(struct side sides[2], enum ibv_wr_opcode opcode, unsigned offset, unsigned length,
                   enum ibv_wc_status expected) {
     check(!post_send(&sides[0], 0x17, opcode, IBV_SEND_SIGNALED, offset, length, &sides[1]), "ibv_post_send");
     enum ibv_wc_status status = completion(&sides[0], NULL);
     if (status != expected) {
-        fprintf(stderr, "ended with %s\n", ibv_wc_status_str(status));
+        fprintf(stderr, "the request completed with %s\n", ibv_wc_status_str(status));
         exit(1);
     }
 }
 
+// The upper 12 bits of a QPN name the process: none has these.
 static void no_process(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
     if (state == IBV_QPS_RTR)
         attr->dest_qp_num ^= 0x800000;
@@ -38,9 +40,10 @@ static void other_psn(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
         attr->rq_psn = 0x500000;
 }
 
-// Connects one side; `peer` configures the other.
-static void silent(void (*change)(struct ibv_qp_attr *, enum ibv_qp_state), enum ibv_qp_state peer,
-                   void (*peer_change)(struct ibv_qp_attr *, enum ibv_qp_state)) {
+// A send that the peer does not acknowledge. `change` changes the attributes of the sender. The
+// peer stays in INIT, or reaches the state `peer` with attributes that `peer_change` changes.
+static void unacknowledged(void (*change)(struct ibv_qp_attr *, enum ibv_qp_state), enum ibv_qp_state peer,
+                           void (*peer_change)(struct ibv_qp_attr *, enum ibv_qp_state)) {
     struct side sides[2];
     make_side(&sides[0], quick);
     make_side(&sides[1], quick);
@@ -52,38 +55,36 @@ static void silent(void (*change)(struct ibv_qp_attr *, enum ibv_qp_state), enum
     fails(sides, IBV_WR_SEND, 0, 64, IBV_WC_RETRY_EXC_ERR);
 }
 
-static void retry_no_process(bool wrong) { (void)wrong; silent(no_process, IBV_QPS_INIT, NULL); }
-static void retry_no_queue_pair(bool wrong) { (void)wrong; silent(no_queue_pair, IBV_QPS_INIT, NULL); }
-static void retry_not_connected(bool wrong) { (void)wrong; silent(NULL, IBV_QPS_INIT, NULL); }
-// The peer is connected to another queue pair: it executes requests, but acknowledges to that one.
-static void other_peer(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
-    if (state == IBV_QPS_RTR)
-        attr->dest_qp_num ^= 0x400;
-}
+static void retry_no_process(bool wrong) { (void)wrong; unacknowledged(no_process, IBV_QPS_INIT, NULL); }
+static void retry_no_queue_pair(bool wrong) { (void)wrong; unacknowledged(no_queue_pair, IBV_QPS_INIT, NULL); }
+static void retry_not_connected(bool wrong) { (void)wrong; unacknowledged(NULL, IBV_QPS_INIT, NULL); }
 
+// The peer is connected to a queue pair that does not exist: it executes requests, but sends its
+// acknowledgements to that QPN.
 static void retry_dest(bool wrong) {
     (void)wrong;
     struct side sides[2];
     make_side(&sides[0], quick);
     make_side(&sides[1], quick);
     connect_side(&sides[0], &sides[1], quick, NULL);
-    connect_side(&sides[1], &sides[0], quick, other_peer);
+    connect_side(&sides[1], &sides[0], quick, no_queue_pair);
     fails(sides, IBV_WR_RDMA_WRITE, 0, 64, IBV_WC_RETRY_EXC_ERR);
 }
 
-static void retry_in_error(bool wrong) { (void)wrong; silent(NULL, IBV_QPS_ERR, NULL); }
-static void retry_psn(bool wrong) { (void)wrong; silent(NULL, IBV_QPS_RTS, other_psn); }
+static void retry_in_error(bool wrong) { (void)wrong; unacknowledged(NULL, IBV_QPS_ERR, NULL); }
+static void retry_psn(bool wrong) { (void)wrong; unacknowledged(NULL, IBV_QPS_RTS, other_psn); }
 
-// The peer expects packets from 127.0.0.2, but they come from 127.0.0.1.
+// The peer expects packets from 127.0.0.2, but their source is 127.0.0.1.
 static void other_gid(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
     if (state == IBV_QPS_RTR)
         attr->ah_attr.grh.dgid.raw[15] = 2;
 }
 
-static void retry_gid(bool wrong) { (void)wrong; silent(NULL, IBV_QPS_RTS, other_gid); }
+static void retry_gid(bool wrong) { (void)wrong; unacknowledged(NULL, IBV_QPS_RTS, other_gid); }
 
-// The peer is on another host without a card; the environment names it, and says if the local
-// interface goes down meanwhile.
+// The peer is on another host, without a card. PEER is its IPv4 address, GID_INDEX the local GID to
+// use. THEN is a shell command that runs before the request, such as one that takes the local
+// interface down.
 static void far(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
     if (state != IBV_QPS_RTR)
         return;
@@ -92,7 +93,7 @@ static void far(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
         attr->ah_attr.grh.sgid_index = atoi(getenv("GID_INDEX"));
 }
 
-static void never_answered(struct options options) {
+static void unreachable(struct options options) {
     struct side sides[2];
     make_side(&sides[0], options);
     make_side(&sides[1], options);
@@ -102,9 +103,9 @@ static void never_answered(struct options options) {
     fails(sides, IBV_WR_SEND, 0, 64, IBV_WC_RETRY_EXC_ERR);
 }
 
-static void retry_far(bool wrong) { (void)wrong; never_answered(quick); }
-// The peer's host answers only a few packets per second.
-static void retry_often(bool wrong) { (void)wrong; never_answered((struct options){.timeout = 10, .retry_cnt = 7}); }
+static void retry_far(bool wrong) { (void)wrong; unreachable(quick); }
+// The peer's host limits the rate of its ICMP errors, so few retries get one.
+static void retry_often(bool wrong) { (void)wrong; unreachable((struct options){.timeout = 10, .retry_cnt = 7}); }
 
 // The network passes short requests and drops long ones (ROXE_FAULTS).
 static void retry_long(bool wrong) {
@@ -115,12 +116,12 @@ static void retry_long(bool wrong) {
     connect_side(&sides[0], &sides[1], quick, NULL);
     connect_side(&sides[1], &sides[0], quick, NULL);
     check(!post_send(&sides[0], 0x16, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, 0, 64, &sides[1]), "ibv_post_send");
-    check(completion(&sides[0], NULL) == IBV_WC_SUCCESS, "the short one");
+    check(completion(&sides[0], NULL) == IBV_WC_SUCCESS, "the short request");
     fails(sides, IBV_WR_RDMA_WRITE, 0, 1024, IBV_WC_RETRY_EXC_ERR);
 }
 
-// The peer is another process, which gets `signal` once both are connected; without one it does not
-// say why it drops packets.
+// The peer is another process, which gets `signal` once both are connected. If `signal` is 0, the
+// peer lives but has no receive posted, and records no reasons for `--explain`.
 static void lost_peer(int signal) {
     pid_t child = fork_peer();
     check(child || !prctl(PR_SET_PDEATHSIG, SIGKILL), "prctl");
@@ -131,7 +132,7 @@ static void lost_peer(int signal) {
     if (!child)
         for (;;)
             pause();
-    // The failure may be explained after its completion, so the peer stays until this process ends.
+    // The explanation may follow the completion, so the peer lives until this process ends.
     int status;
     if (signal) {
         kill(child, signal);
@@ -193,7 +194,7 @@ static void access_unmapped(bool wrong) {
     fails(sides, IBV_WR_RDMA_WRITE, 0, 64, IBV_WC_REM_OP_ERR);
 }
 
-// The page exists, but is no longer writable for the card.
+// The page is still mapped, but no longer writable.
 static void access_readonly(bool wrong) {
     (void)wrong;
     struct side sides[2];
@@ -209,17 +210,19 @@ static void access_dead(bool wrong) {
     (void)wrong;
     struct side sides[2];
     make_pair(sides, quick);
-    struct ibv_mr *mr = ibv_reg_mr(sides[1].pd, sides[1].memory, MEMORY, ALL), dead;
+    struct ibv_mr *mr = ibv_reg_mr(sides[1].pd, sides[1].memory, MEMORY, ALL), deregistered;
     check(mr, "ibv_reg_mr");
-    dead = *mr;
+    deregistered = *mr;
     check(!ibv_dereg_mr(mr), "ibv_dereg_mr");
-    sides[1].mr = &dead;
+    sides[1].mr = &deregistered;
     fails(sides, IBV_WR_RDMA_WRITE, 0, 64, IBV_WC_REM_ACCESS_ERR);
 }
 
-// A window of type 2 of the second side, bound by `binder`; its key is that of the returned region.
+// A copy of the region below the window, with the rkey of the window.
 static struct ibv_mr window_key;
 
+// Binds a type 2 window to the memory of `side` over the queue pair of `binder`; returns the window
+// with its old rkey, and sets `window_key`.
 static struct ibv_mw *bind_window(struct side *side, struct side *binder, int access) {
     struct ibv_mr *mr = ibv_reg_mr(side->pd, side->memory, MEMORY, ALL | IBV_ACCESS_MW_BIND);
     struct ibv_mw *mw = ibv_alloc_mw(side->pd, IBV_MW_TYPE_2);
@@ -280,7 +283,8 @@ static void window_right(bool wrong) {
     fails(sides, IBV_WR_RDMA_WRITE, 0, 64, IBV_WC_REM_ACCESS_ERR);
 }
 
-// Binds that fail: to a region without the right, and of a bound window.
+// A bind that fails, because the region lacks IBV_ACCESS_MW_BIND, or because the window is bound
+// already (`twice`).
 static void bad_bind(struct side sides[2], int access, bool twice) {
     make_pair(sides, quick);
     struct ibv_mr *mr = ibv_reg_mr(sides[0].pd, sides[0].memory, MEMORY, access);
@@ -315,7 +319,7 @@ static void invalidate_region(bool wrong) {
     struct ibv_send_wr wr = {.wr_id = 0x17, .opcode = IBV_WR_LOCAL_INV, .send_flags = IBV_SEND_SIGNALED}, *bad;
     wr.invalidate_rkey = sides[0].mr->rkey;
     check(!ibv_post_send(sides[0].qp, &wr, &bad), "invalidate");
-    check(completion(&sides[0], NULL) != IBV_WC_SUCCESS, "a region is not invalidated");
+    check(completion(&sides[0], NULL) != IBV_WC_SUCCESS, "LOCAL_INV of a region must fail");
 }
 
 static void send_invalidate(bool wrong) {
@@ -410,8 +414,8 @@ static void send_datagram(struct side sides[2], unsigned length, enum ibv_wc_sta
     check(completion(&sides[0], NULL) == expected, "the datagram");
 }
 
-// A datagram longer than the port's MTU, and one into a receive without room for the GRH. The next
-// one, which fits, shows that it was dropped.
+// Sends a datagram that fails with `expected`, or one that the peer drops, because its receive has
+// only `room` bytes. A second datagram, which fits, uses that receive: so the first was dropped.
 static void datagram(unsigned length, unsigned room, enum ibv_wc_status expected) {
     struct side sides[2];
     make_pair(sides, (struct options){.type = IBV_QPT_UD});
@@ -442,7 +446,7 @@ static void local_atomic(bool wrong) {
     fails(sides, IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 16, IBV_WC_LOC_LEN_ERR);
 }
 
-// Requests are in flight when the program moves the queue pair to ERR.
+// A receive is outstanding when the program moves the queue pair to ERR.
 static void flushed(bool wrong) {
     (void)wrong;
     struct side sides[2];
@@ -452,7 +456,7 @@ static void flushed(bool wrong) {
     check(completion(&sides[0], NULL) == IBV_WC_WR_FLUSH_ERR, "IBV_WC_WR_FLUSH_ERR");
 }
 
-// The responder's receives are flushed because its peer broke a rule.
+// The receives of the responder are flushed because its peer sent an invalid request.
 static void flushed_by_peer(bool wrong) {
     (void)wrong;
     struct side sides[2];
@@ -525,7 +529,7 @@ static void local_right(bool wrong) {
     fails(sides, IBV_WR_RDMA_READ, 0, 64, IBV_WC_LOC_PROT_ERR);
 }
 
-// Refused verbs.
+// From here on, the verb itself is refused.
 static void queue_full(bool wrong) {
     (void)wrong;
     struct side sides[2];

@@ -1,5 +1,6 @@
-// Common code of the twins: two connected queue pairs of one process, and a table of cases. `misuse
-// RULE wrong` breaks the rule, `misuse RULE right` does the same work correctly.
+// Common code of the misuse cases: two connected queue pairs of one process, and a table of cases.
+// Each case is a pair of twins: `misuse RULE wrong` breaks the rule, `misuse RULE right` does the
+// same work correctly.
 #ifndef MISUSE_H
 #define MISUSE_H
 
@@ -36,7 +37,7 @@ struct side {
 
 enum { MEMORY = 65536, QKEY = 0x1234567 };
 
-// Both sides are on this one, which is closed by close_sides.
+// The device context of both sides, which close_sides closes.
 extern struct ibv_context *context;
 
 struct misuse {
@@ -44,11 +45,11 @@ struct misuse {
     void (*run)(bool wrong);
 };
 
-// Each file has one, ended by a case without a rule.
+// The table of each file; its last entry has no rule.
 extern const struct misuse beginner_cases[], connect_cases[], connection_cases[], event_cases[], failure_cases[],
     life_cases[], memory_cases[], queue_cases[], refused_cases[];
 
-// Ends the program with a message unless it holds.
+// Ends the program with a message unless `holds`.
 void check(bool holds, const char *what);
 // Opens the device if it is not open.
 void open_context(void);
@@ -67,7 +68,7 @@ void close_sides(struct side sides[2]);
 
 // Starts a process that is the peer of this one, and returns as `fork` does.
 pid_t fork_peer(void);
-// Makes the side of this process and connects it with that of the peer, which is `sides[1]`.
+// Makes the side of this process, sides[0], and connects it with sides[1], which the peer made.
 void meet_peer(struct side sides[2], struct options options, void (*change)(struct ibv_qp_attr *, enum ibv_qp_state));
 // Returns once the peer calls this too.
 void wait_for_peer(void);
@@ -78,7 +79,7 @@ int post_send(struct side *side, uint64_t wr_id, enum ibv_wr_opcode opcode, int 
               struct side *peer);
 // Waits for a completion of the side and returns its status.
 enum ibv_wc_status completion(struct side *side, struct ibv_wc *wc);
-// Waits for one that has to be good.
+// Waits for a completion of the side, which must be IBV_WC_SUCCESS.
 void done(struct side *side);
 
 #endif

@@ -1,9 +1,9 @@
-//! Models of the handshakes between threads and processes: the files of the provider themselves,
-//! over loom's atomics, run in every order in which their threads could run, with every store that
-//! each of their loads could see.
+//! Models of the handshakes between threads and processes. The models compile source files of the
+//! provider with loom's atomics. Loom runs them in every order of their threads, and lets each load
+//! return every value that the memory model allows.
 //!
-//! `cargo test -p roxe-models` takes seconds. What a missing fence leads to is proved by the
-//! mutants whose names begin with `loom` (`tests/mutants/run loom`).
+//! `cargo test -p roxe-models` takes seconds. The mutants whose names begin with `loom` remove
+//! fences and prove that a model fails without them (`tests/mutants/run loom`).
 
 #![cfg(test)]
 
@@ -11,7 +11,7 @@
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 
-    /// With the face of `parking_lot`.
+    /// Loom's mutex with the API of the provider's: no poisoning, and a rank as a parameter.
     #[derive(Debug, Default)]
     pub(crate) struct Mutex<R, T>(loom::sync::Mutex<T>, std::marker::PhantomData<R>);
 
@@ -21,7 +21,7 @@ mod sync {
         }
     }
 
-    /// The ranks of the mutexes, which loom checks in ways of its own.
+    /// The ranks of the mutexes. They are not checked here, because loom detects deadlocks.
     pub(crate) mod rank {
         #[derive(Debug, Default)]
         pub(crate) struct FlowWaiters;

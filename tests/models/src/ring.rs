@@ -41,7 +41,7 @@ fn waiting_writer_is_woken_or_finds_room() {
         let reader = thread::spawn(move || {
             [4, 8].map(|read| {
                 reader.head.store(read, Ordering::Release);
-                wakeup::must_tell(&reader.waits, read)
+                wakeup::must_wake_writer(&reader.waits, read)
             })
         });
         let found = wakeup::wait(&words.waits, 8, || words.head.load(Ordering::Acquire) >= 8);

@@ -126,7 +126,7 @@ pub fn slice() -> Vec<Meeting> {
 }
 
 /// Runs `meetings`, those of each condition together, and prints each result.
-pub fn run(meetings: &[Meeting], runner: &mut Runner, tell: impl Fn(&Shown) + Sync) -> io::Result<Vec<Shown>> {
+pub fn run(meetings: &[Meeting], runner: &mut Runner, print: impl Fn(&Shown) + Sync) -> io::Result<Vec<Shown>> {
     let mut all = Vec::new();
     for part in meetings.chunk_by(|a, b| a.condition == b.condition) {
         let condition = part[0].condition;
@@ -138,7 +138,7 @@ pub fn run(meetings: &[Meeting], runner: &mut Runner, tell: impl Fn(&Shown) + Sy
         part.sort_by_key(|meeting| Reverse(meeting.exchange.clients));
         all.extend(lanes::run(&part, lanes, |meeting| {
             let shown = meeting.run(runner);
-            tell(&shown);
+            print(&shown);
             shown
         }));
     }

@@ -110,12 +110,12 @@ impl Runner {
         let start = Instant::now();
         let capture = self.capture_file(&group.to_string())?;
         let envs = self.environment(group.condition, capture.as_deref());
-        let (guest, tell) = (&self.guest, |error: ClientError| io::Error::other(error.to_string()));
+        let (guest, to_io) = (&self.guest, |error: ClientError| io::Error::other(error.to_string()));
         let (roxe, near) = agents::start(guest, Side::Roxe, &envs)?;
         let (rxe, far) = agents::start(guest, Side::Rxe, &[])?;
-        let (mut near, mut far) = (Client::open(&near).map_err(tell)?, Client::open(&far).map_err(tell)?);
+        let (mut near, mut far) = (Client::open(&near).map_err(to_io)?, Client::open(&far).map_err(to_io)?);
         let clients = &mut [&mut near, &mut far];
-        let mut pair = Pair::register(clients).map_err(tell)?;
+        let mut pair = Pair::register(clients).map_err(to_io)?;
         let conditions = conditions(group, self.seed);
         let mut tried: Vec<_> = cells.iter().map(|cell| run(&mut pair, clients, group, *cell, &conditions)).collect();
         // A guest that crashed says why.

@@ -102,7 +102,7 @@ fn incast_overflows_switch_queue_without_failures() {
     let (without, with) = (run(incast), run(&format!("{incast} dcqcn")));
     assert_eq!((without.sends, with.sends, without.failed, with.failed), (10_000, 10_000, 0, 0));
     assert!(without.tally.overflowed > 100 && with.tally.overflowed > 100, "{without:?}\n{with:?}");
-    assert_eq!((without.tally.marked, without.notices), (0, 0), "nobody said that packets may be marked");
+    assert_eq!((without.tally.marked, without.notices), (0, 0), "without DCQCN, packets are not marked");
     assert!(with.tally.marked > 100 && with.notices > 100, "{with:?}");
 }
 

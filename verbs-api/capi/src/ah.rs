@@ -124,7 +124,7 @@ pub(crate) unsafe extern "C" fn ibv_init_ah_from_wc(
     grh: *mut ibv_grh,
     attr: *mut ibv_ah_attr,
 ) -> c_int {
-    // SAFETY: a completion and the area before its datagram; NULL or a whole structure.
+    // SAFETY: a completion and the area before its datagram; NULL or a valid structure.
     zero(|| unsafe { write_out(attr, init_from_wc(handle, port, wc, grh)?) })
 }
 

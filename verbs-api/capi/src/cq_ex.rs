@@ -20,7 +20,7 @@ pub(crate) fn exposed(base: ibv_cq) -> ibv_cq_ex {
 /// The CQ of a pointer of the extended interface.
 ///
 /// # Safety
-/// `cq` is NULL or a living CQ of ours.
+/// `cq` is NULL or a live CQ of ours.
 unsafe fn object<'a>(cq: *mut ibv_cq_ex) -> Option<&'a Object<ibv_cq_ex>> {
     // SAFETY: this function's contract; the structure starts with the handle.
     unsafe { Object::<ibv_cq_ex>::trusted(cq.cast()) }
@@ -45,9 +45,9 @@ fn advance(object: &Object<ibv_cq_ex>) -> c_int {
 }
 
 pub(crate) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
-    // SAFETY: called through the structure of a living CQ.
+    // SAFETY: called through the structure of a live CQ.
     let Some(object) = (unsafe { object(cq) }) else { return EINVAL.report() };
-    // SAFETY: NULL or a whole structure of the program.
+    // SAFETY: NULL or a valid structure of the program.
     if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
         return EINVAL.report();
     }
@@ -61,12 +61,12 @@ pub(crate) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_po
 }
 
 pub(crate) unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
-    // SAFETY: called through the structure of a living CQ.
+    // SAFETY: called through the structure of a live CQ.
     unsafe { object(cq) }.map_or_else(|| EINVAL.report(), advance)
 }
 
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
-    // SAFETY: called through the structure of a living CQ.
+    // SAFETY: called through the structure of a live CQ.
     let Some(object) = (unsafe { object(cq) }) else { return };
     if object.inner.cursor.is_locked() {
         // SAFETY: the man page allows this call only after `start_poll` returned 0 and locked it.
@@ -77,7 +77,7 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
 /// The current entry; a default one for NULL.
 ///
 /// # Safety
-/// `cq` is NULL or a living CQ of ours.
+/// `cq` is NULL or a live CQ of ours.
 unsafe fn entry(cq: *mut ibv_cq_ex) -> Cqe {
     // SAFETY: this function's contract; readers run between `start_poll` and `end_poll`, so this
     // thread owns the cursor.
@@ -87,7 +87,7 @@ unsafe fn entry(cq: *mut ibv_cq_ex) -> Cqe {
 macro_rules! readers {
     ($($(#[$doc:meta])* $name:ident -> $type:ty = |$cqe:ident| $value:expr;)+) => {
         $($(#[$doc])* unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
-            // SAFETY: called through the structure of a living CQ.
+            // SAFETY: called through the structure of a live CQ.
             let $cqe = unsafe { entry(cq) };
             $value
         })+
@@ -116,7 +116,7 @@ readers! {
 
 /// Nanoseconds since 1970.
 unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
-    // SAFETY: called through the structure of a living CQ.
+    // SAFETY: called through the structure of a live CQ.
     let Some(object) = (unsafe { object(cq) }) else { return 0 };
     // SAFETY: readers run between `start_poll` and `end_poll`, so this thread owns the cursor.
     let (timestamp, clock) = unsafe {
@@ -128,10 +128,10 @@ unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
 
 /// Tag and user data of a matched message, in host order.
 unsafe extern "C" fn read_tm_info(cq: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) {
-    // SAFETY: called through the structure of a living CQ.
+    // SAFETY: called through the structure of a live CQ.
     let TmInfo { tag, app_ctx, .. } = unsafe { entry(cq) }.tm;
     if !info.is_null() {
-        // SAFETY: not NULL; the program passes a whole structure.
+        // SAFETY: not NULL; the program passes a valid structure.
         unsafe { info.write(ibv_wc_tm_info { tag, priv_: app_ctx }) };
     }
 }

@@ -9,7 +9,7 @@ use crate::object::Object;
 use crate::wr_batch::sge;
 use core::ffi::{c_int, c_uint};
 use core::mem::MaybeUninit;
-use roxe_check::{Event, is_checking, is_on, tell};
+use roxe_check::{Event, emit, is_checking, is_on};
 use roxe_provider::limits::{MAX_INLINE_DATA, MAX_SGE};
 use roxe_provider::{PostError, Qp, Service};
 use roxe_transport::cx::Side;
@@ -87,7 +87,7 @@ const fn poisoned(wc: ibv_wc) -> ibv_wc {
 }
 
 pub(crate) unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
-    // SAFETY: called through the context of a living CQ.
+    // SAFETY: called through the context of a live CQ.
     let Some(object) = (unsafe { Object::<ibv_cq_ex>::trusted(handle) }) else { return -EINVAL.report() };
     quick_negative(|| {
         let max = usize::try_from(num_entries).map_err(|_| outside("num_entries", num_entries, "0 or more"))?;
@@ -107,7 +107,7 @@ pub(crate) unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int,
 }
 
 pub(crate) unsafe extern "C" fn req_notify_cq(handle: *mut ibv_cq, solicited_only: c_int) -> c_int {
-    // SAFETY: called through the context of a living CQ.
+    // SAFETY: called through the context of a live CQ.
     let Some(object) = (unsafe { Object::<ibv_cq_ex>::trusted(handle) }) else { return EINVAL.report() };
     quick_status(|| {
         object.inner.cq.req_notify(solicited_only != 0);
@@ -222,7 +222,7 @@ unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
 /// The destination of a datagram; EINVAL without an address handle.
 ///
 /// # Safety
-/// `ah` is NULL or a living handle of ours.
+/// `ah` is NULL or a live handle of ours.
 pub(crate) unsafe fn ud_dest(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Result<UdDest> {
     // SAFETY: this function's contract.
     let ah =
@@ -263,7 +263,7 @@ unsafe fn convert(
 /// Tells the checker of inline data that is refused before it reaches the QP.
 pub(crate) fn report_long_inline(qp: &Qp, wr_id: u64, inline: usize) {
     let error = PostError::InlineTooLong;
-    tell(|| Event::PostRefused { queue: qp.id(), side: Side::Send, wr_id, inline, error });
+    emit(|| Event::PostRefused { queue: qp.id(), side: Side::Send, wr_id, inline, error });
 }
 
 /// Tells the checker if a refused request has more inline data than any QP accepts.
@@ -289,14 +289,14 @@ pub(crate) unsafe extern "C" fn post_send(
     wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: called through the context of a living QP.
+    // SAFETY: called through the context of a live QP.
     let Some(object) = (unsafe { Object::<ibv_qp_ex>::trusted(handle) }) else { return EINVAL.report() };
     quick_status(|| {
         let mut queue = object.inner.qp.send();
         let mut next = wr;
-        // SAFETY: the list ends with NULL and its elements are whole structures of the program.
+        // SAFETY: the list ends with NULL and its elements are valid structures of the program.
         while let Some(request) = unsafe { next.as_ref() } {
-            // SAFETY: the list ends with NULL; its elements are whole structures.
+            // SAFETY: the list ends with NULL; its elements are valid structures.
             let posted = unsafe {
                 convert(request, object.inner.service, |converted| queue.push_to_srq(request.remote_srqn, converted))
             };
@@ -363,7 +363,7 @@ macro_rules! receive_queues {
                 wr: *mut ibv_recv_wr,
                 bad_wr: *mut *mut ibv_recv_wr,
             ) -> c_int {
-                // SAFETY: called through the context or the structure of a living queue.
+                // SAFETY: called through the context or the structure of a live queue.
                 let Some(object) = (unsafe { Object::<$structure>::trusted(handle) }) else { return EINVAL.report() };
                 // SAFETY: the program passes a list that ends with NULL.
                 quick_status(|| unsafe { post_receives(wr, bad_wr, |request| object.inner.$queue.post_recv(request)) })

@@ -98,11 +98,11 @@ pub(crate) fn no_comp_mask(comp_mask: u32) -> Result<()> {
 /// Borrows the structure at a pointer that the program passed; EINVAL for NULL.
 macro_rules! required {
     ($pointer:ident) => {
-        // SAFETY: NULL or a whole structure of the program (the first promise in `lib.rs`).
+        // SAFETY: NULL or a valid structure of the program (the first promise in `lib.rs`).
         unsafe { $pointer.as_ref() }.ok_or_else(|| $crate::errno::null(stringify!($pointer)))?
     };
     (mut $pointer:ident) => {
-        // SAFETY: NULL or a whole structure of the program (the first promise in `lib.rs`).
+        // SAFETY: NULL or a valid structure of the program (the first promise in `lib.rs`).
         unsafe { $pointer.as_mut() }.ok_or_else(|| $crate::errno::null(stringify!($pointer)))?
     };
 }

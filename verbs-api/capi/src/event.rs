@@ -139,7 +139,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
         |context, slept| {
             let next = context.take_async_event(slept);
             let Some((next, element)) = next.and_then(|next| Some((next, deliver(next)?))) else { return Ok(false) };
-            // SAFETY: not NULL; the program passes a whole structure.
+            // SAFETY: not NULL; the program passes a valid structure.
             unsafe { event.write(ibv_async_event { element, event_type: next.kind as c_int }) };
             Ok(true)
         },

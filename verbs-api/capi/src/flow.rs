@@ -206,7 +206,7 @@ pub(crate) unsafe extern "C" fn create_flow(handle: *mut ibv_qp, attr: *mut ibv_
         if qp.inner.service == Service::Ud {
             return Err(EOPNOTSUPP);
         }
-        // SAFETY: not NULL; the program passes a whole rule.
+        // SAFETY: not NULL; the program passes a valid rule.
         let flow = qp.inner.qp.create_flow(unsafe { rule(attr) }?)?;
         // SAFETY: the field lives as long as the object and is not written after creation.
         let context = unsafe { (&raw const (*handle).context).read() };

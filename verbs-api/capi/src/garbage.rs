@@ -3,7 +3,7 @@
 
 use crate::errno::{Errno, invalid};
 use crate::wr_batch;
-use roxe_check::{Event, explain, tell};
+use roxe_check::{Event, emit, explain};
 use roxe_provider::{Access, Service};
 
 /// Defined bits of `IBV_ACCESS_*`, with those of hints that a device may ignore.
@@ -22,7 +22,7 @@ type Field = (&'static str, u32);
 /// Reports to the checker that `call` got a value that is always wrong, and returns `errno`.
 #[cold]
 pub(crate) fn refuse(errno: Errno, call: &'static str, (argument, value): Field, accepted: &'static str) -> Errno {
-    tell(|| Event::Garbage { call, argument, value: value.into(), accepted });
+    emit(|| Event::Garbage { call, argument, value: value.into(), accepted });
     explain::because(|| format!("{argument} is {value:#x}; accepted are {accepted}"));
     errno
 }

@@ -514,7 +514,7 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
 /// structure of the window or the region was overwritten; binds are rare enough to check.
 ///
 /// # Safety
-/// `mw` and the region in `info` are NULL or living handles; `info` is NULL or a whole structure.
+/// `mw` and the region in `info` are NULL or live handles; `info` is NULL or a valid structure.
 pub(crate) unsafe fn bind_type_2(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) -> Result<SendOp> {
     // SAFETY: this function's contract.
     unsafe {

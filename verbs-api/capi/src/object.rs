@@ -76,7 +76,7 @@ struct Identity {
 
 impl Identity {
     /// # Safety
-    /// `exposed` points to a whole structure.
+    /// `exposed` points to a valid structure.
     unsafe fn read<E: Exposed>(exposed: *const E) -> Self {
         let field = |at| exposed.cast::<u8>().wrapping_add(at);
         // SAFETY: this function's contract and that of the trait: the fields lie in the structure.
@@ -155,7 +155,7 @@ impl<E: Exposed> Object<E> {
     }
 
     fn new(allocator: Option<ObjectAllocator>, token: Token, exposed: E, inner: E::Inner) -> Self {
-        // SAFETY: a whole structure.
+        // SAFETY: a valid structure.
         let identity = unsafe { Identity::read(&raw const exposed) };
         Self { exposed: UnsafeCell::new(exposed), allocator, token, identity, inner }
     }
@@ -366,7 +366,7 @@ impl<E: Exposed> Drop for Retired<E> {
         let handle = self.handle().addr();
         match self.allocator {
             None if roxe_check::is_checking() => {
-                roxe_check::tell(|| Event::HandleGone { handle, kind: core::any::type_name::<E::Handle>() });
+                roxe_check::emit(|| Event::HandleGone { handle, kind: core::any::type_name::<E::Handle>() });
                 // SAFETY: owned; the Rust part is not used after this, the structure needs no drop.
                 unsafe { (&raw mut (*block).inner).drop_in_place() };
                 // SAFETY: made by a box, and nothing in it is left to drop.
@@ -403,7 +403,7 @@ pub(crate) fn with_token<E: Exposed, T>(token: Token, use_it: impl FnOnce(&Objec
 fn is_destroyed(handle: usize) -> bool {
     let is_destroyed = QUARANTINE.lock().handles.contains(&handle);
     if is_destroyed {
-        roxe_check::tell(|| Event::HandleUsed { handle });
+        roxe_check::emit(|| Event::HandleUsed { handle });
     }
     is_destroyed
 }
@@ -436,7 +436,7 @@ impl Unacked {
         }
         drop(count);
         if n > taken {
-            roxe_check::tell(|| Event::AckedTooMany { object: self.object, what: self.what, taken, acked: n });
+            roxe_check::emit(|| Event::AckedTooMany { object: self.object, what: self.what, taken, acked: n });
         }
     }
 
@@ -447,7 +447,7 @@ impl Unacked {
             let left = *count;
             if left > 0 {
                 drop(count);
-                roxe_check::tell(|| Event::WaitsForAcks { object: self.object, what: self.what, left });
+                roxe_check::emit(|| Event::WaitsForAcks { object: self.object, what: self.what, left });
                 count = self.count.lock();
             }
         }

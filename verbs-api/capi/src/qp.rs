@@ -212,7 +212,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(handle: *mut ibv_qp, attr: *mut ib
 /// The name in fault rules of the state that `ibv_modify_qp` requests; empty without one.
 fn wanted_state(attr: *const ibv_qp_attr, mask: c_int) -> &'static str {
     const NAMES: [&str; 7] = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"];
-    // SAFETY: NULL or a whole structure of the program.
+    // SAFETY: NULL or a valid structure of the program.
     let attr = unsafe { attr.as_ref() }.filter(|_| mask.cast_unsigned() & AttrMask::STATE.bits() != 0);
     attr.and_then(|attr| NAMES.get(attr.qp_state as usize)).copied().unwrap_or_default()
 }
@@ -249,7 +249,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
         }
         let (now, created) = object.inner.qp.query();
         let draining = object.inner.qp.is_draining();
-        // SAFETY: neither is NULL; the program passes whole structures, and the QP's own is alive.
+        // SAFETY: neither is NULL; the program passes valid structures, and the QP's own is alive.
         unsafe {
             attr.write(ibv_qp_attr { sq_draining: draining.into(), ..to_c(&now, cap_to_c(&created.caps)) });
             let own = &*handle;
@@ -416,7 +416,7 @@ fn vendor(handle: *mut ibv_qp) -> Result<u32> {
 pub(crate) unsafe extern "C" fn ibv_query_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     status(|| {
         let vendor_id = vendor(qp)?;
-        // SAFETY: NULL or a whole structure of the program.
+        // SAFETY: NULL or a valid structure of the program.
         unsafe { write_out(ece, ibv_ece { vendor_id, options: OPTIONS, comp_mask: 0 }) }
     })
 }

@@ -30,7 +30,7 @@ pub(crate) fn exposed(base: ibv_qp) -> ibv_qp_ex {
 /// The builder of a QP; `None` for NULL and for a QP without one.
 ///
 /// # Safety
-/// `qp` is NULL or a living QP of ours.
+/// `qp` is NULL or a live QP of ours.
 unsafe fn builder<'a>(qp: Qpx) -> Option<(&'a Object<ibv_qp_ex>, &'a Builder)> {
     // SAFETY: this function's contract; the structure starts with the handle.
     let object = unsafe { Object::<ibv_qp_ex>::trusted(qp.cast()) }?;
@@ -40,7 +40,7 @@ unsafe fn builder<'a>(qp: Qpx) -> Option<(&'a Object<ibv_qp_ex>, &'a Builder)> {
 /// Runs `step` on the batch; an error or a panic fails the batch.
 ///
 /// # Safety
-/// `qp` is NULL or a living QP of ours, and this thread called `wr_start` on it.
+/// `qp` is NULL or a live QP of ours, and this thread called `wr_start` on it.
 unsafe fn with_batch(qp: Qpx, step: impl FnOnce(&mut Batch) -> Result<()>) {
     // SAFETY: this function's contract.
     let Some((_, builder)) = (unsafe { builder(qp) }) else { return };
@@ -53,7 +53,7 @@ unsafe fn with_batch(qp: Qpx, step: impl FnOnce(&mut Batch) -> Result<()>) {
 }
 
 unsafe extern "C" fn wr_start(qp: Qpx) {
-    // SAFETY: called through the structure of a living QP.
+    // SAFETY: called through the structure of a live QP.
     let Some((_, builder)) = (unsafe { builder(qp) }) else { return };
     let mut batch = builder.lock();
     batch.clear();
@@ -61,7 +61,7 @@ unsafe extern "C" fn wr_start(qp: Qpx) {
 }
 
 pub(crate) unsafe extern "C" fn wr_complete(qp: Qpx) -> c_int {
-    // SAFETY: called through the structure of a living QP.
+    // SAFETY: called through the structure of a live QP.
     let Some((object, builder)) = (unsafe { builder(qp) }) else { return EINVAL.report() };
     if !builder.is_locked() {
         return EINVAL.report();
@@ -77,7 +77,7 @@ pub(crate) unsafe extern "C" fn wr_complete(qp: Qpx) -> c_int {
 }
 
 pub(crate) unsafe extern "C" fn wr_abort(qp: Qpx) {
-    // SAFETY: called through the structure of a living QP.
+    // SAFETY: called through the structure of a live QP.
     let Some((_, builder)) = (unsafe { builder(qp) }) else { return };
     if builder.is_locked() {
         // SAFETY: locked since `wr_start`.
@@ -89,7 +89,7 @@ pub(crate) unsafe extern "C" fn wr_abort(qp: Qpx) {
 macro_rules! operations {
     ($($name:ident($($arg:ident: $type:ty),*) = $op:expr;)+) => {
         $(unsafe extern "C" fn $name(qp: Qpx, $($arg: $type),*) {
-            // SAFETY: called through the structure of a living QP, after `wr_start`, with a living
+            // SAFETY: called through the structure of a live QP, after `wr_start`, with a live
             // window and region. The fields of the QP are read only if it is not NULL.
             unsafe { with_batch(qp, |batch| batch.begin((*qp).wr_id, (*qp).wr_flags, $op)) };
         })+
@@ -131,7 +131,7 @@ fn flush(rkey: RKey, remote_addr: u64, length: usize, placement: u8, level: u8) 
 macro_rules! batch_calls {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) = |$qp:ident, $batch:ident| $body:expr;)+) => {
         $($(#[$doc])* unsafe extern "C" fn $name($qp: Qpx, $($arg: $type),*) {
-            // SAFETY: called through the structure of a living QP, after `wr_start`, with a living
+            // SAFETY: called through the structure of a live QP, after `wr_start`, with a live
             // address handle, lists of the given length, and memory that the program may read. The
             // fields of the QP are read only if it is not NULL.
             unsafe { with_batch($qp, |$batch| $body) };

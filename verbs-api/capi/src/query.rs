@@ -127,7 +127,7 @@ fn gid_entry(entry: &GidEntry) -> ibv_gid_entry {
 }
 
 pub(crate) unsafe extern "C" fn ibv_query_device(handle: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
-    // SAFETY: the program passes a whole structure.
+    // SAFETY: the program passes a valid structure.
     status(|| unsafe {
         write_prefix(attr, size_of::<ibv_device_attr>(), &device_attr(&context(handle)?.device().attr()))
     })
@@ -194,7 +194,7 @@ pub(crate) unsafe extern "C" fn ibv_query_gid(
     zero(|| {
         let index = usize::try_from(index).map_err(|_| outside("index", index, "0 to gid_tbl_len of the port"))?;
         let found = ibv_gid { raw: context(handle)?.gid(port, index)?.0 };
-        // SAFETY: the program passes a whole GID.
+        // SAFETY: the program passes a valid GID.
         unsafe { write_prefix(gid, size_of::<ibv_gid>(), &found) }
     })
 }
@@ -300,7 +300,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(handle: *mut ibv_context, values
         if values.is_null() {
             return Err(EINVAL);
         }
-        // SAFETY: not NULL; the program passes a whole structure.
+        // SAFETY: not NULL; the program passes a valid structure.
         let wanted = unsafe { (&raw const (*values).comp_mask).read() };
         if wanted & !RAW_CLOCK != 0 {
             return Err(EINVAL);
@@ -311,7 +311,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(handle: *mut ibv_context, values
             tv_sec: i64::try_from(now / nanos_per_s).unwrap_or(i64::MAX),
             tv_nsec: libc::c_long::try_from(now % nanos_per_s).unwrap_or_default(),
         };
-        // SAFETY: not NULL; the program passes a whole structure.
+        // SAFETY: not NULL; the program passes a valid structure.
         unsafe { values.write(ibv_values_ex { comp_mask: RAW_CLOCK & wanted, raw_clock }) };
         Ok(())
     })

@@ -75,7 +75,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_srq(handle: *mut ibv_srq, attr: *mut 
 }
 
 pub(crate) unsafe extern "C" fn ibv_query_srq(handle: *mut ibv_srq, out: *mut ibv_srq_attr) -> c_int {
-    // SAFETY: NULL or a whole structure of the program.
+    // SAFETY: NULL or a valid structure of the program.
     status(|| unsafe { write_out(out, attr(srq(handle)?)) })
 }
 
@@ -175,13 +175,13 @@ pub(crate) unsafe extern "C" fn post_srq_ops(
     wr: *mut ibv_ops_wr,
     bad_wr: *mut *mut ibv_ops_wr,
 ) -> c_int {
-    // SAFETY: called through the context of a living SRQ.
+    // SAFETY: called through the context of a live SRQ.
     let Some(object) = (unsafe { Object::<ibv_srq>::trusted(handle) }) else { return EINVAL.report() };
     status(|| {
         let mut next = wr;
-        // SAFETY: the list ends with NULL and its elements are whole structures of the program.
+        // SAFETY: the list ends with NULL and its elements are valid structures of the program.
         while let Some(request) = unsafe { next.as_mut() } {
-            // SAFETY: the list ends with NULL; its elements are whole structures.
+            // SAFETY: the list ends with NULL; its elements are valid structures.
             if let Err(error) = unsafe { post_one(&object.inner.srq, request) } {
                 // SAFETY: NULL or a variable of the program.
                 unsafe { report_bad(bad_wr, next) };

@@ -97,7 +97,7 @@ pub(crate) fn watch(args: &Args) -> io::Result<()> {
 }
 
 /// Watches until a process of the program has loaded a libibverbs, or the program has ended.
-pub(crate) fn tell(args: &Args) -> Result {
+pub(crate) fn report(args: &Args) -> Result {
     if args.detach {
         // The program starts only when the watching process does.
         let mut watcher = args.command().stdout(Stdio::piped()).spawn()?;
@@ -116,7 +116,7 @@ pub(crate) fn tell(args: &Args) -> Result {
     if let Some((file, why)) = missing().filter(|_| !opened.library) {
         eprintln!("roxe run: {} has ended without loading roxe: {why}", file.display());
     } else if let Some(program) = args.unused.as_ref().filter(|_| !opened.device && !is_in_use(&ours)) {
-        unused::tell(program, ran.keys(), opened, args.explain);
+        unused::report(program, ran.keys(), opened, args.explain);
     }
     Ok(())
 }

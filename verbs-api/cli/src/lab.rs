@@ -109,7 +109,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     unshare_as_root(CloneFlags::CLONE_NEWPID)?;
     let mut switch = Command::new(own()?);
-    switch.arg(SWITCH).args(net.words());
+    switch.arg(SWITCH).args(net.arguments());
     switch.args(file.map(|file| OsString::from_iter([OsStr::new("--scenario="), file.as_os_str()])));
     switch.arg("--").args(args.options.words());
     if file.is_none() {
@@ -314,7 +314,7 @@ mod tests {
         assert_eq!((net.hosts(), net.mtu()), (3, 9000));
         let mut net = Net { mtu: Some(1400), ..Net::default() };
         net.complete(&scenario).unwrap();
-        assert_eq!(net.words(), ["--hosts=3", "--mtu=1400"]);
+        assert_eq!(net.arguments(), ["--hosts=3", "--mtu=1400"]);
         assert!(Net { hosts: Some(2), ..Net::default() }.complete(&scenario).is_err());
         assert!(Net { rxe_hosts: Some(1), ..Net::default() }.complete(&scenario).is_err());
     }

@@ -191,7 +191,7 @@ fn main() -> ExitCode {
     let command = help::complete(Cli::command());
     let cli = Cli::from_arg_matches(&command.clone().get_matches()).unwrap_or_else(|error| error.exit());
     match cli.command {
-        Command::Run(args) if args.asks_for_fault_rules() => finish("run", run::tell_fault_rules()),
+        Command::Run(args) if args.asks_for_fault_rules() => finish("run", run::print_fault_rules()),
         Command::Run(args) => {
             let error = run::run(&args);
             eprintln!("roxe run: {error}");
@@ -224,8 +224,8 @@ fn main() -> ExitCode {
         Command::Fuzz(args) => finish("fuzz", fuzz::run(&args)),
         Command::Peer(args) => finish("peer", peer::run(&args)),
         Command::CheckPeer(args) => finish("check-peer", check_peer::run(&args)),
-        Command::TellStats(args) => finish("tell-stats", stats::tell(&args)),
-        Command::TellBypass(args) => finish("tell-bypass", bypass::tell(&args)),
+        Command::TellStats(args) => finish("tell-stats", stats::print_at_end(&args)),
+        Command::TellBypass(args) => finish("tell-bypass", bypass::report(&args)),
         Command::ProbeView => finish("probe-view", view::try_out()),
         Command::DemoServer => finish("demo (server)", demo::serve()),
     }

@@ -182,7 +182,7 @@ impl RunError {
 }
 
 /// `roxe run --faults help`: prints the rule language.
-pub(crate) fn tell_fault_rules() -> Result {
+pub(crate) fn print_fault_rules() -> Result {
     Ok(std::io::Write::write_all(&mut std::io::stdout().lock(), roxe_transport::fault::LANGUAGE.as_bytes())?)
 }
 

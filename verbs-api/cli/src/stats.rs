@@ -62,7 +62,7 @@ fn printer(folder: &Path) -> Command {
 }
 
 /// Waits until the processes of a run have ended, and prints the files that they left.
-pub(crate) fn tell(args: &Args) -> Result {
+pub(crate) fn print_at_end(args: &Args) -> Result {
     if args.detach {
         printer(&args.folder).spawn()?;
         return Ok(());
@@ -100,7 +100,7 @@ mod tests {
         for name in [RUN, "7-roxe0", "8-roxe0"] {
             folder.file(name, "", 0o600);
         }
-        tell(&Args { folder: folder.to_path_buf(), detach: false }).unwrap();
+        print_at_end(&Args { folder: folder.to_path_buf(), detach: false }).unwrap();
         assert!(!folder.exists());
     }
 }

@@ -69,7 +69,7 @@ fn is_open_mpi(file: &Path) -> bool {
 }
 
 /// Reports that `program`, which has ended, opened no device; `ran` are the files of its processes.
-pub(crate) fn tell<'a>(program: &'a Path, ran: impl Iterator<Item = &'a PathBuf>, opened: Opened, explain: bool) {
+pub(crate) fn report<'a>(program: &'a Path, ran: impl Iterator<Item = &'a PathBuf>, opened: Opened, explain: bool) {
     let mut files = std::iter::once(program).chain(ran.map(PathBuf::as_path));
     let (line, more) = match files.find(|file| is_open_mpi(file)) {
         Some(_) => MPI,

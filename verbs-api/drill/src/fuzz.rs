@@ -352,11 +352,11 @@ fn script(lines: &[String], difference: &Difference, cause: &str, seed: u64) -> 
         if line.starts_with("send ") && !is_about(line, "h") {
             // The model's answers to this line are those that it does not send without the line.
             let known = common(&answers, &with_honest(lines, at));
-            tell(&mut text, &answers[told..known.max(told)]);
+            write_expected(&mut text, &answers[told..known.max(told)]);
             told = known.max(told);
         }
         if line.starts_with("send ") && is_about(line, "h") {
-            tell(&mut text, &answers[told..]);
+            write_expected(&mut text, &answers[told..]);
             told = answers.len();
             text += "expect ACK psn=100 of=h\n";
         }
@@ -382,7 +382,7 @@ fn script(lines: &[String], difference: &Difference, cause: &str, seed: u64) -> 
     text
 }
 
-fn tell(text: &mut String, answers: &[&(String, Vec<u8>)]) {
+fn write_expected(text: &mut String, answers: &[&(String, Vec<u8>)]) {
     for (qp, packet) in answers {
         if let Some(packet) = describe(packet) {
             _ = writeln!(text, "expect {packet} of={qp}");

@@ -1,5 +1,5 @@
 //! The background thread: accepts connections for listeners, serves UDP sockets, sends keepalives.
-//! The thread runs while a socket needs it; a forked child starts its own.
+//! It runs while a socket needs it. The child of a fork starts a thread of its own.
 
 use crate::wait::{self, Waker};
 use roxe_provider::lock::Mutex;
@@ -9,30 +9,31 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-/// A descriptor that is readable, and a time, when service is due.
-pub(crate) type Wish = (Option<RawFd>, Option<Instant>);
+/// Service is due once the descriptor is readable or the time has come.
+pub(crate) type ServiceDue = (Option<RawFd>, Option<Instant>);
 
 pub(crate) trait Serviced: Send + Sync {
-    /// When [`serve`](Self::serve) is due on the background thread; `None` if never.
-    fn wants_service(&self) -> Option<Wish>;
+    /// Returns when the background thread has to call [`serve`](Self::serve); `None` if never.
+    fn service_due(&self) -> Option<ServiceDue>;
 
     fn serve(&self, now: Instant);
 }
 
-/// Locked before any socket; callers hold no socket lock.
+/// Locked before the lock of any socket, so callers must not hold a socket lock.
 static SERVICE: Mutex<crate::lock::Service, Service> = Mutex::new(Service { members: Vec::new(), running: None });
 
 struct Service {
     members: Vec<Weak<dyn Serviced>>,
-    /// The thread's waker, and its process: a thread does not survive a fork.
+    /// Process id and waker of the thread. The id differs in the child of a fork, which does not
+    /// have the thread.
     running: Option<(u32, Arc<Waker>)>,
 }
 
-/// Registers `socket` with the thread, and starts the thread if needed.
+/// Registers `socket` with the background thread, and starts the thread if needed.
 ///
 /// # Errors
 /// If the thread cannot be started.
-pub(crate) fn join(socket: &Arc<impl Serviced + 'static>) -> io::Result<()> {
+pub(crate) fn register(socket: &Arc<impl Serviced + 'static>) -> io::Result<()> {
     let mut service = SERVICE.lock();
     if !service.members.iter().any(|member| std::ptr::addr_eq(member.as_ptr(), Arc::as_ptr(socket))) {
         service.members.push(Arc::downgrade(socket) as Weak<dyn Serviced>);
@@ -51,7 +52,7 @@ pub(crate) fn join(socket: &Arc<impl Serviced + 'static>) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the thread check its sockets again after a change.
+/// Makes the thread ask its sockets again when service is due. Called after a change.
 pub(crate) fn wake() {
     if let Some((_, waker)) = &SERVICE.lock().running {
         waker.wake();
@@ -69,11 +70,11 @@ fn run(waker: &Waker) {
     while let Some(members) = members().filter(|_| !own.is_left_over()) {
         let mut fds = vec![wait::waiting_for(waker.fd())];
         let mut deadline = own.look_again_after().map(|after| Instant::now() + after);
-        for (fd, due) in members.iter().filter_map(|socket| socket.upgrade()?.wants_service()) {
+        for (fd, due) in members.iter().filter_map(|socket| socket.upgrade()?.service_due()) {
             fds.extend(fd.map(wait::waiting_for));
             deadline = deadline.into_iter().chain(due).min();
         }
-        // Sockets may be dropped meanwhile. After an error, a signal, serving all is harmless.
+        // An error is a signal (EINTR): serving every socket without an event is harmless.
         let _ = crate::sys::poll(&mut fds, wait::millis_left(deadline));
         waker.clear();
         let now = Instant::now();
@@ -81,10 +82,10 @@ fn run(waker: &Waker) {
     }
 }
 
-/// The sockets that need the thread; `None` ends it.
+/// Returns the sockets that need the thread; `None` if there are none and the thread must end.
 fn members() -> Option<Vec<Weak<dyn Serviced>>> {
     let mut service = SERVICE.lock();
-    service.members.retain(|member| member.upgrade().is_some_and(|socket| socket.wants_service().is_some()));
+    service.members.retain(|member| member.upgrade().is_some_and(|socket| socket.service_due().is_some()));
     if service.members.is_empty() {
         service.running = None;
         return None;

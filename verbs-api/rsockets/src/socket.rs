@@ -4,7 +4,7 @@ use crate::addr::{mapped, unmapped, unspecified};
 use crate::datagram::Datagram;
 use crate::errno::os;
 use crate::lock::Table;
-use crate::service::{self, Serviced, Wish};
+use crate::service::{self, ServiceDue, Serviced};
 use crate::stream::{Drain, Fill, RecvMode, Stream};
 use crate::sys;
 use crate::wait::{Source, Waker};
@@ -115,8 +115,8 @@ impl Socket {
             descriptor_flags: AtomicI32::new(close_on_exec),
             process: std::process::id(),
         });
-        if socket.wants_service().is_some() {
-            service::join(&socket)?;
+        if socket.service_due().is_some() {
+            service::register(&socket)?;
         }
         Ok(socket)
     }
@@ -158,7 +158,7 @@ impl Socket {
     /// EOPNOTSUPP on a datagram socket, EINVAL if it is connected.
     pub fn listen(self: &Arc<Self>, backlog: i32) -> io::Result<()> {
         self.stream().ok_or_else(|| os(libc::EOPNOTSUPP))?.listen(backlog)?;
-        service::join(self)
+        service::register(self)
     }
 
     /// Connects a stream, or sets the default peer of a datagram socket.
@@ -285,7 +285,7 @@ impl Socket {
                 false
             }
         };
-        if needs_service { service::join(self) } else { Ok(()) }
+        if needs_service { service::register(self) } else { Ok(()) }
     }
 
     /// Returns an option as the bytes of `getsockopt(2)`, at most `room`.
@@ -364,8 +364,8 @@ impl Socket {
 }
 
 impl Serviced for Socket {
-    fn wants_service(&self) -> Option<Wish> {
-        if self.is_own() { of_kind!(self, socket => socket.wants_service()) } else { None }
+    fn service_due(&self) -> Option<ServiceDue> {
+        if self.is_own() { of_kind!(self, socket => socket.service_due()) } else { None }
     }
 
     fn serve(&self, now: Instant) {

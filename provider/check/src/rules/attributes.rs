@@ -157,7 +157,7 @@ mod tests {
     use roxe_wire::PathMtu;
 
     fn refuse(card: &mut Card, qp: ObjectId, attr: &QpAttr, mask: AttrMask) -> Vec<Rule> {
-        card.tell(Event::ModifyRefused { qp, attr, mask, error: &Error::invalid("refused") })
+        card.emit(Event::ModifyRefused { qp, attr, mask, error: &Error::invalid("refused") })
     }
 
     #[test]
@@ -181,9 +181,9 @@ mod tests {
         // Cards accept such a min_rnr_timer and use its lower five bits only.
         let attr = QpAttr { min_rnr_timer: 0x20, ..QpAttr::default() };
         let modified = Event::Modified { qp, attr: &attr, mask: AttrMask::MIN_RNR_TIMER };
-        assert_eq!(card.tell(modified), [Rule::AttrGarbage]);
+        assert_eq!(card.emit(modified), [Rule::AttrGarbage]);
         let garbage = Event::Garbage { call: "ibv_modify_qp", argument: "attr_mask", value: 1 << 30, accepted: "bits" };
-        assert_eq!(card.tell(garbage), [Rule::AttrGarbage]);
+        assert_eq!(card.emit(garbage), [Rule::AttrGarbage]);
     }
 
     #[test]
@@ -192,12 +192,12 @@ mod tests {
         for (retry_cnt, expected) in [(0, &[Rule::TimeoutZero][..]), (7, &[])] {
             let qp = card.qp();
             let attr = QpAttr { timeout: 14, retry_cnt, ..QpAttr::default() };
-            card.tell(Event::Modified { qp, attr: &attr, mask: AttrMask::TIMEOUT | AttrMask::RETRY_CNT });
+            card.emit(Event::Modified { qp, attr: &attr, mask: AttrMask::TIMEOUT | AttrMask::RETRY_CNT });
             let not_ready = RetryCounts { rnr_nak_retry_err: 1, ..RetryCounts::default() };
-            assert_eq!(card.tell(Event::Retried { qp, counts: not_ready }), []);
+            assert_eq!(card.emit(Event::Retried { qp, counts: not_ready }), []);
             let silence = RetryCounts { local_ack_timeout_err: 1, ..RetryCounts::default() };
-            assert_eq!(card.tell(Event::Retried { qp, counts: silence }), expected);
-            assert_eq!(card.tell(Event::Retried { qp, counts: silence }), [], "once is enough");
+            assert_eq!(card.emit(Event::Retried { qp, counts: silence }), expected);
+            assert_eq!(card.emit(Event::Retried { qp, counts: silence }), [], "once is enough");
         }
     }
 }

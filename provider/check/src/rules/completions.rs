@@ -367,8 +367,8 @@ mod tests {
     fn card_with_events() -> (Card, ObjectId) {
         let mut card = Card::new();
         let (context, channel, cq) = (card.context, ObjectId::next(), ObjectId::next());
-        card.tell(Event::Created(channel, Made::Channel { context }));
-        card.tell(Event::Created(cq, Made::Cq { context, channel: Some(channel), capacity: 16 }));
+        card.emit(Event::Created(channel, Made::Channel { context }));
+        card.emit(Event::Created(cq, Made::Cq { context, channel: Some(channel), capacity: 16 }));
         card.cq = cq;
         (card, channel)
     }
@@ -382,15 +382,15 @@ mod tests {
             card.post(qp, &write(1, SendFlags::SIGNALED));
         }
         assert_eq!(
-            card.tell(Event::Held { cq, held: 16, capacity: 16 }),
+            card.emit(Event::Held { cq, held: 16, capacity: 16 }),
             [],
             "eight send queues of two, and no receive"
         );
         let one_more = card.qp();
         card.post(one_more, &write(1, SendFlags::SIGNALED));
-        assert_eq!(card.tell(Event::Held { cq, held: 12, capacity: 16 }), []);
-        assert_eq!(card.tell(Event::Held { cq, held: 13, capacity: 16 }), [Rule::CqTooSmall]);
-        assert_eq!(card.tell(Event::Held { cq, held: 14, capacity: 16 }), [], "once is enough");
+        assert_eq!(card.emit(Event::Held { cq, held: 12, capacity: 16 }), []);
+        assert_eq!(card.emit(Event::Held { cq, held: 13, capacity: 16 }), [Rule::CqTooSmall]);
+        assert_eq!(card.emit(Event::Held { cq, held: 14, capacity: 16 }), [], "once is enough");
     }
 
     #[test]
@@ -399,51 +399,51 @@ mod tests {
         let (qp, cq) = (card.qp(), card.cq);
         card.post(qp, &write(1, SendFlags::SIGNALED));
         card.complete(qp, 1);
-        assert_eq!(card.tell(Event::Overrun { cq }), [Rule::CqOverrun]);
+        assert_eq!(card.emit(Event::Overrun { cq }), [Rule::CqOverrun]);
     }
 
     #[test]
     fn sleep_with_completions_is_reported() {
         let (mut card, channel) = card_with_events();
         let cq = card.cq;
-        card.tell(Event::Armed { cq, any: true, missed: 0 });
-        card.tell(Event::Held { cq, held: 1, capacity: 16 });
-        card.tell(Event::Announced { cq });
-        card.tell(Event::Waits { channel });
-        assert_eq!(card.tell(Event::StillWaits { channel }), [Rule::SleepWithCompletions]);
+        card.emit(Event::Armed { cq, any: true, missed: 0 });
+        card.emit(Event::Held { cq, held: 1, capacity: 16 });
+        card.emit(Event::Announced { cq });
+        card.emit(Event::Waits { channel });
+        assert_eq!(card.emit(Event::StillWaits { channel }), [Rule::SleepWithCompletions]);
     }
 
     #[test]
     fn wait_after_raised_event_is_clean() {
         let (mut card, channel) = card_with_events();
         let cq = card.cq;
-        card.tell(Event::Armed { cq, any: true, missed: 0 });
-        card.tell(Event::Waits { channel });
-        card.tell(Event::Held { cq, held: 1, capacity: 16 });
-        card.tell(Event::Announced { cq });
-        assert_eq!(card.tell(Event::StillWaits { channel }), []);
+        card.emit(Event::Armed { cq, any: true, missed: 0 });
+        card.emit(Event::Waits { channel });
+        card.emit(Event::Held { cq, held: 1, capacity: 16 });
+        card.emit(Event::Announced { cq });
+        assert_eq!(card.emit(Event::StillWaits { channel }), []);
     }
 
     #[test]
     fn wait_after_draining_the_cq_is_clean() {
         let (mut card, channel) = card_with_events();
         let (qp, cq) = (card.qp(), card.cq);
-        card.tell(Event::Armed { cq, any: true, missed: 0 });
-        card.tell(Event::Held { cq, held: 1, capacity: 16 });
+        card.emit(Event::Armed { cq, any: true, missed: 0 });
+        card.emit(Event::Held { cq, held: 1, capacity: 16 });
         card.poll(qp, 1);
-        card.tell(Event::Waits { channel });
-        assert_eq!(card.tell(Event::StillWaits { channel }), []);
+        card.emit(Event::Waits { channel });
+        assert_eq!(card.emit(Event::StillWaits { channel }), []);
     }
 
     #[test]
     fn wait_with_unarmed_or_solicited_cq_is_clean() {
         let (mut card, channel) = card_with_events();
         let cq = card.cq;
-        card.tell(Event::Held { cq, held: 1, capacity: 16 });
-        card.tell(Event::Waits { channel });
-        assert_eq!(card.tell(Event::StillWaits { channel }), []);
-        card.tell(Event::Armed { cq, any: false, missed: 0 });
-        assert_eq!(card.tell(Event::StillWaits { channel }), []);
+        card.emit(Event::Held { cq, held: 1, capacity: 16 });
+        card.emit(Event::Waits { channel });
+        assert_eq!(card.emit(Event::StillWaits { channel }), []);
+        card.emit(Event::Armed { cq, any: false, missed: 0 });
+        assert_eq!(card.emit(Event::StillWaits { channel }), []);
     }
 
     #[test]
@@ -451,23 +451,23 @@ mod tests {
         let (mut card, _) = card_with_events();
         let (cq, thread) = (card.cq, User::current().number);
         let sleeps = |thread| Event::Sleeps { cq, thread, call: "poll" };
-        card.tell(Event::Armed { cq, any: true, missed: 0 });
-        card.tell(Event::Held { cq, held: 1, capacity: 16 });
-        card.tell(Event::Announced { cq });
-        assert_eq!(card.tell(sleeps(thread + 1)), [], "another thread polls them");
-        assert_eq!(card.tell(sleeps(thread)), [Rule::SleepWithCompletions]);
+        card.emit(Event::Armed { cq, any: true, missed: 0 });
+        card.emit(Event::Held { cq, held: 1, capacity: 16 });
+        card.emit(Event::Announced { cq });
+        assert_eq!(card.emit(sleeps(thread + 1)), [], "another thread polls them");
+        assert_eq!(card.emit(sleeps(thread)), [Rule::SleepWithCompletions]);
     }
 
     #[test]
     fn wait_is_clean_if_completions_before_arming_are_polled() {
         let (mut card, channel) = card_with_events();
         let (qp, cq) = (card.qp(), card.cq);
-        card.tell(Event::Armed { cq, any: true, missed: 1 });
+        card.emit(Event::Armed { cq, any: true, missed: 1 });
         card.poll(qp, 1);
-        assert_eq!(card.tell(Event::Waits { channel }), []);
-        card.tell(Event::Armed { cq, any: true, missed: 1 });
-        assert_eq!(card.tell(Event::Waits { channel }), [Rule::SleepWithCompletions]);
-        assert_eq!(card.tell(Event::Waits { channel }), [], "once for each queue");
+        assert_eq!(card.emit(Event::Waits { channel }), []);
+        card.emit(Event::Armed { cq, any: true, missed: 1 });
+        assert_eq!(card.emit(Event::Waits { channel }), [Rule::SleepWithCompletions]);
+        assert_eq!(card.emit(Event::Waits { channel }), [], "once for each queue");
     }
 
     /// Two queue pairs of one completion queue, with a completion of each.
@@ -484,7 +484,7 @@ mod tests {
     #[test]
     fn poll_after_destroyed_qp_with_completions_is_reported_once() {
         let (mut card, [dead, alive]) = card_with_two_pairs();
-        assert_eq!(card.tell(Event::Destroyed(dead)), []);
+        assert_eq!(card.emit(Event::Destroyed(dead)), []);
         assert_eq!(card.poll(alive, 1), [Rule::CompletionOfTheDead]);
         card.complete(alive, 2);
         assert_eq!(card.poll(alive, 2), []);
@@ -494,20 +494,20 @@ mod tests {
     fn destroyed_qp_is_clean_if_polled_reset_or_never_polled_again() {
         let (mut polled, [dead, alive]) = card_with_two_pairs();
         assert_eq!(polled.poll(dead, 1), []);
-        polled.tell(Event::Destroyed(dead));
+        polled.emit(Event::Destroyed(dead));
         assert_eq!(polled.poll(alive, 1), []);
 
         let (mut reset, [dead, alive]) = card_with_two_pairs();
         let attr = QpAttr { state: QpState::Reset, ..QpAttr::default() };
-        reset.tell(Event::Modified { qp: dead, attr: &attr, mask: AttrMask::STATE });
-        reset.tell(Event::Destroyed(dead));
+        reset.emit(Event::Modified { qp: dead, attr: &attr, mask: AttrMask::STATE });
+        reset.emit(Event::Destroyed(dead));
         assert_eq!(reset.poll(alive, 1), []);
 
         let (mut ended, pairs) = card_with_two_pairs();
         for qp in pairs {
-            assert_eq!(ended.tell(Event::Destroyed(qp)), []);
+            assert_eq!(ended.emit(Event::Destroyed(qp)), []);
         }
         let cq = ended.cq;
-        assert_eq!(ended.tell(Event::Destroyed(cq)), []);
+        assert_eq!(ended.emit(Event::Destroyed(cq)), []);
     }
 }

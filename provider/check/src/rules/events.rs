@@ -131,22 +131,22 @@ mod tests {
     fn missing_and_excess_acknowledgements_are_reported() {
         let mut card = Card::new();
         let (object, what) = (Some(card.cq), "completion events");
-        assert_eq!(card.tell(Event::AckedTooMany { object, what, taken: 1, acked: 2 }), [Rule::AckedTooMany]);
-        assert_eq!(card.tell(Event::Destroyed(card.cq)), []);
-        assert_eq!(card.tell(Event::WaitsForAcks { object, what, left: 1 }), [Rule::EventsUnacked]);
+        assert_eq!(card.emit(Event::AckedTooMany { object, what, taken: 1, acked: 2 }), [Rule::AckedTooMany]);
+        assert_eq!(card.emit(Event::Destroyed(card.cq)), []);
+        assert_eq!(card.emit(Event::WaitsForAcks { object, what, left: 1 }), [Rule::EventsUnacked]);
     }
 
     #[test]
     fn unread_event_of_a_sleeping_thread_is_reported() {
         let mut card = Card::new();
         let (context, channel, cq) = (card.context, ObjectId::next(), card.cq);
-        card.tell(Event::Created(channel, Made::Channel { context }));
-        card.tell(Event::Armed { cq, any: true, missed: 0 });
+        card.emit(Event::Created(channel, Made::Channel { context }));
+        card.emit(Event::Armed { cq, any: true, missed: 0 });
         for channel in [channel, context] {
-            assert_eq!(card.tell(Event::Unread { channel, source: cq, count: 1 }), [Rule::EventUnread]);
+            assert_eq!(card.emit(Event::Unread { channel, source: cq, count: 1 }), [Rule::EventUnread]);
         }
-        card.tell(Event::Destroyed(channel));
-        assert_eq!(card.tell(Event::Unread { channel, source: cq, count: 1 }), [], "the channel is destroyed");
+        card.emit(Event::Destroyed(channel));
+        assert_eq!(card.emit(Event::Unread { channel, source: cq, count: 1 }), [], "the channel is destroyed");
     }
 
     #[test]
@@ -155,11 +155,11 @@ mod tests {
         let [unknown, met, moved] = [(); 3].map(|()| card.qp());
         let qpn = roxe_wire::Qpn::new(2);
         let (cq, cqe) = (card.cq, Cqe { status: WcStatus::WrFlushErr, qpn, ..Cqe::default() });
-        card.tell(Event::Polled { cq, cqe: &cqe });
+        card.emit(Event::Polled { cq, cqe: &cqe });
         let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
-        card.tell(Event::Modified { qp: moved, attr: &attr, mask: AttrMask::STATE });
+        card.emit(Event::Modified { qp: moved, attr: &attr, mask: AttrMask::STATE });
         for (source, expected) in [(unknown, &[Rule::AsyncUnread][..]), (met, &[]), (moved, &[])] {
-            assert_eq!(card.tell(Event::AsyncUnread { source, kind: &"QpAccessErr" }), expected);
+            assert_eq!(card.emit(Event::AsyncUnread { source, kind: &"QpAccessErr" }), expected);
         }
     }
 
@@ -167,6 +167,6 @@ mod tests {
     fn unread_device_event_is_reported_without_an_object() {
         let mut card = Card::new();
         let event = Event::AsyncUnread { source: ObjectId::next(), kind: &"DeviceFatal" };
-        assert_eq!(card.tell(event), [Rule::AsyncUnread]);
+        assert_eq!(card.emit(event), [Rule::AsyncUnread]);
     }
 }

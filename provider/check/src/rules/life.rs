@@ -220,15 +220,15 @@ mod tests {
     fn live_objects_at_exit_leak_unless_of_a_library() {
         let mut card = Card::new();
         let left = [card.context, card.pd, card.cq];
-        assert_eq!(card.tell(Event::Exit), [Rule::Leak]);
+        assert_eq!(card.emit(Event::Exit), [Rule::Leak]);
         for id in left {
-            card.tell(Event::MadeByLibrary(id));
+            card.emit(Event::MadeByLibrary(id));
         }
-        assert_eq!(card.tell(Event::Exit), []);
+        assert_eq!(card.emit(Event::Exit), []);
         let qp = card.qp();
-        assert_eq!(card.tell(Event::Exit), [Rule::Leak]);
-        card.tell(Event::Destroyed(qp));
-        assert_eq!(card.tell(Event::Exit), []);
+        assert_eq!(card.emit(Event::Exit), [Rule::Leak]);
+        card.emit(Event::Destroyed(qp));
+        assert_eq!(card.emit(Event::Exit), []);
     }
 
     #[test]
@@ -236,7 +236,7 @@ mod tests {
         let mut card = Card::new();
         card.qp();
         let error = Error::busy("protection domain", "queue pairs", 1);
-        assert_eq!(card.tell(Event::DestroyRefused(card.pd, &error)), [Rule::DestroyOrder]);
+        assert_eq!(card.emit(Event::DestroyRefused(card.pd, &error)), [Rule::DestroyOrder]);
     }
 
     #[test]
@@ -248,28 +248,28 @@ mod tests {
         }
         card.complete(done, 1);
         let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
-        card.tell(Event::Modified { qp: failed, attr: &attr, mask: AttrMask::STATE });
-        assert_eq!(card.tell(Event::Destroyed(lost)), [Rule::DestroyWithOutstanding]);
-        assert_eq!(card.tell(Event::Destroyed(done)), []);
-        assert_eq!(card.tell(Event::Destroyed(failed)), []);
+        card.emit(Event::Modified { qp: failed, attr: &attr, mask: AttrMask::STATE });
+        assert_eq!(card.emit(Event::Destroyed(lost)), [Rule::DestroyWithOutstanding]);
+        assert_eq!(card.emit(Event::Destroyed(done)), []);
+        assert_eq!(card.emit(Event::Destroyed(failed)), []);
     }
 
     #[test]
     fn fork_with_outstanding_memory_is_reported() {
         let mut card = Card::new();
         let qp = card.qp();
-        assert_eq!(card.tell(Event::Fork), []);
+        assert_eq!(card.emit(Event::Fork), []);
         card.post(qp, &write(1, SendFlags::SIGNALED));
-        assert_eq!(card.tell(Event::Fork), [], "the request has no list");
+        assert_eq!(card.emit(Event::Fork), [], "the request has no list");
         card.receive(qp, 8);
-        assert_eq!(card.tell(Event::Fork), [Rule::ForkInFlight]);
+        assert_eq!(card.emit(Event::Fork), [Rule::ForkInFlight]);
     }
 
     #[test]
     fn handle_used_after_destroy_is_reported() {
         let mut card = Card::new();
-        assert_eq!(card.tell(Event::HandleUsed { handle: 0x10 }), []);
-        card.tell(Event::HandleGone { handle: 0x10, kind: "abi::ibv_qp" });
-        assert_eq!(card.tell(Event::HandleUsed { handle: 0x10 }), [Rule::UseAfterDestroy]);
+        assert_eq!(card.emit(Event::HandleUsed { handle: 0x10 }), []);
+        card.emit(Event::HandleGone { handle: 0x10, kind: "abi::ibv_qp" });
+        assert_eq!(card.emit(Event::HandleUsed { handle: 0x10 }), [Rule::UseAfterDestroy]);
     }
 }

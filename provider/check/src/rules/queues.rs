@@ -1,5 +1,6 @@
-//! Send queues: full ones that no poll empties, inline data over the limit, posts in ERR. Receives:
-//! posted too late, or too short for a datagram with its GRH.
+//! Rules for send queues (full because their completions are not polled, inline data over the
+//! limit, posts in the error state) and for receives (posted too late, or too short for a datagram
+//! with its GRH).
 
 use crate::event::{Arrived, Event};
 use crate::id_map::{IdMap, IdSet};
@@ -18,44 +19,48 @@ use std::time::Duration;
 /// `never-signaled`, `slots-without-completion`, `inline-over-grant`, `post-in-error`.
 #[derive(Debug, Default)]
 pub(super) struct Queues {
-    /// The refused post, by send queue that was full of signaled requests and not polled since.
-    full: IdMap<ObjectId, Stack>,
+    /// The refused post of each send queue that was full of signaled requests, until its completion
+    /// queue is polled.
+    refused_posts: IdMap<ObjectId, Stack>,
 }
 
 impl Observer for Queues {
     fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
         match *event {
             Event::Modified { qp, mask, .. } if mask.contains(AttrMask::STATE) => {
-                self.full.remove(&qp);
+                self.refused_posts.remove(&qp);
             }
             Event::Destroyed(id) => {
-                reports.extend(self.full.remove(&id).and_then(|stack| unpolled(id, &stack, world)));
+                reports.extend(self.refused_posts.remove(&id).and_then(|stack| unpolled(id, &stack, world)));
             }
             Event::PostRefused { queue, side: Side::Send, error: PostError::QueueFull, .. } => {
                 if world.outstanding(Side::Send, queue).all(|work| !work.signaled) {
                     reports.extend(never_signaled(queue, stack, world));
-                } else if self.full.insert(queue, stack.clone()).is_some() {
+                } else if self.refused_posts.insert(queue, stack.clone()).is_some() {
                     reports.extend(unpolled(queue, stack, world));
                 }
             }
             Event::PostRefused { queue, error: PostError::InlineTooLong, inline, wr_id, .. } => {
                 reports.extend(inline_over_grant(queue, inline, wr_id, stack, world));
             }
-            Event::PostedSend { qp, .. } => reports.extend(posted(qp, stack, world)),
-            // Polling on a full queue is correct.
-            Event::Polled { cq, .. } => self.full.retain(|qp, _| world.qp(*qp).is_some_and(|pair| pair.send_cq != cq)),
+            Event::PostedSend { qp, .. } => reports.extend(send_posted(qp, stack, world)),
+            // A program that polls after a refused post is correct.
+            Event::Polled { cq, .. } => {
+                self.refused_posts.retain(|qp, _| world.qp(*qp).is_some_and(|pair| pair.send_cq != cq))
+            }
             _ => {}
         }
     }
 }
 
-fn posted(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
+fn send_posted(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
     if world.program_set_error(qp) {
         let report = Report::new(Rule::PostInError, "A send was posted to a queue pair in the error state.");
         let report = report.fact("queue pair", world.name(qp)).at("posted at", stack);
         return Some(report.advice("Move the queue pair to RESET and connect it anew, or destroy it."));
     }
-    // roxe frees a slot early; other cards wait for the completion.
+    // roxe frees the slot of a completed request at once; other cards free it when the completion
+    // is polled.
     let count = world.depth(Side::Send, qp);
     if count <= world.qp(qp)?.caps.max_send_wr as usize {
         return None;
@@ -65,17 +70,29 @@ fn posted(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
     }
     let sentence =
         format!("{count} requests are in the send queue without a polled completion, more than max_send_wr.");
-    full(Rule::SlotsWithoutCompletion, sentence, POLL, world.outstanding(Side::Send, qp).next(), (qp, stack, world))
+    full_queue_report(
+        Rule::SlotsWithoutCompletion,
+        sentence,
+        POLL,
+        world.outstanding(Side::Send, qp).next(),
+        (qp, stack, world),
+    )
 }
 
 const SIGNAL: &str = "Post at least one request in max_send_wr with IBV_SEND_SIGNALED, and poll its completion.";
 const POLL: &str = "Poll the completion queue before more than max_send_wr requests are posted.";
 
-/// Reports a send queue of which no completion can ever free a slot.
+/// Reports a send queue that stays full, because no request in it generates a completion.
 fn never_signaled(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
     let count = world.depth(Side::Send, qp);
     let sentence = format!("All {count} slots of the send queue hold unsignaled requests.");
-    full(Rule::NeverSignaled, sentence, SIGNAL, world.outstanding(Side::Send, qp).next(), (qp, stack, world))
+    full_queue_report(
+        Rule::NeverSignaled,
+        sentence,
+        SIGNAL,
+        world.outstanding(Side::Send, qp).next(),
+        (qp, stack, world),
+    )
 }
 
 /// Reports a full send queue whose completions are not polled.
@@ -83,11 +100,11 @@ fn unpolled(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
     let completed = || world.outstanding(Side::Send, qp).filter(|work| work.completed);
     let count = completed().count();
     let sentence = format!("The send queue is full, and {count} completions that would free slots are unpolled.");
-    full(Rule::SlotsWithoutCompletion, sentence, POLL, completed().next(), (qp, stack, world))
+    full_queue_report(Rule::SlotsWithoutCompletion, sentence, POLL, completed().next(), (qp, stack, world))
 }
 
-/// A report about a full send queue; none without an oldest request.
-fn full(
+/// Returns a report about a full send queue; `None` if no request is outstanding.
+fn full_queue_report(
     rule: Rule,
     sentence: String,
     advice: &str,
@@ -98,7 +115,7 @@ fn full(
     Some(report.at("oldest request", &oldest?.posted).advice(advice))
 }
 
-/// The limit is the requested size, although this device accepts more.
+/// Reports inline data longer than the program requested, although this device accepts more.
 fn inline_over_grant(qp: ObjectId, inline: usize, wr_id: u64, stack: &Stack, world: &World) -> Option<Report> {
     let granted = world.qp(qp)?.caps.max_inline_data;
     let sentence =
@@ -116,7 +133,7 @@ fn inline_over_grant(qp: ObjectId, inline: usize, wr_id: u64, stack: &Stack, wor
     )
 }
 
-/// Time without a receive after which a queue pair is reported while it still waits.
+/// Time without a receive after which a queue pair is reported while the program still runs.
 const HANGS_AFTER: Duration = Duration::from_secs(1);
 /// Bytes of the GRH before a datagram.
 const GRH: u64 = 40;
@@ -133,7 +150,7 @@ impl Observer for Receives {
     fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
         match *event {
             Event::Dropped { qp, reason: DropReason::NoReceive, .. } => {
-                reports.extend(self.wait(qp, world));
+                reports.extend(self.zero_rnr_timer(qp, world));
                 reports.extend(self.late(qp, clock::now(), world));
             }
             Event::MessageWaits { qp } => reports.extend(self.late(qp, clock::now(), world)),
@@ -141,21 +158,21 @@ impl Observer for Receives {
                 reports.extend(self.too_small(qp, &packet, world));
             }
             Event::PostedRecv { queue, request } => {
-                reports.extend(self.posted(queue, stack, world));
-                reports.extend(self.no_room(queue, request, stack, world));
+                reports.extend(self.receive_posted(queue, stack, world));
+                reports.extend(self.no_room_for_grh(queue, request, stack, world));
             }
             Event::Modified { qp, attr, mask } if mask.contains(AttrMask::STATE) => {
                 if matches!(attr.state, QpState::Reset | QpState::Err) {
-                    reports.extend(self.never(qp, world));
+                    reports.extend(self.without_receive(qp, world));
                 }
             }
             Event::Destroyed(qp) => {
-                reports.extend(self.never(qp, world));
+                reports.extend(self.without_receive(qp, world));
                 self.reported.retain(|(of, _)| *of != qp);
             }
             Event::Exit => {
                 let late: Vec<_> = self.late_since.keys().copied().collect();
-                reports.extend(late.into_iter().filter_map(|qp| self.never(qp, world)));
+                reports.extend(late.into_iter().filter_map(|qp| self.without_receive(qp, world)));
             }
             _ => {}
         }
@@ -180,8 +197,8 @@ impl Receives {
         Some(self.late_report(qp, &end, world)?.at("created at", &world.object(qp)?.created))
     }
 
-    /// A receive was posted, for which messages may have waited.
-    fn posted(&mut self, queue: ObjectId, stack: &Stack, world: &World) -> Vec<Report> {
+    /// Reports the queue pairs whose messages waited for the receive that is now posted.
+    fn receive_posted(&mut self, queue: ObjectId, stack: &Stack, world: &World) -> Vec<Report> {
         if self.late_since.is_empty() {
             return vec![];
         }
@@ -196,8 +213,8 @@ impl Receives {
         waited.into_iter().filter_map(report).collect()
     }
 
-    /// Reports a queue pair that ended, or whose program ended, without a receive.
-    fn never(&mut self, qp: ObjectId, world: &World) -> Option<Report> {
+    /// Reports a queue pair that still waits for a receive when it or its program ends.
+    fn without_receive(&mut self, qp: ObjectId, world: &World) -> Option<Report> {
         let time = clock::now().since(self.late_since.remove(&qp)?).as_micros();
         let end = format!("none was posted in the {time} µs until the queue pair or the program ended");
         let created = &world.object(qp)?.created;
@@ -206,13 +223,13 @@ impl Receives {
 
     fn late_report(&mut self, qp: ObjectId, end: &str, world: &World) -> Option<Report> {
         let service = world.qp(qp)?.service;
-        let fate = if service.is_reliable() {
+        let consequence = if service.is_reliable() {
             "the sender got an RNR NAK and has to wait and retransmit it"
         } else {
             "a card loses it"
         };
         self.reported.insert((qp, Rule::ReceiveLate)).then(|| {
-            let sentence = format!("A message found no receive posted: {fate}; {end}.");
+            let sentence = format!("A message found no receive posted: {consequence}; {end}.");
             Report::new(Rule::ReceiveLate, sentence).fact("queue pair", world.name(qp)).advice(
                 "Post receives before the peer can send: the first before it learns of the queue pair, and each new \
                  one before it learns that the previous one was used.",
@@ -220,8 +237,8 @@ impl Receives {
         })
     }
 
-    /// Reports a sender that waits for min_rnr_timer 0.
-    fn wait(&mut self, qp: ObjectId, world: &World) -> Option<Report> {
+    /// Reports a queue pair whose sender has to wait because of min_rnr_timer 0.
+    fn zero_rnr_timer(&mut self, qp: ObjectId, world: &World) -> Option<Report> {
         let (attributes, pair) = (world.attributes(qp)?, world.qp(qp)?);
         let is_zero = attributes.has(AttrMask::MIN_RNR_TIMER) && attributes.values.min_rnr_timer & 31 == 0;
         (is_zero && pair.service.is_reliable() && self.reported.insert((qp, Rule::RnrTimerZero))).then(|| {
@@ -234,14 +251,19 @@ impl Receives {
     }
 
     /// Reports a receive that is too short for any datagram.
-    fn no_room(&mut self, queue: ObjectId, request: &RecvRequest<'_>, stack: &Stack, world: &World) -> Option<Report> {
+    fn no_room_for_grh(
+        &mut self,
+        queue: ObjectId,
+        request: &RecvRequest<'_>,
+        stack: &Stack,
+        world: &World,
+    ) -> Option<Report> {
         let (wr_id, room) = (request.wr_id, length(request.sges));
         if world.qp(queue)?.service != Service::Ud || room >= GRH {
             return None;
         }
         let sentence = format!(
-            "The receive with wr_id {wr_id} has room for {room} bytes, but the GRH before each datagram alone has \
-             40."
+            "The receive with wr_id {wr_id} has room for {room} bytes, but the GRH before each datagram takes 40."
         );
         self.too_small_report(queue, sentence, stack, world)
     }
@@ -315,7 +337,7 @@ mod tests {
     }
 
     fn no_receive(card: &mut Card, qp: ObjectId) -> Vec<Rule> {
-        card.tell(Event::Dropped { qp, reason: DropReason::NoReceive, packet: None })
+        card.emit(Event::Dropped { qp, reason: DropReason::NoReceive, packet: None })
     }
 
     #[test]
@@ -345,10 +367,10 @@ mod tests {
     fn missing_receive_is_reported_at_qp_destroy() {
         let mut card = Card::new();
         let (qp, other) = (card.qp_of(Service::Uc), card.qp());
-        assert_eq!(card.tell(Event::MessageWaits { qp }), []);
+        assert_eq!(card.emit(Event::MessageWaits { qp }), []);
         assert_eq!(card.receive(other, 100), []);
-        assert_eq!(card.tell(Event::Destroyed(qp)), [Rule::ReceiveLate]);
-        assert_eq!(card.tell(Event::Destroyed(other)), []);
+        assert_eq!(card.emit(Event::Destroyed(qp)), [Rule::ReceiveLate]);
+        assert_eq!(card.emit(Event::Destroyed(other)), []);
     }
 
     #[test]
@@ -357,7 +379,7 @@ mod tests {
         for (min_rnr_timer, expected) in [(0, &[Rule::RnrTimerZero][..]), (1, &[])] {
             let qp = card.qp();
             let attr = QpAttr { min_rnr_timer, ..QpAttr::default() };
-            assert_eq!(card.tell(Event::Modified { qp, attr: &attr, mask: AttrMask::MIN_RNR_TIMER }), []);
+            assert_eq!(card.emit(Event::Modified { qp, attr: &attr, mask: AttrMask::MIN_RNR_TIMER }), []);
             assert_eq!(no_receive(&mut card, qp), expected);
         }
     }
@@ -367,7 +389,7 @@ mod tests {
         let mut card = Card::new();
         let [short, long, none] = [(); 3].map(|()| card.qp_of(Service::Ud));
         let lose = |card: &mut Card, qp, len| {
-            card.tell(Event::Dropped { qp, reason: DropReason::InvalidRequest, packet: Some(datagram(0, len)) })
+            card.emit(Event::Dropped { qp, reason: DropReason::InvalidRequest, packet: Some(datagram(0, len)) })
         };
         assert_eq!(card.receive(short, 64), []);
         assert_eq!(lose(&mut card, short, 64), [Rule::UdReceiveTooSmall]);

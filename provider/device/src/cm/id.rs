@@ -23,7 +23,7 @@ use roxe_base::limits;
 use roxe_base::lock::{Mutex, MutexGuard, rank};
 use roxe_base::uses::ObjectId;
 use roxe_base::weakest::{Subject, number_for};
-use roxe_check::{Event as CheckEvent, tell};
+use roxe_check::{Event as CheckEvent, emit};
 use roxe_engine::engine::Engine;
 use roxe_engine::event_wait::Wait;
 use roxe_engine::presence::Awaited;
@@ -407,7 +407,7 @@ impl Id {
     /// Raises an event; `inner` shows that the id is locked.
     pub(super) fn raise_in(&self, inner: &Inner, kind: EventKind, status: i32, data: EventData) {
         if let Some(id) = self.me.upgrade().filter(|_| inner.state != State::Destroyed) {
-            tell(|| CheckEvent::Connection { id: self.name, kind: &kind, status });
+            emit(|| CheckEvent::Connection { id: self.name, kind: &kind, status });
             let channel = self.channel.lock();
             if let Some(DeviceAddr { runtime, .. }) = &inner.device_addr {
                 channel.engine.get_or_init(|| Arc::clone(runtime.engine()));
@@ -428,7 +428,7 @@ impl Id {
         let (kind, id, channel) = (EventKind::ConnectRequest, Arc::clone(id), self.channel());
         // The listener may have moved to another channel.
         *id.channel.lock() = Arc::clone(&channel);
-        tell(|| CheckEvent::Connection { id: id.name, kind: &kind, status: 0 });
+        emit(|| CheckEvent::Connection { id: id.name, kind: &kind, status: 0 });
         channel.events.push(self.name, Event { kind, status: 0, id, listener: Some(me), data }, None);
         true
     }

@@ -1,5 +1,5 @@
-//! Listening on the devices that have an address, and on the others as soon as they get one; new
-//! ids for the requests of peers.
+//! Listening on the devices that have an address, and on the others as soon as they get one.
+//! Creation of ids for the requests of peers.
 
 use super::event::{ConnParam, EventData, UdParam};
 use super::explain::note_refusal;
@@ -18,13 +18,14 @@ use std::sync::Arc;
 
 /// Maximum and default backlog, as in Linux cma.c.
 const MAX_BACKLOG: usize = 1024;
-/// Maximum number of unanswered requests; the backlog only bounds those that are not fetched.
+/// Maximum number of unanswered requests; the backlog bounds only those whose event the program has
+/// not fetched.
 const MAX_UNANSWERED: usize = 1 << 16;
 
 impl Id {
     /// Listens for requests, with at most `backlog` of them pending (0 and less: 1024). An unbound
     /// id binds all IPv4 addresses and any port. An id bound to all addresses listens on all
-    /// devices. EINVAL in another state; EADDRINUSE if another id listens.
+    /// devices. EINVAL in another state; EADDRINUSE if another id listens at the address.
     pub fn listen(&self, backlog: i32) -> Result<(), Error> {
         self.begin_to_listen(backlog)?;
         self.listen_where_possible().inspect_err(|_| self.stop_listening())
@@ -49,13 +50,13 @@ impl Id {
         Ok(())
     }
 
-    /// Listens on devices that have an address by now and are still missing.
+    /// Listens on the devices of `listen_later` that have an address by now.
     pub(super) fn listen_where_possible(&self) -> Result<(), Error> {
         while let Some((runtime, claim, listen)) = self.next_to_listen_on() {
             let listening = runtime.cm(|session| {
-                let name = session.cm.listen(listen)?;
-                session.listeners.extend(self.me.upgrade().map(|id| (name, id as _)));
-                self.lock().listens.push((runtime.clone(), name));
+                let listen_id = session.cm.listen(listen)?;
+                session.listeners.extend(self.me.upgrade().map(|id| (listen_id, id as _)));
+                self.lock().listens.push((runtime.clone(), listen_id));
                 Ok(())
             });
             listening?.map_err(refused)?;
@@ -86,7 +87,7 @@ impl Id {
 }
 
 impl Inner {
-    /// Parameters for the state machine, except the service.
+    /// Returns the parameters for the state machine, except the service id.
     fn listen(&self, service: Service, local: &Address) -> Listen {
         let takes = if service == Service::Ud { Takes::Lookups } else { Takes::Connections };
         let gid = (!local.is_any()).then(|| local.gid());
@@ -106,7 +107,8 @@ impl Inner {
 }
 
 impl Id {
-    /// Creates an id for a request and raises it to the program. `None` if the request is refused.
+    /// Creates an id for a request and reports the request to the program. `None` if the request is
+    /// refused.
     pub(super) fn accept_request_for(
         &self,
         session: &mut Session<'_>,
@@ -130,7 +132,7 @@ impl Id {
             inner.remote_ece = if let Request::Connection(_, ece) = request { ece } else { Ece::NONE };
         }
         session.ids.insert(comm, Arc::clone(&id) as _);
-        let is_raised = self.raise_request(&id, data(request, user));
+        let is_raised = self.raise_request(&id, event_data(request, user));
         if !is_raised {
             if let Request::Connection(req, _) = request {
                 note_refusal(ifindex, req.local_qpn, self.lock().backlog);
@@ -143,8 +145,8 @@ impl Id {
     }
 }
 
-/// Service of the new id, if the listener accepts it. A listener for connections accepts RC and UC;
-/// XRC needs a listener of its own.
+/// Returns the service of the new id; `None` if the listener does not accept it. A listener for
+/// connections accepts RC and UC; XRC needs a listener of its own.
 fn service(request: Request<'_>, listener: &Id) -> Option<Service> {
     let Request::Connection(req, _) = request else { return Some(Service::Ud) };
     let service = match req.transport {
@@ -156,8 +158,8 @@ fn service(request: Request<'_>, listener: &Id) -> Option<Service> {
     (is_xrc == (service == Service::XrcTgt)).then_some(service)
 }
 
-/// Local and peer address, and the private data of the peer's program. The state machine has
-/// checked the addresses in the request.
+/// Returns local and peer address, and the private data of the peer's program. The state machine
+/// has checked the addresses in the request.
 // clause: CM-IP-HEADER
 fn addresses<'a>(request: &'a Request<'_>, bound: &Address, route: Route) -> Option<(Address, Address, &'a [u8])> {
     let (service_id, private_data) = match request {
@@ -175,7 +177,7 @@ fn addresses<'a>(request: &'a Request<'_>, bound: &Address, route: Route) -> Opt
     Some((at(header.addresses.dst(), port), at(header.addresses.src(), header.src_port), user))
 }
 
-fn data(request: Request<'_>, user: &[u8]) -> EventData {
+fn event_data(request: Request<'_>, user: &[u8]) -> EventData {
     let private_data = user.to_vec();
     match request {
         // clause: CM-DEPTH

@@ -172,7 +172,7 @@ fn notify_of_owner(gid: Gid, own: Gid) {
     static NOTIFIED: Once = Once::new();
     if let Some(owner) = other_owner_of_port(gid) {
         let (ip, own) = (gid.to_ip(), own.to_ip());
-        NOTIFIED.call_once(|| notice::tell(&format_args!("{ip} is the address of the card of {owner}, and only that user's programs listen there; this user's card has {own}")));
+        NOTIFIED.call_once(|| notice::print(&format_args!("{ip} is the address of the card of {owner}, and only that user's programs listen there; this user's card has {own}")));
     }
 }
 

@@ -207,7 +207,7 @@ impl Session<'_> {
         let mut lost = Vec::new();
         let is_refusal = |errno: &i32| matches!(*errno, libc::ECONNREFUSED | libc::EHOSTUNREACH | libc::ENETUNREACH);
         for request in self.unanswered.iter_mut() {
-            let answer = match request.probe.as_ref().map(Probe::answer) {
+            let answer = match request.probe.as_ref().map(Probe::icmp_error) {
                 // The answer may still arrive.
                 Some(None) => continue,
                 Some(answer) => answer,

@@ -10,7 +10,7 @@ use crate::weakest::{self, WeakQp};
 use roxe_base::clock;
 use roxe_base::config::Explain;
 use roxe_check::explain::explains;
-use roxe_check::{Event, faults, is_checking, is_on, tell};
+use roxe_check::{Event, emit, faults, is_checking, is_on};
 use roxe_engine::queue_pair::{Deadline, VisitOutcome};
 use roxe_memory::mapped;
 use roxe_memory::region::AccessScope;
@@ -29,7 +29,7 @@ impl QpHost<'_> {
     #[cold]
     #[inline(never)]
     pub(super) fn report_local_fault(&mut self, side: Side, sges: &[Sge], access: Access, error: MemError) {
-        tell(|| Event::LocalFault { qp: self.qp.id, side, sges, access, error });
+        emit(|| Event::LocalFault { qp: self.qp.id, side, sges, access, error });
         self.state.history.note(self.now, Entry::LocalFault(side, error));
         if explains() == Explain::Off {
             return;
@@ -98,7 +98,7 @@ impl QpHost<'_> {
     #[cold]
     #[inline(never)]
     pub(super) fn report_remote_fault(&mut self, (rkey, va, len): (RKey, u64, u64), access: Access, error: MemError) {
-        tell(|| Event::RemoteFault { qp: self.qp.id, rkey, va, len, access, error });
+        emit(|| Event::RemoteFault { qp: self.qp.id, rkey, va, len, access, error });
         self.state.history.note(self.now, Entry::RemoteFault(rkey, error));
         let facts = self.on_regions(|regions, _| regions.facts(rkey.0));
         let attempt = KeyAccess { kind: "rkey", key: rkey.0, addr: va, len, access };
@@ -130,7 +130,7 @@ impl QpHost<'_> {
     fn note_write(&mut self, rkey: RKey, va: u64, len: u64) {
         let place = self.on_regions(|regions, scope| regions.locate_remote(scope, rkey, va, len));
         if let Ok(addr) = place {
-            tell(|| Event::Written { addr, len });
+            emit(|| Event::Written { addr, len });
         }
     }
 
@@ -152,12 +152,12 @@ impl QpHost<'_> {
             if offset == 0
                 && let Some(wr_id) = self.state.watch.writes(qp.lists(), side, sges)
             {
-                tell(|| Event::BytesChanged { qp: qp.id, side, wr_id });
+                emit(|| Event::BytesChanged { qp: qp.id, side, wr_id });
             }
             for sge in sges {
                 let pd = |own: AccessScope| shared.unwrap_or(own.pd);
                 if let Ok(addr) = self.on_regions(|regions, own| regions.locate(pd(own), sge, Access::LOCAL_WRITE)) {
-                    tell(|| Event::Written { addr, len: sge.length.into() });
+                    emit(|| Event::Written { addr, len: sge.length.into() });
                 }
             }
         }
@@ -214,7 +214,7 @@ impl QpHost<'_> {
             && let Ok(found) = done
             && let Ok(addr) = self.on_regions(|regions, scope| regions.locate_remote(scope, rkey, va, 8))
         {
-            tell(|| Event::Atomic { qp: self.qp.id, rkey, va, addr, found, left: op.applied(found) });
+            emit(|| Event::Atomic { qp: self.qp.id, rkey, va, addr, found, left: op.applied(found) });
         }
         Some(done)
     }
@@ -251,9 +251,9 @@ impl QpHost<'_> {
             self.held = None;
             let qp = self.qp;
             if self.state.watch.completed(qp.lists(), side, &cqe) {
-                tell(|| Event::BytesChanged { qp: qp.id, side, wr_id: cqe.wr_id });
+                emit(|| Event::BytesChanged { qp: qp.id, side, wr_id: cqe.wr_id });
             }
-            tell(|| Event::Completed { qp: qp.id, side, cqe: &cqe });
+            emit(|| Event::Completed { qp: qp.id, side, cqe: &cqe });
         }
         if let Some(weak) = &mut self.state.weak {
             weak.completed(side, &cqe);
@@ -285,7 +285,7 @@ impl QpCore {
     ) {
         failure::note_early(&self.resources, machine);
         if is_on() && machine.lacks_receive(host, net, packet) {
-            tell(|| Event::MessageWaits { qp: self.resources.id });
+            emit(|| Event::MessageWaits { qp: self.resources.id });
         }
     }
 

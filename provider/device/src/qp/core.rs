@@ -15,7 +15,7 @@ use roxe_base::config::Explain;
 use roxe_base::lock::{Mutex, MutexGuard, rank};
 use roxe_base::uses::ObjectId;
 use roxe_check::explain::explains;
-use roxe_check::{Arrived, Event, tell};
+use roxe_check::{Arrived, Event, emit};
 use roxe_engine::engine::Engine;
 use roxe_engine::flow_control::Key;
 use roxe_engine::poll_policy::DelayedAck;
@@ -173,7 +173,7 @@ impl QpCore {
         if let Some(history) = history {
             history.note(clock::now(), Entry::Dropped(reason, header.bth.psn));
         }
-        tell(|| {
+        emit(|| {
             let (src, dst, header, expected) = (net.src, net.dst, *header, machine.expected_psn());
             let packet = Some(Arrived { src, dst, header, len, expected });
             Event::Dropped { qp: self.resources.id, reason, packet }
@@ -316,7 +316,7 @@ impl QpCore {
     fn note_retries(&self, inner: &mut Inner, counts: RetryCounts) {
         let (now, probe) = (clock::now(), inner.machine.probe());
         inner.state.history.note(now, Entry::Retried(counts, [probe.una, probe.sent]));
-        tell(|| Event::Retried { qp: self.resources.id, counts });
+        emit(|| Event::Retried { qp: self.resources.id, counts });
         self.engine().counters().count_retries(counts);
         inner.state.stats.add(counts);
         if counts.local_ack_timeout_err > 0 {
@@ -346,7 +346,7 @@ impl QpCore {
     /// Reports a state that the card itself may have changed.
     fn report_state(&self, inner: &mut Inner) {
         inner.state.history.note_state(clock::now(), inner.machine.state());
-        tell(|| Event::StateChanged { qp: self.resources.id, state: inner.machine.state() });
+        emit(|| Event::StateChanged { qp: self.resources.id, state: inner.machine.state() });
     }
 
     /// Raises asynchronous events. Holds the lock, so that none follows `Qp::destroy`, which

@@ -10,7 +10,7 @@ use crate::srq::Srq;
 use crate::weakest::WeakQp;
 use roxe_base::config::config;
 use roxe_base::instruments;
-use roxe_check::{Event, tell};
+use roxe_check::{Event, emit};
 use roxe_engine::engine::Engine;
 use roxe_engine::flow_control::{Flow, Key, Pool, STALL, STREAM_STALL};
 use roxe_engine::queue_pair::{QpStats, VisitOutcome};
@@ -148,7 +148,7 @@ impl<'a> QpHost<'a> {
     fn invalidate(&mut self, rkey: RKey) -> Result<(), MemError> {
         let (memory, scope) = self.memory();
         memory.invalidate(scope, rkey)?;
-        tell(|| Event::Invalidated { qp: self.qp.id, rkey });
+        emit(|| Event::Invalidated { qp: self.qp.id, rkey });
         Ok(())
     }
 
@@ -206,15 +206,15 @@ impl Memory for QpHost<'_> {
     }
 
     fn wrong_length(&mut self, request: &Request, len: usize) {
-        tell(|| Event::WrongLength { qp: self.qp.id, request, len });
+        emit(|| Event::WrongLength { qp: self.qp.id, request, len });
     }
 
     fn too_many(&mut self) {
-        tell(|| Event::TooManyReads { qp: self.qp.id });
+        emit(|| Event::TooManyReads { qp: self.qp.id });
     }
 
     fn denied(&mut self, right: Access) {
-        tell(|| Event::Denied { qp: self.qp.id, right });
+        emit(|| Event::Denied { qp: self.qp.id, right });
     }
 
     fn read_remote(&mut self, rkey: RKey, va: u64, out: TxRoom<'_>) -> Result<(), MemError> {
@@ -282,7 +282,7 @@ impl Memory for QpHost<'_> {
             self.report_failed_bind(bind, error);
             return Err(error);
         }
-        tell(|| Event::Bound { qp: self.qp.id, bind });
+        emit(|| Event::Bound { qp: self.qp.id, bind });
         Ok(())
     }
 }

@@ -4,7 +4,7 @@ use super::core::{Credits, Inner, QpCore, sender_of};
 use super::host::QpHost;
 use roxe_base::clock;
 use roxe_base::lock::Lockable;
-use roxe_check::{Event, tell};
+use roxe_check::{Event, emit};
 use roxe_engine::flow_control::Grant;
 use roxe_engine::queue_pair::{QpStats, QueuePair, VisitOutcome};
 use roxe_engine::run::{Joined, Run, RxTools, header_of};
@@ -137,7 +137,7 @@ impl QueuePair for QpCore {
     fn receive_frame(&self, frame: &[u8], note: FrameNote, now: Instant) -> VisitOutcome {
         let taken = self.receive_visit((frame.len(), None), false, now, |machine, host, _| {
             if let Err(reason) = machine.handle_frame(host, frame, note) {
-                tell(|| Event::Dropped { qp: self.resources.id, reason, packet: None });
+                emit(|| Event::Dropped { qp: self.resources.id, reason, packet: None });
                 self.engine().counters().count_drop(reason);
             }
             true

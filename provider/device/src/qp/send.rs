@@ -6,7 +6,7 @@ use roxe_base::clock;
 use roxe_base::instruments;
 use roxe_base::lock::{MutexGuard, rank};
 use roxe_check::explain::because;
-use roxe_check::{Event, is_checking, tell};
+use roxe_check::{Event, emit, is_checking};
 use roxe_engine::queue_pair::VisitOutcome;
 use roxe_memory::prefetch::prefetch;
 use roxe_transport::qp::PostError;
@@ -63,7 +63,7 @@ impl SendGuard<'_> {
                 weak.posted(resources.signals_all || request.flags.contains(SendFlags::SIGNALED));
             }
         }
-        tell(|| Event::of_posted_send(resources.id, request, &posted));
+        emit(|| Event::of_posted_send(resources.id, request, &posted));
         posted
     }
 
@@ -107,7 +107,7 @@ impl SendGuard<'_> {
             inner.machine.retract_sends(pushed);
             inner.state.watch.take_back(pushed);
             inner.state.weak.iter_mut().for_each(|weak| weak.take_back(pushed));
-            tell(|| Event::TakenBack { qp: self.core.resources.id, count: pushed as usize });
+            emit(|| Event::TakenBack { qp: self.core.resources.id, count: pushed as usize });
         }
     }
 }

@@ -13,7 +13,7 @@ use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use};
 use roxe_base::{clock, instruments};
 use roxe_check::explain::because;
-use roxe_check::{Event, Made, Pair, Tracked, is_checking, is_on, tell};
+use roxe_check::{Event, Made, Pair, Tracked, emit, is_checking, is_on};
 use roxe_engine::engine::Engine;
 use roxe_engine::queue_pair::QueuePair;
 use roxe_transport::cm::Route;
@@ -184,12 +184,12 @@ impl Qp {
     fn observe_recv(&self, inner: &mut Inner, request: &RecvRequest<'_>, posted: Result<(), PostError>) {
         let qp = &self.core.resources;
         match posted {
-            Err(error) => tell(|| Event::of_refused_recv(qp.id, request, error)),
+            Err(error) => emit(|| Event::of_refused_recv(qp.id, request, error)),
             Ok(()) => {
                 if is_checking() {
                     inner.state.watch.posted_recv(qp.lists(), request, qp.longest_message());
                 }
-                tell(|| Event::PostedRecv { queue: qp.id, request });
+                emit(|| Event::PostedRecv { queue: qp.id, request });
             }
         }
     }
@@ -215,8 +215,8 @@ impl Qp {
     fn report_modify(&self, attr: &QpAttr, mask: AttrMask, modified: Result<(), Error>) -> Result<(), Error> {
         let qp = self.core.resources.id;
         match &modified {
-            Ok(()) => tell(|| Event::Modified { qp, attr, mask }),
-            Err(error) => tell(|| Event::ModifyRefused { qp, attr, mask, error }),
+            Ok(()) => emit(|| Event::Modified { qp, attr, mask }),
+            Err(error) => emit(|| Event::ModifyRefused { qp, attr, mask, error }),
         }
         modified
     }

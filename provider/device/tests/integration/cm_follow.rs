@@ -1,7 +1,7 @@
 //! Ids follow the interface of their device: listeners, lost addresses, lost devices.
 
 use crate::common::ends::*;
-use crate::common::namespace::{self, LINKED};
+use crate::common::namespace::{self, VETH_UP};
 use roxe_provider::Error;
 use roxe_provider::cm::{EventKind, PortSpace};
 use std::process::Command;
@@ -45,7 +45,7 @@ fn accept_all(listener: &End) {
 fn ids_follow_interface_changes() {
     let make = "ip link set lo up && ip link add x0 type veth peer name x1 && ip addr add 10.77.0.1/24 dev x0 && \
                 ip link set x1 addrgenmode none && ip link set x1 up && ip link set x0 up";
-    namespace::inside("ids_follow_interface_changes", &format!("{make} && {LINKED}"), "x0,x1", || {
+    namespace::inside("ids_follow_interface_changes", &format!("{make} && {VETH_UP}"), "x0,x1", || {
         let listener = End::new(PortSpace::Tcp);
         listener.id.bind(&address("0.0.0.0:0")).unwrap();
         listener.id.listen(0).unwrap();

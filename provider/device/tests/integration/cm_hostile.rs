@@ -262,7 +262,7 @@ impl Victim {
 /// Runs `test` in a network namespace; `name` is the calling test.
 #[track_caller]
 fn alone(name: &str, test: impl FnOnce()) {
-    namespace::inside(name, namespace::UP, "lo", test);
+    namespace::inside(name, namespace::LOOPBACK_UP, "lo", test);
 }
 
 /// xorshift, for the same numbers in every run.

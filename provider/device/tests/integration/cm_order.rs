@@ -3,7 +3,7 @@
 //! namespaces.
 
 use crate::common::ends::{conn_param, expect};
-use crate::common::ids::{Party, here};
+use crate::common::ids::{CmNode, loopback};
 use crate::common::peer::{MARK, Peer, ROLE};
 use crate::common::{Node, namespace, request};
 use roxe_provider::cm::{Channel, Event, EventKind, Id};
@@ -43,7 +43,7 @@ impl Story {
 
 /// A program with a completion channel.
 struct Program {
-    party: Party,
+    cm_node: CmNode,
     events: Arc<CompChannel>,
 }
 
@@ -53,15 +53,15 @@ impl Program {
         let events = context.create_comp_channel().unwrap();
         let init = CqInit { cqe: 4096, channel: Some(Arc::clone(&events)), ..CqInit::default() };
         let cq = context.create_cq(init).unwrap();
-        let party = Party { node: Node::open_in(context, cq), channel: Channel::create().unwrap() };
-        Self { party, events }
+        let cm_node = CmNode { node: Node::open_in(context, cq), channel: Channel::create().unwrap() };
+        Self { cm_node, events }
     }
 
     fn qp(&self, id: &Id, story: Story) -> Arc<Qp> {
-        let qp = self.party.node.qp(story.service());
+        let qp = self.cm_node.node.qp(story.service());
         id.attach_qp(&qp).unwrap();
         for n in 0..BURST {
-            qp.post_recv(&RecvRequest { wr_id: n as u64, sges: &[self.party.node.sge(0, 64)] }).unwrap();
+            qp.post_recv(&RecvRequest { wr_id: n as u64, sges: &[self.cm_node.node.sge(0, 64)] }).unwrap();
         }
         qp
     }
@@ -70,8 +70,8 @@ impl Program {
     /// overtook data. Another thread polls all the time, so that packets arrive while the process
     /// is between the look at one source and the next.
     fn serve(&self, story: Story, listening: impl FnOnce()) -> u64 {
-        let (listener, is_over) = (self.party.listen(here(PORT), 64).unwrap(), AtomicBool::new(false));
-        let other = self.party.node.context.create_cq(CqInit { cqe: 1, ..CqInit::default() }).unwrap();
+        let (listener, is_over) = (self.cm_node.listen(loopback(PORT), 64).unwrap(), AtomicBool::new(false));
+        let other = self.cm_node.node.context.create_cq(CqInit { cqe: 1, ..CqInit::default() }).unwrap();
         listening();
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -88,7 +88,7 @@ impl Program {
 
     /// Returns true if all data preceded the end.
     fn serve_one(&self, story: Story) -> bool {
-        let Self { party: Party { node, channel, .. }, events } = self;
+        let Self { cm_node: CmNode { node, channel, .. }, events } = self;
         let id = self.next(EventKind::ConnectRequest).id;
         let qp = self.qp(&id, story);
         node.cq.req_notify(false);
@@ -115,7 +115,7 @@ impl Program {
 
     fn next(&self, kind: EventKind) -> Event {
         loop {
-            let event = self.party.event();
+            let event = self.cm_node.event();
             if event.kind != EventKind::TimewaitExit {
                 assert_eq!(event.kind, kind, "{event:?}");
                 return event;
@@ -125,12 +125,12 @@ impl Program {
 
     /// Makes the connections that the server serves, and ends each right after its traffic.
     fn connect(&self, story: Story) {
-        let node = &self.party.node;
+        let node = &self.cm_node.node;
         for _ in 0..ROUNDS {
-            let id = self.party.resolved(here(PORT));
+            let id = self.cm_node.resolved(loopback(PORT));
             let qp = self.qp(&id, story);
             id.connect(&conn_param(b"")).unwrap();
-            self.party.expect(EventKind::Established);
+            self.cm_node.expect(EventKind::Established);
             let mut awaited = 1;
             if story == Story::Sends {
                 awaited = BURST;
@@ -142,7 +142,7 @@ impl Program {
                 assert_eq!(cqe.status, WcStatus::Success, "{cqe:?}");
             }
             id.disconnect().unwrap();
-            self.party.expect(EventKind::Disconnected);
+            self.cm_node.expect(EventKind::Disconnected);
             id.destroy();
             qp.destroy();
             while node.cq.poll(BURST, |_| ()).unwrap() > 0 {}
@@ -159,7 +159,7 @@ fn peer() {
     let overtaken = match does {
         "serve" => program.serve(story, || println!("\n{MARK}listening")),
         "idle" => {
-            let _qp = program.party.node.qp(Service::Rc);
+            let _qp = program.cm_node.node.qp(Service::Rc);
             println!("\n{MARK}there");
             std::io::stdin().lines().count() as u64
         }
@@ -174,7 +174,7 @@ fn peer() {
 /// Runs a server, a client, and `others` on the same address, which also get packets.
 #[track_caller]
 fn processes(test: &str, story: Story, others: usize, knobs: &[(&str, &str)]) {
-    namespace::inside(test, namespace::UP, "lo", || {
+    namespace::inside(test, namespace::LOOPBACK_UP, "lo", || {
         let mut server = Peer::start(&format!("serve {}", story.name()), knobs);
         assert_eq!(server.read_line(), "listening");
         let idle = || {
@@ -191,10 +191,10 @@ fn processes(test: &str, story: Story, others: usize, knobs: &[(&str, &str)]) {
 
 #[track_caller]
 fn one_process(test: &str, story: Story) {
-    namespace::inside(test, namespace::UP, "lo", || {
-        let (tell, told) = std::sync::mpsc::channel();
-        let serving = thread::spawn(move || Program::open().serve(story, || tell.send(()).unwrap()));
-        told.recv().unwrap();
+    namespace::inside(test, namespace::LOOPBACK_UP, "lo", || {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let serving = thread::spawn(move || Program::open().serve(story, || sender.send(()).unwrap()));
+        receiver.recv().unwrap();
         Program::open().connect(story);
         let overtaken = serving.join().unwrap();
         assert_eq!(overtaken, 0, "connections of {ROUNDS} whose end overtook what was sent before");

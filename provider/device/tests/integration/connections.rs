@@ -2,7 +2,7 @@
 //! one owner, and survivors notice dead peers. Runs in network namespaces.
 
 use crate::common::ends::{conn_param, conn_param_of};
-use crate::common::ids::{Party, here};
+use crate::common::ids::{CmNode, loopback};
 use crate::common::namespace;
 use crate::common::peer::{MARK, Peer, ROLE, program};
 use roxe_base::random;
@@ -20,12 +20,12 @@ use std::time::{Duration, Instant};
 /// Runs `test` in a network namespace; `name` is the calling test.
 #[track_caller]
 fn alone(name: &str, test: impl FnOnce()) {
-    namespace::inside(name, namespace::UP, "lo", test);
+    namespace::inside(name, namespace::LOOPBACK_UP, "lo", test);
 }
 
 /// Peer process: obeys one command per line.
 struct Puppet {
-    party: Party,
+    cm_node: CmNode,
     listener: Option<Arc<Id>>,
     /// The connection request that "request" has fetched, until it is accepted.
     request: Option<Event>,
@@ -43,7 +43,7 @@ fn peer() {
         return;
     }
     let mut puppet =
-        Puppet { party: Party::open(), listener: None, request: None, connection: None, ids: vec![], qps: vec![] };
+        Puppet { cm_node: CmNode::open(), listener: None, request: None, connection: None, ids: vec![], qps: vec![] };
     for line in std::io::stdin().lines() {
         let answer = puppet.execute(&line.unwrap());
         println!("\n{MARK}{answer}");
@@ -72,14 +72,14 @@ impl Puppet {
             "fork" => self.fork(),
             "serve_lookup" => self.serve_lookup(number(1)),
             "look_up" => self.look_up(number(1) as u16),
-            "counter" => crate::common::counter(&self.party.node.context, words[1]),
+            "counter" => crate::common::counter(&self.cm_node.node.context, words[1]),
             other => panic!("unknown command {other}"),
         }
     }
 
     /// Listens; returns 0 or the errno.
     fn listen(&mut self, address: SocketAddr) -> u64 {
-        match self.party.listen(address, 64) {
+        match self.cm_node.listen(address, 64) {
             Ok(id) => self.listener = Some(id),
             Err(errno) => return errno as u64,
         }
@@ -92,11 +92,11 @@ impl Puppet {
         let mut open = Vec::new();
         let (mut accepted, mut ended) = (0, 0);
         while ended < count {
-            let event = self.party.event();
+            let event = self.cm_node.event();
             match event.kind {
                 EventKind::ConnectRequest => {
                     accepted += 1;
-                    let qp = self.party.attach(&event.id);
+                    let qp = self.cm_node.attach(&event.id);
                     event.id.accept(&conn_param(&name.to_ne_bytes())).unwrap();
                     self.note(&event.id, &qp);
                     open.push((event.id, qp));
@@ -117,13 +117,13 @@ impl Puppet {
 
     /// Fetches a request without answering.
     fn take_request(&mut self) -> u64 {
-        self.request = Some(self.party.expect(EventKind::ConnectRequest));
+        self.request = Some(self.cm_node.expect(EventKind::ConnectRequest));
         0
     }
 
     fn accept(&mut self) -> u64 {
         let id = self.request.take().unwrap().id;
-        let qp = self.party.attach(&id);
+        let qp = self.cm_node.attach(&id);
         id.accept(&conn_param(b"")).unwrap();
         self.connection = Some((id, Some(qp)));
         0
@@ -131,22 +131,22 @@ impl Puppet {
 
     /// Connects, and returns the server's private data.
     fn connect(&mut self, port: u16) -> u64 {
-        let (id, qp) = self.party.asking(here(port));
-        let event = self.party.expect(EventKind::Established);
+        let (id, qp) = self.cm_node.connecting(loopback(port));
+        let event = self.cm_node.expect(EventKind::Established);
         self.connection = Some((id, Some(qp)));
         u64::from_ne_bytes(*conn_param_of(&event).private_data.first_chunk().unwrap())
     }
 
     /// Requests a connection without an attached queue pair.
     fn ask(&mut self, port: u16) -> u64 {
-        let id = self.party.resolved(here(port));
+        let id = self.cm_node.resolved(loopback(port));
         id.connect(&conn_param(b"")).unwrap();
         self.connection = Some((id, None));
         0
     }
 
     fn response(&mut self) -> u64 {
-        self.party.expect(EventKind::ConnectResponse);
+        self.cm_node.expect(EventKind::ConnectResponse);
         0
     }
 
@@ -158,7 +158,7 @@ impl Puppet {
     fn disconnect(&mut self) -> u64 {
         let (id, _) = self.connection.as_ref().unwrap();
         id.disconnect().unwrap();
-        let event = self.party.expect(EventKind::Disconnected);
+        let event = self.cm_node.expect(EventKind::Disconnected);
         assert_eq!(event.status, 0);
         id.destroy();
         self.connection = None;
@@ -173,11 +173,11 @@ impl Puppet {
     /// Opens and closes `count` connections, one after the other.
     fn cycle(&mut self, port: u16, count: u64) -> u64 {
         for _ in 0..count {
-            let (id, qp) = self.party.asking(here(port));
+            let (id, qp) = self.cm_node.connecting(loopback(port));
             self.note(&id, &qp);
-            self.party.expect(EventKind::Established);
+            self.cm_node.expect(EventKind::Established);
             id.disconnect().unwrap();
-            self.party.expect(EventKind::Disconnected);
+            self.cm_node.expect(EventKind::Disconnected);
             id.destroy();
         }
         count
@@ -207,14 +207,14 @@ impl Puppet {
 
     /// Connects in the child; the parent's port and requests stay the parent's.
     fn connect_in_child(&self) {
-        let party = &self.party;
-        assert_eq!(party.listen(here(7001), 1).err(), Some(libc::EADDRINUSE));
-        let listener = party.listen(here(7002), 1).unwrap();
-        let (active, _qp) = party.asking(here(7002));
-        let passive = party.expect(EventKind::ConnectRequest).id;
-        let _qp = party.attach(&passive);
+        let cm_node = &self.cm_node;
+        assert_eq!(cm_node.listen(loopback(7001), 1).err(), Some(libc::EADDRINUSE));
+        let listener = cm_node.listen(loopback(7002), 1).unwrap();
+        let (active, _qp) = cm_node.connecting(loopback(7002));
+        let passive = cm_node.expect(EventKind::ConnectRequest).id;
+        let _qp = cm_node.attach(&passive);
         passive.accept(&conn_param(b"")).unwrap();
-        let connected = [party.expect(EventKind::Established).id, party.expect(EventKind::Established).id];
+        let connected = [cm_node.expect(EventKind::Established).id, cm_node.expect(EventKind::Established).id];
         assert!(connected.iter().any(|id| Arc::ptr_eq(id, &active)));
         [active, passive, listener].iter().for_each(|id| id.destroy());
     }
@@ -222,13 +222,13 @@ impl Puppet {
     /// Prints 0 once it listens at port 7001, answers `count` lookups of the datagram service there
     /// with one UD queue pair, and returns the number of that queue pair.
     fn serve_lookup(&mut self, count: u64) -> u64 {
-        let listener = Id::create(&self.party.channel, PortSpace::Udp, 0).unwrap();
-        listener.bind(&Address::Ip(here(7001))).unwrap();
+        let listener = Id::create(&self.cm_node.channel, PortSpace::Udp, 0).unwrap();
+        listener.bind(&Address::Ip(loopback(7001))).unwrap();
         listener.listen(8).unwrap();
-        let qp = self.party.node.qp(Service::Ud);
+        let qp = self.cm_node.node.qp(Service::Ud);
         println!("\n{MARK}0");
         for _ in 0..count {
-            let id = self.party.expect(EventKind::ConnectRequest).id;
+            let id = self.cm_node.expect(EventKind::ConnectRequest).id;
             id.accept(&ConnParam { qp_num: qp.qpn().get(), ..conn_param(b"here") }).unwrap();
             id.destroy();
         }
@@ -237,13 +237,13 @@ impl Puppet {
 
     /// Looks up a datagram service.
     fn look_up(&mut self, port: u16) -> u64 {
-        let id = Id::create(&self.party.channel, PortSpace::Udp, 0).unwrap();
-        id.resolve_addr(None, &Address::Ip(here(port)), 2000).unwrap();
-        self.party.expect(EventKind::AddrResolved);
+        let id = Id::create(&self.cm_node.channel, PortSpace::Udp, 0).unwrap();
+        id.resolve_addr(None, &Address::Ip(loopback(port)), 2000).unwrap();
+        self.cm_node.expect(EventKind::AddrResolved);
         id.resolve_route(2000).unwrap();
-        self.party.expect(EventKind::RouteResolved);
+        self.cm_node.expect(EventKind::RouteResolved);
         id.connect(&conn_param(b"who")).unwrap();
-        let event = self.party.event();
+        let event = self.cm_node.event();
         id.destroy();
         match event.data {
             EventData::Ud(found) if event.kind == EventKind::Established => found.qp_num.into(),
@@ -254,7 +254,7 @@ impl Puppet {
     /// Returns the number of ids and queue pairs left after timewait of all connections.
     fn left(&mut self) -> u64 {
         let start = Instant::now();
-        let device = self.party.node.context.device();
+        let device = self.cm_node.node.context.device();
         while connections(device) > 0 {
             assert!(start.elapsed() < Duration::from_secs(20), "{} connections are left", connections(device));
             std::thread::yield_now();
@@ -265,7 +265,7 @@ impl Puppet {
 
     /// Returns the kind of the next event times 1000, plus its status.
     fn next_event(&mut self) -> u64 {
-        let event = self.party.event();
+        let event = self.cm_node.event();
         event.kind as u64 * 1000 + u64::from(event.status.unsigned_abs())
     }
 }

@@ -1,10 +1,10 @@
-//! A connection that migrates from one IP version of the loopback interface to the other.
+//! Path migration of a connection between the IPv4 and IPv6 addresses of the loopback interface.
 
 use crate::common::*;
 use roxe_provider::wire::PathMtu;
 use roxe_provider::{AsyncEventKind, AttrMask, MigState, Qp, QpAttr, Service, WcStatus};
 
-/// Loads and arms the alternate path over the GIDs with this index.
+/// Loads and arms an alternate path between the GIDs with index `index` of both nodes.
 fn rearm(qp: &Qp, node: &Node, peer: &Node, index: u8) {
     let alt_av = node.av(index, peer.context.gid(1, index.into()).unwrap());
     let attr = QpAttr { alt_av, alt_port: 1, alt_timeout: 14, path_mig_state: MigState::Rearm, ..QpAttr::default() };

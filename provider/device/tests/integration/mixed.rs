@@ -18,7 +18,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 fn on_both_links(name: &str, body: impl FnOnce()) {
     const LINK: &str = "ROXE_LINK";
     if std::env::var_os(LINK).is_some() {
-        namespace::inside(name, namespace::UP, "lo", body);
+        namespace::inside(name, namespace::LOOPBACK_UP, "lo", body);
     } else {
         for link in ["auto", "udp"] {
             assert!(program(name).env(LINK, link).status().unwrap().success(), "{LINK}={link}");

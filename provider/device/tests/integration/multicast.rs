@@ -141,7 +141,7 @@ fn peer() {
 // clause: UD-MULTICAST
 #[test]
 fn every_process_gets_a_copy_despite_steering() {
-    namespace::inside("every_process_gets_a_copy_despite_steering", namespace::UP, "lo", || {
+    namespace::inside("every_process_gets_a_copy_despite_steering", namespace::LOOPBACK_UP, "lo", || {
         let group = mapped(6);
         let mut peers = [(); 3].map(|()| Peer::start(&group.to_ip().to_string(), &[]));
         peers.iter_mut().for_each(|peer| assert_eq!(peer.read_line(), "ready"));

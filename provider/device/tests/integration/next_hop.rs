@@ -2,7 +2,7 @@
 
 use crate::common::Node;
 use crate::common::ends::*;
-use crate::common::namespace::{self, LINKED};
+use crate::common::namespace::{self, VETH_UP};
 use roxe_provider::cm::{EventKind, PortSpace};
 use roxe_provider::wire::{Gid, PathMtu, Psn, Qpn};
 use roxe_provider::{AhAttr, AttrMask, Error, QpAttr, QpState, Service};
@@ -100,7 +100,7 @@ fn unreachable_peers_are_refused() {
                 ip neigh add 10.77.0.8 lladdr 02:00:00:00:00:08 nud permanent dev x0 && \
                 ip neigh add fd77::8 lladdr 02:00:00:00:00:08 nud permanent dev x0 && \
                 ip route add 198.51.100.0/24 via 10.77.0.8 && ip route add 203.0.114.0/24 via 10.77.0.9";
-    namespace::inside("unreachable_peers_are_refused", &format!("{make} && {LINKED}"), "x0,x1", || {
+    namespace::inside("unreachable_peers_are_refused", &format!("{make} && {VETH_UP}"), "x0,x1", || {
         let node = Node::open();
         let errno = |result: Result<(), Error>| result.map_err(|e| e.errno());
         // Without a neighbour, with a known one, and through one.

@@ -1,6 +1,6 @@
 //! The port follows its interface: events, GID table and traffic while the interface changes.
 
-use crate::common::namespace::{self, LINKED};
+use crate::common::namespace::{self, VETH_UP};
 use crate::common::{Node, activate, datagram, post_recv};
 use roxe_provider::wire::Gid;
 use roxe_provider::{AsyncEventKind, Context, Service, WcStatus, devices};
@@ -38,7 +38,7 @@ fn index_of(context: &Context, address: Ipv4Addr) -> Option<u8> {
 fn port_follows_its_interface() {
     let make = "ip link set lo up && ip link add x0 type veth peer name x1 && ip addr add 10.77.0.1/24 dev x0 && \
                 ip link add y0 type veth peer name y1 && ip link set x1 up && ip link set x0 up";
-    namespace::inside("port_follows_its_interface", &format!("{make} && {LINKED}"), "x0,y0", || {
+    namespace::inside("port_follows_its_interface", &format!("{make} && {VETH_UP}"), "x0,y0", || {
         let [first, second, third] = [1, 2, 3].map(|last| Ipv4Addr::new(10, 77, 0, last));
         let context = devices().unwrap()[0].open().unwrap();
         let port = || context.port_attr(1).unwrap();

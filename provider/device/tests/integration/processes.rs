@@ -515,7 +515,7 @@ fn process_with_faults_shares_no_ring_with_one_without() {
 
 #[test]
 fn packets_are_counted_once_at_receiver() {
-    namespace::inside("packets_are_counted_once_at_receiver", namespace::UP, "lo", || {
+    namespace::inside("packets_are_counted_once_at_receiver", namespace::LOOPBACK_UP, "lo", || {
         for knobs in [&[BY_UDP, ("ROXE_STEERING", "off")] as &[_], &[BY_UDP], &[BY_RING]] {
             let (mut a, mut b) = exchange(knobs);
             let deadline = Instant::now() + Duration::from_secs(10);
@@ -537,7 +537,7 @@ fn packets_are_counted_once_at_receiver() {
 /// packet waits.
 #[test]
 fn reordering_between_processes_causes_no_retransmit() {
-    namespace::inside("reordering_between_processes_causes_no_retransmit", namespace::UP, "lo", || {
+    namespace::inside("reordering_between_processes_causes_no_retransmit", namespace::LOOPBACK_UP, "lo", || {
         let (mut pairs, mut in_time) = (0, 0);
         while pairs < 10 || in_time == 0 {
             pairs += 1;
@@ -576,7 +576,7 @@ fn hundred_processes_share_an_address() {
 
 #[test]
 fn unsteered_packets_are_forwarded() {
-    namespace::inside("unsteered_packets_are_forwarded", namespace::UP, "lo", || {
+    namespace::inside("unsteered_packets_are_forwarded", namespace::LOOPBACK_UP, "lo", || {
         let (a, b) = between_processes(&[BY_UDP, ("ROXE_STEERING", "off")]);
         // The kernel chooses by a hash of addresses and ports, which are the same in both
         // directions: one process gets all packets.
@@ -622,7 +622,7 @@ fn killed_peer_is_an_error_and_frees_its_numbers() {
 
 #[test]
 fn stopped_process_blocks_no_other() {
-    namespace::inside("stopped_process_blocks_no_other", namespace::UP, "lo", || {
+    namespace::inside("stopped_process_blocks_no_other", namespace::LOOPBACK_UP, "lo", || {
         let (mut a, mut b, mut c) = (Peer::start("rc", &[]), Peer::start("rc", &[]), Peer::start("rc", &[]));
         describe(&mut c);
         c.signal(libc::SIGSTOP);
@@ -670,7 +670,7 @@ fn arrive_all(from: &mut Peer, to: &mut Peer) -> bool {
 
 #[test]
 fn exited_process_moves_no_packets_to_stopped_ones() {
-    namespace::inside("exited_process_moves_no_packets_to_stopped_ones", namespace::UP, "lo", || {
+    namespace::inside("exited_process_moves_no_packets_to_stopped_ones", namespace::LOOPBACK_UP, "lo", || {
         // Packets for a number without a socket go to one of ten sockets, by a constant hash. The
         // stopped processes have the first eight of them in one order and the last eight in the
         // other.
@@ -777,7 +777,7 @@ fn senders(file: &[u8]) -> HashSet<String> {
 
 #[test]
 fn idle_process_sleeps() {
-    namespace::inside("idle_process_sleeps", namespace::UP, "lo", || {
+    namespace::inside("idle_process_sleeps", namespace::LOOPBACK_UP, "lo", || {
         let mut a = Peer::start("rc", &[("ROXE_STEERING", "off")]);
         assert_eq!(a.ask("many 500"), [500]);
         assert_eq!(a.ask("idle"), [0]);
@@ -852,7 +852,7 @@ impl Drop for Runtimes {
 
 #[test]
 fn different_runtime_dirs_share_port_without_loss() {
-    namespace::inside("different_runtime_dirs_share_port_without_loss", namespace::UP, "lo", || {
+    namespace::inside("different_runtime_dirs_share_port_without_loss", namespace::LOOPBACK_UP, "lo", || {
         let runtimes = Runtimes::new();
         let mut pairs = runtimes.knobs().map(|runtime| [(); 2].map(|()| Peer::start("uc", &[runtime, BY_UDP])));
         pairs.iter_mut().for_each(|[a, b]| join(a, b));
@@ -864,7 +864,7 @@ fn different_runtime_dirs_share_port_without_loss() {
 
 #[test]
 fn different_runtime_dirs_use_shared_memory() {
-    namespace::inside("different_runtime_dirs_use_shared_memory", namespace::UP, "lo", || {
+    namespace::inside("different_runtime_dirs_use_shared_memory", namespace::LOOPBACK_UP, "lo", || {
         let runtimes = Runtimes::new();
         let [mut a, mut b] = runtimes.knobs().map(|runtime| Peer::start("rc", &[runtime, BY_RING]));
         let mut without = Peer::start("rc", &[BY_RING]);

@@ -1,6 +1,6 @@
 //! Raw packets over real interfaces, in network namespaces. Skipped where none can be made.
 
-use crate::common::namespace::LINKED;
+use crate::common::namespace::VETH_UP;
 use crate::common::peer::{MARK, program};
 use crate::common::*;
 use roxe_provider::wire::Gid;
@@ -110,7 +110,7 @@ fn inside(name: &str, wrap: &str, test: impl FnOnce()) {
         command.args(["--map-root-user", "--net", "--", "sh", "-c", script]);
         command
     };
-    let make = format!("{MAKE} && {LINKED}");
+    let make = format!("{MAKE} && {VETH_UP}");
     if !in_namespace(&make).status().is_ok_and(|status| status.success()) {
         eprintln!("skipped: unshare and ip cannot create a network namespace with a veth pair");
         return;

@@ -29,7 +29,7 @@ fn interface(rate: &str) -> String {
          ip addr add 10.77.0.2/24 dev x0 && \
          ip link set x1 up && ip link set x0 up && {} && {neighbour} && \
          tc qdisc add dev x0 root tbf rate {rate} burst 20000 limit 100000000",
-        namespace::LINKED
+        namespace::VETH_UP
     )
 }
 

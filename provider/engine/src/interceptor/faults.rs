@@ -115,7 +115,7 @@ impl Faults {
     /// Reports on standard error how often each rule was applied.
     pub(crate) fn report(&self) {
         if self.active.load(Ordering::Relaxed) {
-            self.counts().iter().for_each(|count| notice::tell(&format_args!("faults: {count}")));
+            self.counts().iter().for_each(|count| notice::print(&format_args!("faults: {count}")));
         }
     }
 

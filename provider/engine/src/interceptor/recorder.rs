@@ -108,7 +108,7 @@ impl State {
                     self.file = Some(file);
                 }
                 Err(cause) => {
-                    notice::tell(&format_args!("capture: cannot write, nothing more is recorded: {cause}"));
+                    notice::print(&format_args!("capture: cannot write, nothing more is recorded: {cause}"));
                     // Fails for a pipe, whose reader detects the truncated block.
                     let _ = file.set_len(self.written);
                 }
@@ -177,7 +177,7 @@ fn open(path: &Path) -> io::Result<Option<File>> {
 fn open_beside(wanted: &Path) -> io::Result<File> {
     let path = path_with_process_suffix(wanted);
     let file = open(&path)?.ok_or_else(|| io::Error::from(io::ErrorKind::AlreadyExists))?;
-    notice::tell(&format_args!(
+    notice::print(&format_args!(
         "capture: another process writes {}, this one ({}) writes {}",
         wanted.display(),
         std::process::id(),

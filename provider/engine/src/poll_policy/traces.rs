@@ -1,15 +1,16 @@
 //! Traces of real programs, replayed through the policy. The first line of a trace is the name of
 //! its program; each other line is one event with its time in nanoseconds.
 //!
-//! - `poll FROM UNTIL FOUND`: polling without a pause of 10 us, which found packets FOUND times
+//! - `poll FROM UNTIL FOUND`: polls less than 10 us apart, FOUND of which found packets
 //! - `served AT`: the background thread received packets
 //! - `request AT`, `post AT`: a request with AckReq arrived; the program posted a request
 //! - `silence AT`: the delay of an acknowledgement expired
 //! - `arm AT`: the program requested an event
-//! - `wait AT`, then `awake AT`, or `sleep AT` and `woken AT`: the program waited for the event and
-//!   received it, or slept
+//! - `wait AT`: the program began to wait for the event
+//! - `awake AT`: the event ended the wait before the program slept
+//! - `sleep AT`, `woken AT`: the program slept, and the event woke it
 //!
-//! Replays ignore `silence`, `arm` and `sleep`; they are for the reader.
+//! Replays ignore `silence`, `arm` and `sleep`: they only help a reader of the trace.
 
 use super::delayed_ack::{DelayedAck, due_in_background};
 use super::spin::{Next, Poll, SpinRound};
@@ -28,7 +29,7 @@ macro_rules! trace {
     };
 }
 
-/// Name, time, and further fields.
+/// Name, time, and further numbers.
 type Event<'a> = (&'a str, Instant, Vec<u64>);
 
 fn events(trace: &str) -> Vec<Event<'_>> {
@@ -44,15 +45,15 @@ fn events(trace: &str) -> Vec<Event<'_>> {
         .collect()
 }
 
-/// Start of traces in nanoseconds, far from the zero time of a new policy.
+/// Start of traces in nanoseconds. A new policy starts at 0, which must be long past.
 const START: u64 = 1_000_000_000;
 
-/// Delays of acknowledgements for the requests and posts of `events`.
+/// Delays of acknowledgements in a replay.
 #[derive(Debug, Default)]
 struct Acks {
     /// For each request, the delay of its acknowledgement.
-    waits: Vec<Option<Duration>>,
-    /// Acknowledgements that left without an answer.
+    delays: Vec<Option<Duration>>,
+    /// Delayed acknowledgements that were sent because the program posted no answer in time.
     unanswered: usize,
 }
 
@@ -66,7 +67,7 @@ fn replay_acks(events: &[Event<'_>]) -> Acks {
         match name {
             "request" => {
                 waiting = policy.on_request(at);
-                acks.waits.push(waiting.map(|until| due_in_background(until).since(at)));
+                acks.delays.push(waiting.map(|until| due_in_background(until).since(at)));
             }
             "post" => {
                 policy.on_post(at);
@@ -79,59 +80,61 @@ fn replay_acks(events: &[Event<'_>]) -> Acks {
 }
 
 impl Acks {
-    /// Requests before the first delayed acknowledgement.
-    fn first(&self) -> Option<usize> {
-        self.waits.iter().position(Option::is_some)
+    /// Returns the number of requests before the first delayed acknowledgement.
+    fn requests_before_delay(&self) -> Option<usize> {
+        self.delays.iter().position(Option::is_some)
     }
 
-    /// Percentage of delayed ones from the first on.
-    fn share(&self) -> usize {
-        let since = self.waits.get(self.first().unwrap_or_default()..).unwrap_or_default();
+    /// Returns the percentage of delayed acknowledgements from the first delayed one on.
+    fn delayed_percent(&self) -> usize {
+        let since = self.delays.get(self.requests_before_delay().unwrap_or_default()..).unwrap_or_default();
         100 * since.iter().flatten().count() / since.len().max(1)
     }
 }
 
 #[test]
-fn ping_pong_acks_wait_from_33rd_request_on() {
+fn ping_pong_acks_are_delayed_from_33rd_request_on() {
     for trace in [trace!("ib_write_lat_shm_acks"), trace!("ib_write_lat_udp_acks")] {
         let acks = replay_acks(&trace);
-        assert_eq!((acks.first(), acks.share(), acks.unanswered), (Some(32), 100, 0), "{acks:?}");
-        assert!(acks.waits.iter().flatten().all(|&waits| waits <= 200 * US), "{acks:?}");
+        let figures = (acks.requests_before_delay(), acks.delayed_percent(), acks.unanswered);
+        assert_eq!(figures, (Some(32), 100, 0), "{acks:?}");
+        assert!(acks.delays.iter().flatten().all(|&delay| delay <= 200 * US), "{acks:?}");
     }
 }
 
 #[test]
-fn irregular_ping_pong_acks_mostly_wait() {
+fn irregular_ping_pong_acks_are_mostly_delayed() {
     let acks = replay_acks(&trace!("ucx_tag_lat_udp_acks"));
-    assert!(acks.first().is_some_and(|first| (32..64).contains(&first)), "{acks:?}");
-    assert!(acks.share() >= 60 && acks.unanswered <= 2, "{acks:?}");
+    assert!(acks.requests_before_delay().is_some_and(|first| (32..64).contains(&first)), "{acks:?}");
+    assert!(acks.delayed_percent() >= 60 && acks.unanswered <= 2, "{acks:?}");
 }
 
 #[test]
-fn stream_acks_never_wait() {
+fn stream_acks_are_never_delayed() {
     let acks = replay_acks(&trace!("ib_write_bw_shm_acks"));
-    assert_eq!((acks.first(), acks.waits.len()), (None, 400));
+    assert_eq!((acks.requests_before_delay(), acks.delays.len()), (None, 400));
 }
 
 /// Behaviour of the background thread while the program of a trace runs.
 #[derive(Debug, Default)]
 struct Wakeups {
     count: usize,
-    /// Number of wake-ups after which it is muted.
+    /// Number of wake-ups after which the thread is muted.
     muted: usize,
-    /// Delays of packets that only the thread receives.
+    /// Delays of the packets that the program does not receive itself.
     delays: Vec<Duration>,
     span: Duration,
 }
 
-/// Arrival of a packet, and true if the program receives it itself.
+/// Arrival of a packet; true if the program receives the packet itself.
 type PacketAt = (Instant, bool);
-type PollsIn = (Instant, Instant);
+/// Start and end of polling without a pause.
+type PollPeriod = (Instant, Instant);
 
-fn packets_and_polls(events: &[Event<'_>]) -> (Vec<PacketAt>, Vec<PollsIn>) {
+fn packets_and_polls(events: &[Event<'_>]) -> (Vec<PacketAt>, Vec<PollPeriod>) {
     let (mut packets, mut polls) = (Vec::new(), Vec::new());
-    for (name, at, more) in events {
-        match (*name, more.as_slice()) {
+    for (name, at, numbers) in events {
+        match (*name, numbers.as_slice()) {
             ("poll", &[until, found]) => {
                 let until = Instant(until + START);
                 let between = until.since(*at).as_nanos() as u64 / (found + 1);
@@ -199,7 +202,7 @@ fn thread_is_mostly_muted_while_program_polls() {
     ] {
         let wakeups = replay_background(&trace);
         let rate = wakeups.count as f64 / wakeups.span.as_secs_f64() / 1000.0;
-        assert!(rate <= per_ms, "{rate} wake-ups in a millisecond");
+        assert!(rate <= per_ms, "{rate} wake-ups per millisecond");
         assert!(wakeups.delays.iter().all(|&delay| delay <= SHORT_TICK), "{:?}", wakeups.delays);
     }
 }
@@ -213,7 +216,7 @@ fn sleeping_read_target_is_served_at_once() {
     }
 }
 
-/// Number of waits in `events`, and of those that end without a sleep.
+/// Returns the number of waits in `events`, and how many of them end without a sleep.
 fn replay_waits(events: &[Event<'_>]) -> (usize, usize) {
     let (mut waits, mut awake, mut spins_longer, mut since) = (0, 0, false, None);
     for &(name, at, _) in events {

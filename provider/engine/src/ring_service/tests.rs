@@ -90,16 +90,16 @@ fn thread_stays_awake_while_waiters_have_room() {
     drop(sender);
     assert!(!rings.prepare_sleep());
     read(&inbound);
-    assert!(inbound.reader.must_tell());
+    assert!(inbound.reader.must_wake_writer());
     // The thread was woken and may have been busy.
     assert!(rings.prepare_sleep());
     // Other writers were faster: there is too little room for the waiters, and the reader has
     // rung already.
     let room = shm::SIZE / LONG;
     fill(&mut ring.lock(), |count| count > room / 2 + 8);
-    assert!(!inbound.reader.must_tell() && !rings.prepare_sleep());
+    assert!(!inbound.reader.must_wake_writer() && !rings.prepare_sleep());
     read(&inbound);
-    assert!(inbound.reader.must_tell() && rings.prepare_sleep());
+    assert!(inbound.reader.must_wake_writer() && rings.prepare_sleep());
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn only_sleeping_thread_is_woken_for_room() {
     // A thread of the program checks itself.
     assert!(!fill_and_wait());
     read(&inbound);
-    assert!(!inbound.reader.must_tell());
+    assert!(!inbound.reader.must_wake_writer());
     // The ring becomes full only after the thread sleeps.
     assert!(rings.prepare_sleep());
     rings.full.lock().clear();
@@ -122,7 +122,7 @@ fn only_sleeping_thread_is_woken_for_room() {
     ring.lock().is_listed = false;
     assert!(!rings.prepare_sleep() && !fill_and_wait());
     read(&inbound);
-    assert!(inbound.reader.must_tell());
+    assert!(inbound.reader.must_wake_writer());
     // Room appears before the reader can see the waiter.
     assert!(rings.wait(&ring, &mut ring.lock(), Qpn::new(8), false));
     rings.awake();

@@ -69,7 +69,7 @@ impl Engine {
                 }
             }
         }
-        if ring.reader.must_tell() {
+        if ring.reader.must_wake_writer() {
             ring.doorbell.ring();
         }
     }

@@ -4,7 +4,8 @@ use super::arch;
 use super::bytes::{Fault, SharedBytes, own_cells};
 
 impl SharedBytes<'_> {
-    /// Copies the first `out.len()` bytes, reading each once. [`Fault`] if there are fewer.
+    /// Copies the first `out.len()` bytes and reads each of them once, because a second read could
+    /// return another value. [`Fault`] if there are fewer.
     #[inline]
     pub fn copy_to(&self, out: &mut [u8]) -> Result<(), Fault> {
         if out.len() > self.len {
@@ -13,7 +14,7 @@ impl SharedBytes<'_> {
         arch::read_shared(self.addr, own_cells(out))
     }
 
-    /// A copy of the bytes.
+    /// Returns a copy of the bytes.
     #[cfg(any(test, feature = "testing"))]
     pub fn to_vec(self) -> Vec<u8> {
         let mut bytes = vec![0; self.len];
@@ -42,7 +43,7 @@ mod tests {
 
     /// Models a ring whose writer still changes a header after publishing it.
     #[test]
-    fn changing_bytes_are_copied_as_of_some_moment() {
+    fn copies_of_changing_bytes_never_go_back() {
         const LAST: u8 = 100;
         let bytes = [const { AtomicU8::new(0) }; 16];
         let shared = SharedBytes::from(&bytes[..]);

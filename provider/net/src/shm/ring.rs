@@ -385,7 +385,7 @@ pub struct Reader {
     memory: SharedMemory,
     /// Bytes read, as published in the shared word.
     head: AtomicU64,
-    /// Bytes read when [`Reader::must_tell`] last checked for a waiting writer.
+    /// Bytes read when [`Reader::must_wake_writer`] last checked for a waiting writer.
     last_checked: AtomicU64,
     /// Source and destination of the last record, two words each.
     addresses: [AtomicU64; 4],
@@ -467,14 +467,14 @@ impl Reader {
     /// Checks once for each quarter of the ring, since the fence stalls: a writer waits until
     /// half of the ring is free, so at least one quarter ends between that and an empty ring.
     #[inline]
-    pub fn must_tell(&self) -> bool {
+    pub fn must_wake_writer(&self) -> bool {
         let (head, last_checked, quarter) = (self.read_so_far(), &self.last_checked, self.memory.size() / 4);
         // The size is a power of two.
         if (head ^ last_checked.load(Ordering::Relaxed)) < quarter {
             return false;
         }
         last_checked.store(head, Ordering::Relaxed);
-        wakeup::must_tell(self.memory.word(Word::Waits), head)
+        wakeup::must_wake_writer(self.memory.word(Word::Waits), head)
     }
 
     /// Lets the writer wake this process, once, from now on. Returns true if there is a record

@@ -36,7 +36,7 @@ pub(super) fn wait(waits: &AtomicU64, until: u64, finds: impl FnOnce() -> bool) 
 }
 
 /// Returns true, once, if the reader must wake the writer. Call after publishing `read` bytes.
-pub(super) fn must_tell(waits: &AtomicU64, read: u64) -> bool {
+pub(super) fn must_wake_writer(waits: &AtomicU64, read: u64) -> bool {
     fence(Ordering::SeqCst);
     let until = waits.load(Ordering::Relaxed);
     until != 0 && read >= until && waits.swap(0, Ordering::Relaxed) != 0

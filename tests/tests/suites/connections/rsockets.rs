@@ -122,8 +122,8 @@ impl Meeting {
                 return Err("did not end well".to_owned());
             }
             judge(&client.output)?;
-            let tell = if self.stays || !self.tells { &[&client][..] } else { &[&server, &client] };
-            match tell.iter().find(|end| received(end) < self.packets) {
+            let reporting = if self.stays || !self.tells { &[&client][..] } else { &[&server, &client] };
+            match reporting.iter().find(|end| received(end) < self.packets) {
                 Some(end) => Err(format!("`{}` received {} packets", end.command, received(end))),
                 None => Ok(()),
             }

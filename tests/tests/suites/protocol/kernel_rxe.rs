@@ -159,15 +159,15 @@ fn run(options: &Options, plan: &Plan, kernel: &Kernel) -> io::Result<Results> {
     }
     for stock in &plan.stock {
         let shown = stock.run(&mut runner);
-        tell(&shown);
+        print_shown(&shown);
         results.stock.push(shown);
     }
     for agents in &plan.agents {
         let shown = agents.run(&mut runner);
-        tell(&shown);
+        print_shown(&shown);
         results.stock.push(shown);
     }
-    results.stock.extend(rdmacm::run(&plan.rdmacm, &mut runner, tell)?);
+    results.stock.extend(rdmacm::run(&plan.rdmacm, &mut runner, print_shown)?);
     println!("took {:.0} s", start.elapsed().as_secs_f32());
     Ok(results)
 }
@@ -183,7 +183,7 @@ fn tell_group(judged: &Judged) {
 }
 
 /// Tells how a program ended, in one piece: others may end at the same time.
-fn tell(shown: &Shown) {
+fn print_shown(shown: &Shown) {
     let ending = match shown.ending {
         Ending::Passed if shown.tries == 1 => format!("ok       {} ({:.1} s)\n", shown.name, shown.seconds),
         Ending::Passed => format!("ok       {} ({:.1} s, {} tries)\n", shown.name, shown.seconds, shown.tries),

@@ -290,7 +290,7 @@ impl<'a> Lane<'a> {
     /// Runs a pair that works and ends regularly.
     fn in_peace(&mut self) -> Result<(), String> {
         let peer = self.busy_pair()?;
-        self.part_in_peace(peer).map_err(|why| format!("a pair that nobody disturbed: {why}"))
+        self.part_in_peace(peer).map_err(|why| format!("an undisturbed pair: {why}"))
     }
 
     /// Starts a new peer and connects it to the survivor.

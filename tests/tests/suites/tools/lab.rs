@@ -114,9 +114,9 @@ fn judge_order(name: &str, text: &str, lines: &[&str], other: &str) -> Verdict {
         Ok(output) => output,
         Err(verdict) => return verdict,
     };
-    let said = String::from_utf8_lossy(&output.stdout);
-    let at: Option<Vec<_>> = lines.iter().map(|line| said.find(line)).collect();
-    if output.status.success() && at.is_some_and(|at| at.is_sorted()) && said.contains(other) {
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let at: Option<Vec<_>> = lines.iter().map(|line| printed.find(line)).collect();
+    if output.status.success() && at.is_some_and(|at| at.is_sorted()) && printed.contains(other) {
         return Verdict::Passed;
     }
     Verdict::Failed(text_of(&output))
@@ -170,15 +170,15 @@ fn scenario_changes_links() -> Verdict {
     "#;
     match scenario("cut", text) {
         Ok(output) => {
-            let said = text_of(&output);
+            let printed = text_of(&output);
             let told = ["1 s: the link of host1 is cut", "1.5 s: the link of host1 is healed"];
             if output.status.success()
-                && said.contains("host1 | cut\nhost1 | healed\n")
-                && told.iter().all(|line| said.contains(line))
+                && printed.contains("host1 | cut\nhost1 | healed\n")
+                && told.iter().all(|line| printed.contains(line))
             {
                 Verdict::Passed
             } else {
-                Verdict::Failed(said)
+                Verdict::Failed(printed)
             }
         }
         Err(verdict) => verdict,
@@ -354,9 +354,9 @@ fn captures() -> Verdict {
     for host in ["host1", "host2"] {
         let file = format!("{files}/{host}.pcap");
         let dump = Command::new(build::roxe()).args(["dump", "--check", &file]).output().unwrap();
-        let said = text_of(&dump);
-        if !dump.status.success() || !said.contains("WRITE") || !said.contains("icrc ok") {
-            return Verdict::Failed(said);
+        let printed = text_of(&dump);
+        if !dump.status.success() || !printed.contains("WRITE") || !printed.contains("icrc ok") {
+            return Verdict::Failed(printed);
         }
     }
     Verdict::Passed
@@ -368,9 +368,9 @@ fn output(command: &mut Command) -> Result<Output, Verdict> {
         return Err(Verdict::Skipped(format!("{tool} is not installed (tests/run installs it)")));
     }
     let output = command.output().map_err(|e| Verdict::Failed(e.to_string()))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    if said.contains("grants no user namespace") {
-        return Err(Verdict::Skipped(said.trim().to_owned()));
+    let printed = String::from_utf8_lossy(&output.stderr);
+    if printed.contains("grants no user namespace") {
+        return Err(Verdict::Skipped(printed.trim().to_owned()));
     }
     Ok(output)
 }
@@ -406,12 +406,12 @@ fn figures(prefix: &[&str], link: &str, program: &str) -> Result<Vec<f64>, Verdi
         return Err(Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)")));
     }
     let output = output(&mut lab(prefix, &["--link", link], &perftest(program)))?;
-    let said = String::from_utf8_lossy(&output.stdout);
+    let printed = String::from_utf8_lossy(&output.stdout);
     let numbers = |line: &str| {
         let words = line.strip_prefix("host2 | ")?.split_whitespace();
         words.map(|word| word.parse().ok()).collect::<Option<Vec<f64>>>().filter(|numbers| numbers.len() > 3)
     };
-    let last = said.lines().filter_map(numbers).next_back();
+    let last = printed.lines().filter_map(numbers).next_back();
     last.filter(|_| output.status.success()).ok_or_else(|| Verdict::Failed(text_of(&output)))
 }
 
@@ -461,10 +461,10 @@ fn rules_reach_shells() -> Verdict {
     fs::write(&file, text).unwrap();
     match output(roxe_lab(&["timeout", "60"], &[&file]).current_dir(&*folder)) {
         Ok(output) => {
-            let said = text_of(&output);
+            let printed = text_of(&output);
             let lines = ["ecn 1% rx: 0 packets matched", "host2 | ecn rx 1%"];
-            let is_good = output.status.success() && lines.iter().all(|line| said.contains(line));
-            if is_good { Verdict::Passed } else { Verdict::Failed(said) }
+            let is_good = output.status.success() && lines.iter().all(|line| printed.contains(line));
+            if is_good { Verdict::Passed } else { Verdict::Failed(printed) }
         }
         Err(verdict) => verdict,
     }

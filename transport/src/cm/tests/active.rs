@@ -28,7 +28,7 @@ fn req_fields_equal_rdma_cms() {
 #[test]
 fn unanswered_req_is_sent_sixteen_times() {
     let mut node = Node::new();
-    let id = node.connects();
+    let id = node.req_sent();
     for _ in 0..15 {
         assert_eq!((node.wait().as_millis(), node.names()), (4608, vec!["REQ"]));
     }
@@ -46,10 +46,10 @@ fn unanswered_req_is_sent_sixteen_times() {
 #[test]
 fn rep_sets_the_qp_terms() {
     let mut node = Node::new();
-    let id = node.connects();
+    let id = node.req_sent();
     assert_eq!(node.cm.qp_terms(id), None);
     assert_eq!(node.cm.confirm(id, &PrivateData::EMPTY), Err(CmError::State));
-    assert_eq!(node.takes(rep(id)), Ok(()));
+    assert_eq!(node.deliver(rep(id)), Ok(()));
     let [EventKind::ConnectReply(reply, Ece::NONE)] = &node.events()[..] else { panic!("no reply") };
     assert_eq!(**reply, rep(id));
     let terms = node.cm.qp_terms(id).unwrap();
@@ -69,35 +69,35 @@ fn rep_sets_the_qp_terms() {
 #[test]
 fn duplicate_rep_is_answered_by_mra_or_rtu() {
     let mut node = Node::new();
-    let id = node.answered();
+    let id = node.rep_received();
     for _ in 0..2 {
-        assert_eq!(node.takes(rep(id)), Ok(()));
+        assert_eq!(node.deliver(rep(id)), Ok(()));
         let Message::Mra(mra) = node.one_sent() else { panic!("no MRA") };
         assert_eq!((mra.answered, mra.service_timeout.get(), mra.remote_comm_id), (Answered::Rep, 24, PEER_ID));
         assert_eq!(node.state(id), State::MraRepSent);
     }
     node.cm.confirm(id, &PrivateData::EMPTY).unwrap();
     assert_eq!(node.names(), ["RTU"]);
-    assert_eq!((node.takes(rep(id)), node.names()), (Ok(()), vec!["RTU"]));
+    assert_eq!((node.deliver(rep(id)), node.names()), (Ok(()), vec!["RTU"]));
     assert!(node.events().is_empty());
     node.disconnect(id).unwrap();
     node.names();
-    assert_eq!((node.takes(rep(id)), node.sent()), (Err(Ignored::State), vec![]));
+    assert_eq!((node.deliver(rep(id)), node.sent()), (Err(Ignored::State), vec![]));
 }
 
 // clause: CM-MRA
 #[test]
 fn an_mra_extends_the_wait_once() {
     let mut node = Node::new();
-    let id = node.connects();
+    let id = node.req_sent();
     node.now = node.now.after(Duration::from_secs(4));
-    assert_eq!(node.takes(mra(id, Answered::Rep)), Err(Ignored::State));
-    assert_eq!(node.takes(mra(id, Answered::Req)), Ok(()));
+    assert_eq!(node.deliver(mra(id, Answered::Rep)), Err(Ignored::State));
+    assert_eq!(node.deliver(mra(id, Answered::Req)), Ok(()));
     assert_eq!(node.state(id), State::MraReqRcvd);
-    assert_eq!(node.takes(mra(id, Answered::Req)), Err(Ignored::State));
+    assert_eq!(node.deliver(mra(id, Answered::Req)), Err(Ignored::State));
     assert_eq!((node.wait().as_millis(), node.names()), ((1 << 14) + 512, vec!["REQ"]), "codes 22 and 17");
     assert_eq!(node.wait().as_millis(), 4608);
-    assert_eq!(node.takes(rep(id)), Ok(()));
+    assert_eq!(node.deliver(rep(id)), Ok(()));
     assert_eq!(node.state(id), State::RepRcvd);
 }
 
@@ -107,30 +107,30 @@ fn a_rej_ends_the_request() {
     let nameless = |id| Rej { local_comm_id: CommId::NONE, ..rej(id, Answered::Req, RejReason::InvalidServiceId) };
     for reject in [nameless, |id| rej(id, Answered::Req, RejReason::ConsumerDefined)] {
         let mut node = Node::new();
-        let id = node.connects();
-        assert_eq!(node.takes(reject(id)), Ok(()));
+        let id = node.req_sent();
+        assert_eq!(node.deliver(reject(id)), Ok(()));
         assert_eq!(node.events(), [EventKind::Rejected(Box::new(reject(id)))]);
         assert!(node.cm.is_empty());
     }
     let mut node = Node::new();
-    let id = node.connects();
-    assert_eq!(node.takes(rej(id, Answered::Req, RejReason::StaleConnection)), Ok(()));
+    let id = node.req_sent();
+    assert_eq!(node.deliver(rej(id, Answered::Req, RejReason::StaleConnection)), Ok(()));
     assert_eq!(node.state(id), State::TimeWait);
     assert!(matches!(node.events()[..], [EventKind::Rejected(_)]));
     assert_eq!(node.disconnect(id), Err(CmError::UnknownId), "the program's part is over");
     node.run_out();
     assert!(node.events().is_empty());
-    let id = node.answered();
-    assert_eq!(node.takes(nameless(id)), Err(Ignored::UnknownId), "the peer's id is known by now");
+    let id = node.rep_received();
+    assert_eq!(node.deliver(nameless(id)), Err(Ignored::UnknownId), "the peer's id is known by now");
 }
 
 /// The REJ of a peer without a listener.
-fn nobody(id: CommId) -> Rej {
+fn rej_without_listener(id: CommId) -> Rej {
     Rej { local_comm_id: CommId::NONE, ..rej(id, Answered::Req, RejReason::InvalidServiceId) }
 }
 
 /// Sends a REQ that is retried for half a second.
-fn insists(node: &mut Node) -> CommId {
+fn req_sent_with_retries(node: &mut Node) -> CommId {
     let connect = Connect { retry_for: Duration::from_millis(500), ..connect() };
     let id = node.call(|cm, cx| cm.connect(cx, &connect)).unwrap();
     assert_eq!(node.names(), ["REQ"]);
@@ -141,16 +141,16 @@ fn insists(node: &mut Node) -> CommId {
 #[test]
 fn req_without_listener_is_retried() {
     let mut node = Node::new();
-    let id = insists(&mut node);
+    let id = req_sent_with_retries(&mut node);
     let last = node.cm.state(id);
     for pause in [10, 20, 40, 80, 160, 160] {
-        assert_eq!((node.takes(nobody(id)), node.cm.state(id)), (Ok(()), last));
-        assert_eq!(node.takes(nobody(id)), Err(Ignored::Duplicate), "the network duplicated it");
+        assert_eq!((node.deliver(rej_without_listener(id)), node.cm.state(id)), (Ok(()), last));
+        assert_eq!(node.deliver(rej_without_listener(id)), Err(Ignored::Duplicate), "the network duplicated it");
         assert_eq!((node.sent(), node.events()), (vec![], vec![]));
         assert_eq!((node.wait().as_millis(), node.names()), (pause, vec!["REQ"]));
     }
-    assert_eq!(node.takes(nobody(id)), Ok(()));
-    assert_eq!(node.events(), [EventKind::Rejected(Box::new(nobody(id)))]);
+    assert_eq!(node.deliver(rej_without_listener(id)), Ok(()));
+    assert_eq!(node.events(), [EventKind::Rejected(Box::new(rej_without_listener(id)))]);
     assert!(node.cm.is_empty());
 }
 
@@ -158,14 +158,14 @@ fn req_without_listener_is_retried() {
 #[test]
 fn retried_req_equals_the_first() {
     let mut node = Node::new();
-    let id = insists(&mut node);
-    assert_eq!(node.takes(nobody(id)), Ok(()));
+    let id = req_sent_with_retries(&mut node);
+    assert_eq!(node.deliver(rej_without_listener(id)), Ok(()));
     node.wait();
     assert_eq!(node.names(), ["REQ"]);
     for _ in 0..15 {
         assert_eq!((node.wait().as_millis(), node.names()), (4608, vec!["REQ"]), "the peer does not answer");
     }
-    assert_eq!(node.takes(rep(id)), Ok(()));
+    assert_eq!(node.deliver(rep(id)), Ok(()));
     assert!(matches!(node.events()[..], [EventKind::ConnectReply(..)]));
 }
 
@@ -173,17 +173,17 @@ fn retried_req_equals_the_first() {
 #[test]
 fn other_answers_count_during_retry_pause() {
     let mut node = Node::new();
-    let id = insists(&mut node);
-    assert_eq!(node.takes(nobody(id)), Ok(()));
-    assert_eq!((node.takes(rep(id)), node.state(id), node.cm.poll_timeout()), (Ok(()), State::RepRcvd, None));
+    let id = req_sent_with_retries(&mut node);
+    assert_eq!(node.deliver(rej_without_listener(id)), Ok(()));
+    assert_eq!((node.deliver(rep(id)), node.state(id), node.cm.poll_timeout()), (Ok(()), State::RepRcvd, None));
     let mut node = Node::new();
-    let id = insists(&mut node);
-    assert_eq!(node.takes(nobody(id)), Ok(()));
-    assert_eq!(node.takes(rej(id, Answered::Req, RejReason::ConsumerDefined)), Ok(()));
+    let id = req_sent_with_retries(&mut node);
+    assert_eq!(node.deliver(rej_without_listener(id)), Ok(()));
+    assert_eq!(node.deliver(rej(id, Answered::Req, RejReason::ConsumerDefined)), Ok(()));
     assert!(matches!(node.events()[..], [EventKind::Rejected(_)]) && node.cm.is_empty());
     let mut node = Node::new();
-    let id = insists(&mut node);
-    assert_eq!((node.takes(nobody(id)), node.destroy(id), node.names()), (Ok(()), Ok(()), vec!["REJ"]));
+    let id = req_sent_with_retries(&mut node);
+    assert_eq!((node.deliver(rej_without_listener(id)), node.destroy(id), node.names()), (Ok(()), Ok(()), vec!["REJ"]));
     assert!(node.cm.is_empty());
 }
 
@@ -191,7 +191,7 @@ fn other_answers_count_during_retry_pause() {
 #[test]
 fn program_may_reject_rep() {
     let mut node = Node::new();
-    let id = node.answered();
+    let id = node.rep_received();
     node.cm.reject(id, &Refusal::new(PrivateData::new(b"no").unwrap())).unwrap();
     let Message::Rej(rej) = node.one_sent() else { panic!("no REJ") };
     assert_eq!((rej.local_comm_id, rej.remote_comm_id, rej.answered), (id, PEER_ID, Answered::Rep));
@@ -203,10 +203,10 @@ fn program_may_reject_rep() {
 #[test]
 fn rep_with_qp_in_use_is_rejected_and_ends_both() {
     let mut node = Node::new();
-    let old = node.connected();
-    let new = node.connects();
+    let old = node.established_active();
+    let new = node.req_sent();
     let again = Rep { local_comm_id: CommId(0x8888), ..rep(new) };
-    assert_eq!(node.takes(again), Err(Ignored::Stale));
+    assert_eq!(node.deliver(again), Err(Ignored::Stale));
     let sent = node.sent();
     let [Message::Rej(rej), Message::Dreq(dreq)] = &sent[..] else { panic!("{sent:?}") };
     assert_eq!((rej.answered, rej.reason, rej.remote_comm_id), {
@@ -223,10 +223,10 @@ fn xrc_target_qpn_is_in_the_eecn_field() {
     let connect = Connect { transport: Transport::Xrc, ..connect() };
     let id = node.call(|cm, cx| cm.connect(cx, &connect)).unwrap();
     assert_eq!(node.names(), ["REQ"]);
-    assert_eq!(node.takes(Rep { local_qpn: Qpn::default(), local_eecn: PEER_QPN, ..rep(id) }), Ok(()));
+    assert_eq!(node.deliver(Rep { local_qpn: Qpn::default(), local_eecn: PEER_QPN, ..rep(id) }), Ok(()));
     assert_eq!(node.cm.qp_terms(id).unwrap().dest_qpn, PEER_QPN);
     let mut node = Node::listening();
-    assert_eq!(node.takes(Req { transport: Transport::Xrc, ..req() }), Ok(()));
+    assert_eq!(node.deliver(Req { transport: Transport::Xrc, ..req() }), Ok(()));
     let id = node.cm.poll_event().unwrap().id;
     node.call(|cm, cx| cm.accept(cx, id, &accept())).unwrap();
     let Message::Rep(rep) = node.one_sent() else { panic!("no REP") };
@@ -237,7 +237,7 @@ fn xrc_target_qpn_is_in_the_eecn_field() {
 #[test]
 fn ids_carry_the_process_prefix() {
     let mut node = Node::with(Settings { prefix: 0xabc, ..Settings::new(OUR_GUID) });
-    let ids = [node.connects(), node.connects()];
+    let ids = [node.req_sent(), node.req_sent()];
     assert_eq!(ids.map(CommId::prefix), [0xabc; 2]);
     assert_ne!(ids[0], ids[1]);
     assert_eq!(addressee(&rep(ids[0]).into()), Addressee::Id(ids[0]));

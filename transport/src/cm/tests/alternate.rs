@@ -54,7 +54,7 @@ impl Node {
 // clause: CM-LAP
 #[test]
 fn alternate_path_is_proposed_and_loaded() {
-    for reach in [Node::connected, Node::established] {
+    for reach in [Node::established_active, Node::established_passive] {
         let mut node = Node::listening();
         let id = reach(&mut node);
         let alternate = Alternate { traffic_class: 5, ..Alternate::new(other_route()) };
@@ -87,7 +87,7 @@ fn alternate_path_is_proposed_and_loaded() {
 // clause: CM-LAP, CM-LAP-DUPLICATE, CM-MRA
 #[test]
 fn duplicate_lap_gets_the_same_apr() {
-    for reach in [Node::connected, Node::established] {
+    for reach in [Node::established_active, Node::established_passive] {
         let (mut node, id) = Node::willing(reach);
         assert_eq!(node.takes_with(TransactionId(1), lap(id)), Ok(()));
         assert_eq!(node.events(), [EventKind::AlternateRequest(Box::new(lap(id)))]);
@@ -117,9 +117,9 @@ fn duplicate_lap_gets_the_same_apr() {
 // clause: CM-MRA
 #[test]
 fn program_may_delay_its_apr() {
-    let (mut node, id) = Node::willing(Node::connected);
+    let (mut node, id) = Node::willing(Node::established_active);
     assert_eq!(node.cm.delay(id, TimeCode::new(20)), Err(CmError::State), "no request is pending");
-    assert_eq!(node.takes(lap(id)), Ok(()));
+    assert_eq!(node.deliver(lap(id)), Ok(()));
     node.cm.delay(id, TimeCode::new(20)).unwrap();
     let Message::Mra(mra) = node.one_sent() else { panic!("no MRA") };
     assert_eq!((mra.service_timeout.get(), node.state(id)), (20, State::Established));
@@ -129,45 +129,45 @@ fn program_may_delay_its_apr() {
 #[test]
 fn invalid_alternate_paths_are_refused() {
     let refused = |lap: Lap, status| {
-        let (mut node, _) = Node::willing(Node::connected);
-        assert_eq!(node.takes(lap), Err(Ignored::Refused));
+        let (mut node, _) = Node::willing(Node::established_active);
+        assert_eq!(node.deliver(lap), Err(Ignored::Refused));
         let Message::Apr(apr) = node.one_sent() else { panic!("no APR") };
         assert_eq!((apr.status, node.events()), (status, vec![]));
     };
-    let id = Node::willing(Node::connected).1;
+    let id = Node::willing(Node::established_active).1;
     let current = Lap { local_gid: route().remote, remote_gid: route().local, ..lap(id) };
     refused(current, AprStatus::IsCurrent);
     refused(Lap { remote_qpn: PEER_QPN, ..lap(id) }, AprStatus::InvalidQpn);
     refused(Lap { local_gid: Gid::default(), ..lap(id) }, AprStatus::InvalidGid);
     refused(Lap { local_gid: Ipv4Addr::new(224, 0, 0, 1).into(), ..lap(id) }, AprStatus::InvalidGid);
-    let (mut node, id) = Node::willing(Node::connected);
+    let (mut node, id) = Node::willing(Node::established_active);
     node.cm.take_alternates(id, false).unwrap();
-    assert_eq!(node.takes(lap(id)), Err(Ignored::Refused));
+    assert_eq!(node.deliver(lap(id)), Err(Ignored::Refused));
     assert_eq!(node.cm.answer_alternate(id, &AlternateAnswer::new(AprStatus::Success)), Err(CmError::State));
 }
 
 // clause: CM-LAP
 #[test]
 fn lap_requires_an_established_connection() {
-    for reach in [Node::connects, Node::answered, Node::accepts] {
+    for reach in [Node::req_sent, Node::rep_received, Node::rep_sent] {
         let (mut node, id) = Node::willing(reach);
         let alternate = Alternate::new(other_route());
         assert_eq!(node.call(|cm, cx| cm.load_alternate(cx, id, &alternate)), Err(CmError::State));
         assert_eq!(
-            (node.takes(lap(id)), node.takes(apr(id, AprStatus::Success))),
+            (node.deliver(lap(id)), node.deliver(apr(id, AprStatus::Success))),
             (Err(Ignored::State), Err(Ignored::State))
         );
     }
-    let (mut node, id) = Node::willing(Node::connected);
-    assert_eq!(node.takes(lap(id)), Ok(()));
-    assert_eq!(node.takes(dreq(id)), Ok(()));
+    let (mut node, id) = Node::willing(Node::established_active);
+    assert_eq!(node.deliver(lap(id)), Ok(()));
+    assert_eq!(node.deliver(dreq(id)), Ok(()));
     assert_eq!(node.cm.answer_alternate(id, &AlternateAnswer::new(AprStatus::Success)), Err(CmError::State));
-    assert_eq!((node.alternate(id), node.takes(lap(id))), (AlternateState::Idle, Err(Ignored::State)));
-    let (mut node, id) = Node::willing(Node::connected);
+    assert_eq!((node.alternate(id), node.deliver(lap(id))), (AlternateState::Idle, Err(Ignored::State)));
+    let (mut node, id) = Node::willing(Node::established_active);
     let tid = node.proposes(id);
     node.disconnect(id).unwrap();
     assert_eq!(node.takes_with(tid, apr(id, AprStatus::Success)), Err(Ignored::State));
-    assert_eq!(node.takes(mra(id, Answered::Neither)), Err(Ignored::State));
+    assert_eq!(node.deliver(mra(id, Answered::Neither)), Err(Ignored::State));
     node.run_out();
 }
 
@@ -175,13 +175,13 @@ fn lap_requires_an_established_connection() {
 #[test]
 fn unanswered_lap_is_retried_and_abandoned() {
     let mut node = Node::new();
-    let id = node.connected();
+    let id = node.established_active();
     node.proposes(id);
     let default_wait = node.wait();
     assert_eq!(node.names(), ["LAP"]);
-    assert_eq!(node.takes(mra(id, Answered::Neither)), Ok(()));
+    assert_eq!(node.deliver(mra(id, Answered::Neither)), Ok(()));
     assert_eq!(node.alternate(id), AlternateState::MraLapRcvd);
-    assert_eq!(node.takes(mra(id, Answered::Neither)), Err(Ignored::State), "a second MRA is ignored");
+    assert_eq!(node.deliver(mra(id, Answered::Neither)), Err(Ignored::State), "a second MRA is ignored");
     assert!(node.wait() > default_wait * 3, "the peer has requested 16 s");
     let mut laps = node.names().len();
     while node.cm.poll_timeout().is_some() {
@@ -195,12 +195,12 @@ fn unanswered_lap_is_retried_and_abandoned() {
 // clause: CM-LAP-CROSSING
 #[test]
 fn crossing_laps_keep_the_active_sides() {
-    let (mut active, id) = Node::willing(Node::connected);
+    let (mut active, id) = Node::willing(Node::established_active);
     active.proposes(id);
-    assert_eq!((active.takes(lap(id)), active.events()), (Err(Ignored::State), vec![]));
-    let (mut passive, id) = Node::willing(Node::established);
+    assert_eq!((active.deliver(lap(id)), active.events()), (Err(Ignored::State), vec![]));
+    let (mut passive, id) = Node::willing(Node::established_passive);
     let tid = passive.proposes(id);
-    assert_eq!(passive.takes(lap(id)), Ok(()));
+    assert_eq!(passive.deliver(lap(id)), Ok(()));
     assert!(matches!(passive.events()[..], [EventKind::AlternateUnanswered, EventKind::AlternateRequest(_)]));
     assert_eq!(passive.takes_with(tid, apr(id, AprStatus::Success)), Err(Ignored::State));
     assert_eq!(passive.cm.poll_timeout(), None);
@@ -209,22 +209,22 @@ fn crossing_laps_keep_the_active_sides() {
 // clause: CM-MIGRATED, CM-MATCH
 #[test]
 fn messages_migrate_with_the_queue_pair() {
-    let (mut node, id) = Node::willing(Node::established);
+    let (mut node, id) = Node::willing(Node::established_passive);
     assert_eq!(node.cm.migrated(id), Err(CmError::State), "there is no other path");
-    assert_eq!(node.takes_from(other_route(), dreq(id)), Err(Ignored::Address));
-    assert_eq!(node.takes(lap(id)), Ok(()));
+    assert_eq!(node.deliver_from(other_route(), dreq(id)), Err(Ignored::Address));
+    assert_eq!(node.deliver(lap(id)), Ok(()));
     node.cm.answer_alternate(id, &AlternateAnswer::new(AprStatus::Success)).unwrap();
     node.names();
-    assert_eq!(node.takes_from(Route { local: address(1), ..other_route() }, dreq(id)), Err(Ignored::Address));
+    assert_eq!(node.deliver_from(Route { local: address(1), ..other_route() }, dreq(id)), Err(Ignored::Address));
     node.cm.migrated(id).unwrap();
     node.disconnect(id).unwrap();
     assert_eq!(node.cm.poll_transmit().map(|out| (out.route, out.mad.message.name())), Some((other_route(), "DREQ")));
-    assert_eq!(node.takes(drep(id)), Ok(()), "the peer has not migrated yet");
+    assert_eq!(node.deliver(drep(id)), Ok(()), "the peer has not migrated yet");
     node.run_out();
-    let (mut node, id) = Node::willing(Node::connected);
+    let (mut node, id) = Node::willing(Node::established_active);
     let tid = node.proposes(id);
     assert_eq!(node.takes_with(tid, apr(id, AprStatus::Success)), Ok(()));
-    assert_eq!(node.takes_from(other_route(), dreq(id)), Ok(()), "the peer has migrated");
+    assert_eq!(node.deliver_from(other_route(), dreq(id)), Ok(()), "the peer has migrated");
     node.disconnect(id).unwrap();
     node.run_out();
 }
@@ -235,7 +235,7 @@ fn the_alternate_path_of_a_req_is_not_loaded() {
     let mut node = Node::listening();
     let mut asks = req();
     asks.alternate.local_gid = address(12);
-    assert_eq!(node.takes(asks), Ok(()));
+    assert_eq!(node.deliver(asks), Ok(()));
     let id = node.cm.poll_event().unwrap().id;
     node.call(|cm, cx| cm.accept(cx, id, &accept())).unwrap();
     let Message::Rep(rep) = node.one_sent() else { panic!("no REP") };

@@ -92,9 +92,9 @@ impl Replay {
             Message::SidrRep(rep) => self.answer(rep),
             other => panic!("{other:?} is in no capture"),
         }
-        let said = self.node.cm.poll_transmit().unwrap_or_else(|| panic!("no message instead of {mad}"));
-        assert_eq!(said.route, route);
-        self.compare(&said.mad, mad);
+        let sent = self.node.cm.poll_transmit().unwrap_or_else(|| panic!("no message instead of {mad}"));
+        assert_eq!(sent.route, route);
+        self.compare(&sent.mad, mad);
     }
 
     fn disconnect(&mut self, recorded: CommId) {
@@ -207,18 +207,18 @@ fn replay(name: &str, local: Gid) -> usize {
     };
     let guid = all.iter().find_map(guid_of).unwrap_or(OUR_GUID);
     let mut replay = Replay::new(local, guid);
-    let mut said = 0;
+    let mut sent = 0;
     for message in &all {
         if message.0.local == local {
             replay.take(message);
         } else {
             replay.say(message);
-            said += 1;
+            sent += 1;
         }
     }
     assert_eq!(replay.node.cm.poll_transmit(), None, "{name}: more than was recorded");
     replay.node.run_out();
-    said
+    sent
 }
 
 // clause: CM-FIELDS-REQ, CM-FIELDS-REP, CM-SIDR, CM-DISCONNECT

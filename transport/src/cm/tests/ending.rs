@@ -6,14 +6,14 @@ use super::*;
 #[test]
 fn disconnect_ends_in_time_wait() {
     let mut node = Node::new();
-    let id = node.connected();
+    let id = node.established_active();
     node.disconnect(id).unwrap();
     let Message::Dreq(sent) = node.one_sent() else { panic!("no DREQ") };
     assert_eq!((sent.local_comm_id, sent.remote_comm_id, sent.remote_qpn), (id, PEER_ID, PEER_QPN));
     assert_eq!((node.disconnect(id), node.events()), (Err(CmError::State), vec![]));
-    assert_eq!(node.takes(drep(id)), Ok(()));
+    assert_eq!(node.deliver(drep(id)), Ok(()));
     assert_eq!((node.events(), node.state(id)), (vec![EventKind::Disconnected(Ending::Agreed)], State::TimeWait));
-    assert_eq!(node.takes(drep(id)), Err(Ignored::State));
+    assert_eq!(node.deliver(drep(id)), Err(Ignored::State));
     assert_eq!((node.wait().as_millis(), node.events()), (1 << 10, vec![EventKind::TimeWaitExit]), "code 18");
     assert!(node.cm.is_empty());
 }
@@ -22,7 +22,7 @@ fn disconnect_ends_in_time_wait() {
 #[test]
 fn connection_ends_with_the_peer_process() {
     let mut node = Node::listening();
-    let id = node.asked();
+    let id = node.req_received();
     let lose = |node: &mut Node| node.call(|cm, cx| cm.lose_peer(cx, id));
     assert_eq!((node.cm.peers().count(), lose(&mut node)), (0, Err(CmError::State)), "not accepted yet");
     node.call(|cm, cx| cm.accept(cx, id, &accept())).unwrap();
@@ -35,7 +35,7 @@ fn connection_ends_with_the_peer_process() {
     node.run_out();
     assert_eq!(lose(&mut node), Err(CmError::UnknownId));
     let mut node = Node::new();
-    let id = node.connected();
+    let id = node.established_active();
     node.disconnect(id).unwrap();
     assert_eq!(node.call(|cm, cx| cm.lose_peer(cx, id)), Ok(()), "the peer will not answer");
     assert_eq!((node.events(), node.state(id)), (vec![EventKind::Disconnected(Ending::Agreed)], State::TimeWait));
@@ -45,7 +45,7 @@ fn connection_ends_with_the_peer_process() {
 #[test]
 fn unanswered_disconnect_ends_the_connection() {
     let mut node = Node::new();
-    let id = node.connected();
+    let id = node.established_active();
     node.disconnect(id).unwrap();
     node.names();
     for _ in 0..15 {
@@ -61,36 +61,36 @@ fn unanswered_disconnect_ends_the_connection() {
 // clause: CM-DREQ, CM-DISCONNECT
 #[test]
 fn program_agrees_to_the_peers_disconnect() {
-    for reach in [Node::accepts, Node::established] {
+    for reach in [Node::rep_sent, Node::established_passive] {
         let mut node = Node::listening();
         let id = reach(&mut node);
-        assert_eq!(node.takes(Dreq { remote_qpn: Qpn::new(5), ..dreq(id) }), Err(Ignored::Qpn));
-        assert_eq!(node.takes(dreq(id)), Ok(()));
+        assert_eq!(node.deliver(Dreq { remote_qpn: Qpn::new(5), ..dreq(id) }), Err(Ignored::Qpn));
+        assert_eq!(node.deliver(dreq(id)), Ok(()));
         assert_eq!((node.events(), node.sent()), (vec![EventKind::Disconnected(Ending::Asked)], vec![]));
-        assert_eq!((node.takes(dreq(id)), node.sent()), (Err(Ignored::Duplicate), vec![]));
+        assert_eq!((node.deliver(dreq(id)), node.sent()), (Err(Ignored::Duplicate), vec![]));
         assert_eq!((node.state(id), node.cm.poll_timeout()), (State::DreqRcvd, None));
         node.disconnect(id).unwrap();
         assert_eq!(node.sent(), [Message::Drep(messages::drep(id, PEER_ID))]);
-        assert_eq!((node.takes(dreq(id)), node.names()), (Ok(()), vec!["DREP"]), "the first DREP was lost");
+        assert_eq!((node.deliver(dreq(id)), node.names()), (Ok(()), vec!["DREP"]), "the first DREP was lost");
         node.run_out();
         assert_eq!(node.events(), [EventKind::TimeWaitExit]);
     }
     let mut node = Node::listening();
-    let id = node.asked();
-    assert_eq!(node.takes(dreq(id)), Err(Ignored::Qpn), "there is no queue pair yet");
+    let id = node.req_received();
+    assert_eq!(node.deliver(dreq(id)), Err(Ignored::Qpn), "there is no queue pair yet");
 }
 
 // clause: CM-DREQ-CROSSING
 #[test]
 fn crossing_disconnects_end_both_sides() {
     let mut node = Node::new();
-    let id = node.connected();
+    let id = node.established_active();
     node.disconnect(id).unwrap();
     assert_eq!(node.names(), ["DREQ"]);
-    assert_eq!((node.takes(dreq(id)), node.names()), (Ok(()), vec!["DREP"]));
+    assert_eq!((node.deliver(dreq(id)), node.names()), (Ok(()), vec!["DREP"]));
     assert_eq!((node.events(), node.state(id)), (vec![EventKind::Disconnected(Ending::Agreed)], State::TimeWait));
-    assert_eq!((node.takes(drep(id)), node.events()), (Err(Ignored::State), vec![]));
-    assert_eq!((node.takes(dreq(id)), node.names()), (Ok(()), vec!["DREP"]));
+    assert_eq!((node.deliver(drep(id)), node.events()), (Err(Ignored::State), vec![]));
+    assert_eq!((node.deliver(dreq(id)), node.names()), (Ok(()), vec!["DREP"]));
 }
 
 /// A way into a state, and the messages sent when the connection is destroyed there.
@@ -99,8 +99,10 @@ type Reached = (fn(&mut Node) -> CommId, &'static str);
 // clause: CM-DESTROY
 #[test]
 fn destroyed_connection_informs_the_peer_without_events() {
-    let active: [Reached; 3] = [(Node::connects, "REJ"), (Node::answered, "REJ"), (Node::connected, "DREQ")];
-    let passive: [Reached; 3] = [(Node::asked, "REJ"), (Node::accepts, "REJ"), (Node::established, "DREQ")];
+    let active: [Reached; 3] =
+        [(Node::req_sent, "REJ"), (Node::rep_received, "REJ"), (Node::established_active, "DREQ")];
+    let passive: [Reached; 3] =
+        [(Node::req_received, "REJ"), (Node::rep_sent, "REJ"), (Node::established_passive, "DREQ")];
     for (reach, last_word) in active.into_iter().chain(passive) {
         let mut node = Node::listening();
         let id = reach(&mut node);
@@ -109,14 +111,14 @@ fn destroyed_connection_informs_the_peer_without_events() {
         assert_eq!((node.destroy(id), node.cm.is_empty()), (Err(CmError::UnknownId), last_word == "REJ"));
         if last_word == "DREQ" {
             assert_eq!((node.wait().as_millis() > 4000, node.names()), (true, vec!["DREQ"]));
-            assert_eq!(node.takes(drep(id)), Ok(()));
+            assert_eq!(node.deliver(drep(id)), Ok(()));
         }
         node.run_out();
         assert_eq!((node.events(), node.sent()), (vec![], vec![]));
     }
     let mut node = Node::listening();
-    let id = node.established();
-    assert_eq!(node.takes(dreq(id)), Ok(()));
+    let id = node.established_passive();
+    assert_eq!(node.deliver(dreq(id)), Ok(()));
     node.events();
     node.destroy(id).unwrap();
     assert_eq!((node.names(), node.state(id)), (vec!["DREP"], State::TimeWait));
@@ -127,7 +129,7 @@ fn destroyed_connection_informs_the_peer_without_events() {
 fn shut_down_retransmits_the_ending_message() {
     let agreed: Reached = (told_to_end, "DREP");
     let reached: [Reached; 4] =
-        [(Node::connected, "DREQ"), (Node::established, "DREQ"), (disconnecting, "DREQ"), agreed];
+        [(Node::established_active, "DREQ"), (Node::established_passive, "DREQ"), (disconnecting, "DREQ"), agreed];
     for (reach, last_word) in reached {
         let mut node = Node::listening();
         let id = reach(&mut node);
@@ -142,7 +144,7 @@ fn shut_down_retransmits_the_ending_message() {
 }
 
 fn disconnecting(node: &mut Node) -> CommId {
-    let id = node.connected();
+    let id = node.established_active();
     node.disconnect(id).unwrap();
     node.names();
     id
@@ -150,8 +152,8 @@ fn disconnecting(node: &mut Node) -> CommId {
 
 /// A connection ended by the peer, with the consent of our program.
 fn told_to_end(node: &mut Node) -> CommId {
-    let id = node.established();
-    assert_eq!(node.takes(dreq(id)), Ok(()));
+    let id = node.established_passive();
+    assert_eq!(node.deliver(dreq(id)), Ok(()));
     node.disconnect(id).unwrap();
     assert_eq!((node.names(), node.events().len(), node.state(id)), (vec!["DREP"], 1, State::TimeWait));
     id
@@ -162,11 +164,11 @@ fn told_to_end(node: &mut Node) -> CommId {
 fn shut_down_sends_nothing_to_peers_that_know_the_end() {
     let mut node = Node::new();
     let id = disconnecting(&mut node);
-    assert_eq!(node.takes(drep(id)), Ok(()));
+    assert_eq!(node.deliver(drep(id)), Ok(()));
     node.events();
     node.listen(1);
     let again = Req { local_comm_id: CommId(0x8888), local_qpn: Qpn::new(0x33), ..req() };
-    assert_eq!(node.takes(again), Ok(()));
+    assert_eq!(node.deliver(again), Ok(()));
     let asked = node.cm.poll_event().expect("poll the request event").id;
     let lookup = node.call(|cm, cx| cm.resolve(cx, &Resolve::new(route(), SERVICE))).unwrap();
     assert_eq!((node.names(), node.cm.all().count()), (vec!["SIDR_REQ"], 3));

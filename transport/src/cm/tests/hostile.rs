@@ -80,15 +80,15 @@ fn forged_messages_of_third_parties_have_no_effect() {
         let mut rng = Rng::new(seed);
         let mut node = Node::new();
         node.listen(BACKLOG);
-        let established = node.connected();
+        let established = node.established_active();
         tell_lies(&mut node, &mut rng, established, address(3), 300);
         assert_eq!(node.state(established), State::Established, "seed {seed}");
         let mut node = Node::new();
         node.listen(BACKLOG);
-        let asked = node.connects();
+        let asked = node.req_sent();
         tell_lies(&mut node, &mut rng, asked, address(3), 300);
         assert_eq!(node.state(asked), State::ReqSent, "seed {seed}");
-        assert_eq!(node.takes(rep(asked)), Ok(()));
+        assert_eq!(node.deliver(rep(asked)), Ok(()));
     }
 }
 
@@ -97,7 +97,9 @@ fn forged_messages_of_third_parties_have_no_effect() {
 fn hostile_peer_affects_only_its_own_connection() {
     for seed in 0..200 {
         let mut rng = Rng::new(seed);
-        for reach in [Node::connects, Node::answered, Node::connected, Node::accepts, Node::established] {
+        for reach in
+            [Node::req_sent, Node::rep_received, Node::established_active, Node::rep_sent, Node::established_passive]
+        {
             let mut node = Node::new();
             node.listen(BACKLOG);
             let id = reach(&mut node);
@@ -115,7 +117,7 @@ fn answers_to_a_flood(count: u32) -> usize {
     for n in 0..count {
         let asks =
             Req { local_comm_id: CommId(n + 1), local_qpn: Qpn::new(n + 2), max_cm_retries: Small::new(15), ..req() };
-        assert_eq!(node.takes(asks), Ok(()));
+        assert_eq!(node.deliver(asks), Ok(()));
         let id = node.cm.poll_event().unwrap().id;
         node.call(|cm, cx| cm.accept(cx, id, &accept())).unwrap();
     }
@@ -145,11 +147,11 @@ fn duplicate_requests_are_answered_during_a_flood() {
     node.listen(1000);
     for n in 0..table::MANY_HALF_OPEN as u32 {
         let asks = Req { local_comm_id: CommId(n + 1), local_qpn: Qpn::new(n + 2), ..req() };
-        assert_eq!(node.takes(asks), Ok(()));
+        assert_eq!(node.deliver(asks), Ok(()));
         let id = node.cm.poll_event().unwrap().id;
         node.call(|cm, cx| cm.accept(cx, id, &accept())).unwrap();
     }
     node.names();
     let again = Req { local_comm_id: CommId(1), local_qpn: Qpn::new(2), ..req() };
-    assert_eq!((node.takes(again), node.names()), (Err(Ignored::Duplicate), vec!["REP"]));
+    assert_eq!((node.deliver(again), node.names()), (Err(Ignored::Duplicate), vec!["REP"]));
 }

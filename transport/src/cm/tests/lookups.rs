@@ -28,12 +28,12 @@ fn lookup_is_repeated_until_answered() {
     let Message::SidrReq(asked) = node.one_sent() else { panic!("no SIDR_REQ") };
     assert_eq!((asked.request_id, asked.service_id, asked.pkey.0), (id, SERVICE, 0xffff));
     assert_eq!((node.wait().as_millis(), node.names()), (4096, vec!["SIDR_REQ"]));
-    assert_eq!(node.takes(reply(CommId(id.0 ^ 1))), Err(Ignored::UnknownId));
+    assert_eq!(node.deliver(reply(CommId(id.0 ^ 1))), Err(Ignored::UnknownId));
     let elsewhere = Route { local: address(1), remote: address(3) };
-    assert_eq!(node.takes_from(elsewhere, reply(id)), Err(Ignored::Address));
-    assert_eq!(node.takes(reply(id)), Ok(()));
+    assert_eq!(node.deliver_from(elsewhere, reply(id)), Err(Ignored::Address));
+    assert_eq!(node.deliver(reply(id)), Ok(()));
     assert_eq!(node.events(), [EventKind::LookupReply(Box::new(reply(id)), Ece::NONE)]);
-    assert!(node.cm.is_empty() && node.takes(reply(id)) == Err(Ignored::UnknownId));
+    assert!(node.cm.is_empty() && node.deliver(reply(id)) == Err(Ignored::UnknownId));
 }
 
 // clause: CM-SIDR, CM-RETRIES
@@ -55,17 +55,17 @@ fn lookup_without_listener_is_retried() {
     let mut node = Node::new();
     let resolve = Resolve { retry_for: Duration::from_millis(500), ..Resolve::new(route(), SERVICE) };
     let id = node.call(|cm, cx| cm.resolve(cx, &resolve)).unwrap();
-    let nobody = SidrRep { status: SidrStatus::Unsupported, ..reply(id) };
+    let unsupported = SidrRep { status: SidrStatus::Unsupported, ..reply(id) };
     assert_eq!((node.names(), node.wait().as_millis(), node.names()), (vec!["SIDR_REQ"], 4096, vec!["SIDR_REQ"]));
     for pause in [10, 20, 40, 80, 160, 160] {
-        assert_eq!(node.takes(nobody.clone()), Ok(()));
-        assert_eq!(node.takes(nobody.clone()), Err(Ignored::Duplicate), "the network duplicated it");
+        assert_eq!(node.deliver(unsupported.clone()), Ok(()));
+        assert_eq!(node.deliver(unsupported.clone()), Err(Ignored::Duplicate), "the network duplicated it");
         assert_eq!((node.sent(), node.events()), (vec![], vec![]));
         assert_eq!((node.wait().as_millis(), node.names()), (pause, vec!["SIDR_REQ"]));
     }
     assert_eq!((node.wait().as_millis(), node.names()), (4096, vec!["SIDR_REQ"]), "the peer does not answer");
-    assert_eq!(node.takes(nobody.clone()), Ok(()));
-    assert_eq!(node.events(), [EventKind::LookupReply(Box::new(nobody), Ece::NONE)]);
+    assert_eq!(node.deliver(unsupported.clone()), Ok(()));
+    assert_eq!(node.events(), [EventKind::LookupReply(Box::new(unsupported), Ece::NONE)]);
     assert!(node.cm.is_empty());
 }
 
@@ -75,10 +75,10 @@ fn duplicate_lookup_is_one_event() {
     let mut node = Node::new();
     let listener = node.listen(1);
     for _ in 0..2 {
-        assert_eq!(node.takes(request()), Ok(()));
+        assert_eq!(node.deliver(request()), Ok(()));
         let event = node.cm.poll_event().unwrap();
         assert_eq!(event.kind, EventKind::LookupRequest(Origin { listener, route: route() }, Box::new(request())));
-        assert_eq!((node.takes(request()), node.sent()), (Err(Ignored::Duplicate), vec![]));
+        assert_eq!((node.deliver(request()), node.sent()), (Err(Ignored::Duplicate), vec![]));
         node.cm.answer(event.id, &found()).unwrap();
         assert_eq!(node.sent(), [Message::SidrRep(reply(REQUEST))]);
         assert_eq!((node.cm.answer(event.id, &found()), node.cm.is_empty()), (Err(CmError::UnknownId), true));
@@ -93,14 +93,14 @@ fn lookup_of_unknown_service_is_refused() {
         other => panic!("{other:?}"),
     };
     let mut node = Node::new();
-    assert_eq!((node.takes(request()), status(&mut node)), (Err(Ignored::Refused), SidrStatus::Unsupported));
+    assert_eq!((node.deliver(request()), status(&mut node)), (Err(Ignored::Refused), SidrStatus::Unsupported));
     node.listen(1);
-    assert_eq!(node.takes(SidrReq { request_id: CommId::NONE, ..request() }), Err(Ignored::Malformed));
-    assert_eq!(node.takes(request()), Ok(()));
+    assert_eq!(node.deliver(SidrReq { request_id: CommId::NONE, ..request() }), Err(Ignored::Malformed));
+    assert_eq!(node.deliver(request()), Ok(()));
     let more = SidrReq { request_id: CommId(0x6666), ..request() };
-    assert_eq!((node.takes(more.clone()), status(&mut node)), (Err(Ignored::Refused), SidrStatus::Reject));
+    assert_eq!((node.deliver(more.clone()), status(&mut node)), (Err(Ignored::Refused), SidrStatus::Reject));
     let id = node.cm.poll_event().unwrap().id;
     node.destroy(id).unwrap();
     assert_eq!(status(&mut node), SidrStatus::Reject);
-    assert_eq!(node.takes(more), Ok(()));
+    assert_eq!(node.deliver(more), Ok(()));
 }

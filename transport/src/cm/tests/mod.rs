@@ -74,11 +74,11 @@ impl Node {
     }
 
     /// Delivers a message of the peer.
-    fn takes(&mut self, message: impl Into<Message>) -> Result<(), Ignored> {
-        self.takes_from(route(), message)
+    fn deliver(&mut self, message: impl Into<Message>) -> Result<(), Ignored> {
+        self.deliver_from(route(), message)
     }
 
-    fn takes_from(&mut self, route: Route, message: impl Into<Message>) -> Result<(), Ignored> {
+    fn deliver_from(&mut self, route: Route, message: impl Into<Message>) -> Result<(), Ignored> {
         let mad = Mad { tid: TransactionId(9), modifier: 0, message: message.into() };
         self.call(|cm, cx| cm.handle_message(cx, route, &mad))
     }
@@ -131,7 +131,7 @@ impl Node {
     }
 
     /// Sends a REQ.
-    fn connects(&mut self) -> CommId {
+    fn req_sent(&mut self) -> CommId {
         let connect = Connect { responder_resources: 4, initiator_depth: 8, ..connect() };
         let id = self.call(|cm, cx| cm.connect(cx, &connect)).unwrap();
         assert_eq!((self.names(), self.state(id)), (vec!["REQ"], State::ReqSent));
@@ -139,24 +139,24 @@ impl Node {
     }
 
     /// Sends a REQ and receives the REP.
-    fn answered(&mut self) -> CommId {
-        let id = self.connects();
-        assert_eq!(self.takes(rep(id)), Ok(()));
+    fn rep_received(&mut self) -> CommId {
+        let id = self.req_sent();
+        assert_eq!(self.deliver(rep(id)), Ok(()));
         assert!(matches!(self.events()[..], [EventKind::ConnectReply(..)]));
         id
     }
 
     /// Sends a REQ, receives the REP and sends the RTU.
-    fn connected(&mut self) -> CommId {
-        let id = self.answered();
+    fn established_active(&mut self) -> CommId {
+        let id = self.rep_received();
         self.cm.confirm(id, &PrivateData::EMPTY).unwrap();
         assert_eq!((self.names(), self.state(id)), (vec!["RTU"], State::Established));
         id
     }
 
     /// Receives a REQ; returns our id.
-    fn asked(&mut self) -> CommId {
-        assert_eq!(self.takes(req()), Ok(()));
+    fn req_received(&mut self) -> CommId {
+        assert_eq!(self.deliver(req()), Ok(()));
         let event = self.cm.poll_event().expect("poll the next event");
         assert!(matches!(event.kind, EventKind::ConnectRequest(..)));
         assert_eq!((self.names(), self.state(event.id)), (vec![], State::ReqRcvd));
@@ -164,17 +164,17 @@ impl Node {
     }
 
     /// Receives a REQ and sends the REP.
-    fn accepts(&mut self) -> CommId {
-        let id = self.asked();
+    fn rep_sent(&mut self) -> CommId {
+        let id = self.req_received();
         self.call(|cm, cx| cm.accept(cx, id, &accept())).unwrap();
         assert_eq!((self.names(), self.state(id)), (vec!["REP"], State::RepSent));
         id
     }
 
     /// Receives a REQ, sends the REP and receives the RTU.
-    fn established(&mut self) -> CommId {
-        let id = self.accepts();
-        assert_eq!(self.takes(rtu(id)), Ok(()));
+    fn established_passive(&mut self) -> CommId {
+        let id = self.rep_sent();
+        assert_eq!(self.deliver(rtu(id)), Ok(()));
         assert_eq!((self.events(), self.state(id)), (vec![EventKind::Established], State::Established));
         id
     }

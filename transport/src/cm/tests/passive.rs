@@ -7,7 +7,7 @@ use super::*;
 fn req_becomes_connect_request_and_rep() {
     let mut node = Node::new();
     let listener = node.listen(1);
-    assert_eq!(node.takes(req()), Ok(()));
+    assert_eq!(node.deliver(req()), Ok(()));
     let Event { id, kind: EventKind::ConnectRequest(origin, request, Ece::NONE) } = node.cm.poll_event().unwrap()
     else {
         panic!("no request")
@@ -40,7 +40,7 @@ fn req_becomes_connect_request_and_rep() {
 fn unanswered_rep_is_retried_and_abandoned() {
     let mut node = Node::listening();
     let asks = Req { local_cm_response_timeout: TimeCode::new(18), max_cm_retries: Small::new(2), ..req() };
-    assert_eq!(node.takes(asks), Ok(()));
+    assert_eq!(node.deliver(asks), Ok(()));
     let id = node.cm.poll_event().unwrap().id;
     node.call(|cm, cx| cm.accept(cx, id, &accept())).unwrap();
     node.names();
@@ -58,26 +58,26 @@ fn unanswered_rep_is_retried_and_abandoned() {
 #[test]
 fn rtu_or_data_establish_the_connection_once() {
     let mut node = Node::listening();
-    let id = node.established();
-    assert_eq!((node.takes(rtu(id)), node.cm.establish(id)), (Err(Ignored::State), Err(CmError::State)));
+    let id = node.established_passive();
+    assert_eq!((node.deliver(rtu(id)), node.cm.establish(id)), (Err(Ignored::State), Err(CmError::State)));
     assert_eq!((node.events(), node.cm.poll_timeout()), (vec![], None));
     let mut node = Node::listening();
-    let id = node.accepts();
+    let id = node.rep_sent();
     node.cm.establish(id).unwrap();
     assert_eq!((node.events(), node.state(id)), (vec![EventKind::Established], State::Established));
-    assert_eq!((node.takes(rtu(id)), node.events(), node.sent()), (Err(Ignored::State), vec![], vec![]));
+    assert_eq!((node.deliver(rtu(id)), node.events(), node.sent()), (Err(Ignored::State), vec![], vec![]));
     let mut node = Node::listening();
-    let id = node.asked();
-    assert_eq!((node.takes(rtu(id)), node.cm.establish(id)), (Err(Ignored::State), Err(CmError::State)));
+    let id = node.req_received();
+    assert_eq!((node.deliver(rtu(id)), node.cm.establish(id)), (Err(Ignored::State), Err(CmError::State)));
 }
 
 // clause: CM-REQ-DUPLICATE
 #[test]
 fn duplicate_req_is_one_connection() {
     let mut node = Node::listening();
-    let id = node.asked();
+    let id = node.req_received();
     for _ in 0..2 {
-        assert_eq!(node.takes(req()), Err(Ignored::Duplicate));
+        assert_eq!(node.deliver(req()), Err(Ignored::Duplicate));
         let Message::Mra(mra) = node.one_sent() else { panic!("no MRA") };
         assert_eq!((mra.local_comm_id, mra.remote_comm_id), (id, PEER_ID));
         assert_eq!((mra.answered, mra.service_timeout.get()), (Answered::Req, 24));
@@ -85,33 +85,33 @@ fn duplicate_req_is_one_connection() {
     }
     node.call(|cm, cx| cm.accept(cx, id, &accept())).unwrap();
     assert_eq!(node.names(), ["REP"]);
-    assert_eq!((node.takes(req()), node.sent()), (Err(Ignored::Duplicate), vec![]), "the REP has a timer");
-    assert_eq!(node.takes(rtu(id)), Ok(()));
-    assert_eq!((node.takes(req()), node.sent()), (Err(Ignored::Duplicate), vec![]));
-    assert_eq!(node.takes(dreq(id)), Ok(()));
+    assert_eq!((node.deliver(req()), node.sent()), (Err(Ignored::Duplicate), vec![]), "the REP has a timer");
+    assert_eq!(node.deliver(rtu(id)), Ok(()));
+    assert_eq!((node.deliver(req()), node.sent()), (Err(Ignored::Duplicate), vec![]));
+    assert_eq!(node.deliver(dreq(id)), Ok(()));
     node.disconnect(id).unwrap();
     assert_eq!(node.names(), ["DREP"]);
-    assert_eq!((node.takes(req()), node.state(id)), (Err(Ignored::Duplicate), State::TimeWait));
+    assert_eq!((node.deliver(req()), node.state(id)), (Err(Ignored::Duplicate), State::TimeWait));
     let Message::Rej(rej) = node.one_sent() else { panic!("no REJ") };
     assert_eq!((rej.reason, rej.answered), (RejReason::StaleConnection, Answered::Req));
     node.run_out();
     node.events();
-    assert_eq!(node.takes(req()), Ok(()), "the name is free again");
+    assert_eq!(node.deliver(req()), Ok(()), "the name is free again");
 }
 
 // clause: CM-TIMEWAIT
 #[test]
 fn peer_id_is_reusable_after_time_wait_before_the_timer() {
     let mut node = Node::listening();
-    let old = node.established();
-    assert_eq!(node.takes(dreq(old)), Ok(()));
+    let old = node.established_passive();
+    assert_eq!(node.deliver(dreq(old)), Ok(()));
     node.disconnect(old).unwrap();
     assert_eq!((node.events().len(), node.names()), (1, vec!["DREP"]));
     let due = node.cm.poll_timeout().unwrap();
     node.now = Instant(due.0 - 1);
-    assert_eq!((node.takes(req()), node.names()), (Err(Ignored::Duplicate), vec!["REJ"]));
+    assert_eq!((node.deliver(req()), node.names()), (Err(Ignored::Duplicate), vec!["REJ"]));
     node.now = due;
-    assert_eq!((node.takes(req()), node.names()), (Ok(()), vec![]));
+    assert_eq!((node.deliver(req()), node.names()), (Ok(()), vec![]));
     assert_eq!(
         (node.cm.poll_event().unwrap().id, node.state(old)),
         (old, State::Idle),
@@ -124,15 +124,15 @@ fn peer_id_is_reusable_after_time_wait_before_the_timer() {
 #[test]
 fn qp_of_a_closed_connection_may_connect_again() {
     let mut node = Node::listening();
-    let old = node.established();
-    assert_eq!(node.takes(dreq(old)), Ok(()));
+    let old = node.established_passive();
+    assert_eq!(node.deliver(dreq(old)), Ok(()));
     node.disconnect(old).unwrap();
     assert_eq!((node.state(old), node.names().len(), node.events().len()), (State::TimeWait, 1, 1));
     let again = Req { local_comm_id: CommId(0x8888), ..req() };
-    assert_eq!((node.takes(again.clone()), node.names()), (Ok(()), vec![]));
+    assert_eq!((node.deliver(again.clone()), node.names()), (Ok(()), vec![]));
     let new = node.cm.poll_event().unwrap().id;
     let other = Req { local_comm_id: CommId(0x9999), ..again };
-    assert_eq!(node.takes(other), Err(Ignored::Stale), "the previous connection is not over");
+    assert_eq!(node.deliver(other), Err(Ignored::Stale), "the previous connection is not over");
     node.destroy(new).unwrap();
     node.run_out();
 }
@@ -141,18 +141,18 @@ fn qp_of_a_closed_connection_may_connect_again() {
 #[test]
 fn both_sides_may_send_mra() {
     let mut node = Node::listening();
-    let id = node.asked();
+    let id = node.req_received();
     node.cm.delay(id, TimeCode::new(21)).unwrap();
     let Message::Mra(sent) = node.one_sent() else { panic!("no MRA") };
     assert_eq!((sent.service_timeout.get(), node.cm.delay(id, TimeCode::new(21))), (21, Err(CmError::State)));
     node.call(|cm, cx| cm.accept(cx, id, &accept())).unwrap();
     node.names();
-    assert_eq!(node.takes(mra(id, Answered::Req)), Err(Ignored::State));
-    assert_eq!(node.takes(mra(id, Answered::Rep)), Ok(()));
-    assert_eq!(node.takes(mra(id, Answered::Rep)), Err(Ignored::State));
+    assert_eq!(node.deliver(mra(id, Answered::Req)), Err(Ignored::State));
+    assert_eq!(node.deliver(mra(id, Answered::Rep)), Ok(()));
+    assert_eq!(node.deliver(mra(id, Answered::Rep)), Err(Ignored::State));
     assert_eq!((node.state(id), node.wait().as_millis()), (State::MraRepRcvd, (1 << 14) + 512));
     assert_eq!((node.names(), node.wait().as_millis()), (vec!["REP"], 4096));
-    assert_eq!(node.takes(rtu(id)), Ok(()));
+    assert_eq!(node.deliver(rtu(id)), Ok(()));
     assert_eq!(node.state(id), State::Established);
 }
 
@@ -161,7 +161,7 @@ fn both_sides_may_send_mra() {
 fn program_may_reject_req() {
     for name_given in [false, true] {
         let mut node = Node::listening();
-        let id = node.asked();
+        let id = node.req_received();
         if name_given {
             node.cm.delay(id, TimeCode::new(21)).unwrap();
             node.names();
@@ -184,20 +184,20 @@ fn peer_may_give_up_in_any_state() {
         ..rej(CommId::NONE, Answered::Neither, RejReason::Timeout)
     };
     for reject in [by_name, by_guid] {
-        for reach in [Node::asked, Node::accepts] {
+        for reach in [Node::req_received, Node::rep_sent] {
             let mut node = Node::listening();
             let id = reach(&mut node);
-            assert_eq!(node.takes(reject(id)), Ok(()));
+            assert_eq!(node.deliver(reject(id)), Ok(()));
             assert_eq!(node.events(), [EventKind::Rejected(Box::new(reject(id)))]);
             assert!(node.cm.is_empty());
         }
         let mut node = Node::listening();
-        let id = node.established();
-        assert_eq!(node.takes(reject(id)), Ok(()));
+        let id = node.established_passive();
+        assert_eq!(node.deliver(reject(id)), Ok(()));
         assert_eq!((node.events(), node.state(id)), {
             (vec![EventKind::Disconnected(Ending::Rejected)], State::TimeWait)
         });
-        assert_eq!(node.takes(reject(id)), Err(Ignored::State));
+        assert_eq!(node.deliver(reject(id)), Err(Ignored::State));
     }
 }
 
@@ -220,7 +220,7 @@ fn unservable_reqs_are_rejected_with_their_reason() {
     ];
     for (req, reason) in cases {
         let mut node = Node::listening();
-        assert_eq!(node.takes(req), Err(Ignored::Refused));
+        assert_eq!(node.deliver(req), Err(Ignored::Refused));
         let Message::Rej(rej) = node.one_sent() else { panic!("no REJ") };
         assert_eq!((rej.reason, rej.answered, rej.local_comm_id), (reason, Answered::Req, CommId::NONE));
         assert_eq!(rej.info.as_bytes().len(), if reason == RejReason::InvalidGid { 16 } else { 0 });
@@ -228,7 +228,7 @@ fn unservable_reqs_are_rejected_with_their_reason() {
     }
     for malformed in [elsewhere(|req| req.local_comm_id = CommId::NONE), elsewhere(|req| req.local_ca_guid = Guid(0))] {
         let mut node = Node::listening();
-        assert_eq!((node.takes(malformed), node.sent()), (Err(Ignored::Malformed), vec![]));
+        assert_eq!((node.deliver(malformed), node.sent()), (Err(Ignored::Malformed), vec![]));
     }
 }
 
@@ -236,23 +236,23 @@ fn unservable_reqs_are_rejected_with_their_reason() {
 #[test]
 fn req_from_a_connected_qp_ends_the_old_connection() {
     let mut node = Node::listening();
-    let old = node.established();
+    let old = node.established_passive();
     let again = Req { local_comm_id: CommId(0x8888), ..req() };
-    assert_eq!(node.takes(again.clone()), Err(Ignored::Stale));
+    assert_eq!(node.deliver(again.clone()), Err(Ignored::Stale));
     let mut names = node.names();
     names.sort_unstable();
     assert_eq!((names, node.state(old)), (vec!["DREQ", "REJ"], State::DreqSent));
-    assert_eq!((node.takes(again.clone()), node.names()), (Err(Ignored::Stale), vec!["REJ"]));
-    assert_eq!(node.takes(drep(old)), Ok(()));
+    assert_eq!((node.deliver(again.clone()), node.names()), (Err(Ignored::Stale), vec!["REJ"]));
+    assert_eq!(node.deliver(drep(old)), Ok(()));
     assert_eq!(node.events(), [EventKind::Disconnected(Ending::Agreed)]);
     node.run_out();
-    assert_eq!(node.takes(again), Ok(()), "the queue pair has been forgotten");
+    assert_eq!(node.deliver(again), Ok(()), "the queue pair has been forgotten");
     let elsewhere = Route { local: address(1), remote: address(3) };
     let mut liar = Req { local_comm_id: CommId(0x9999), ..req() };
     liar.primary.local_gid = address(3);
     node.listen_more();
     assert_eq!(
-        node.takes_from(elsewhere, liar),
+        node.deliver_from(elsewhere, liar),
         Ok(()),
         "the same numbers from another address are another queue pair"
     );
@@ -272,16 +272,16 @@ fn pending_requests_are_limited_by_the_backlog() {
     let other = |n: u32| Req { local_comm_id: CommId(n), local_qpn: Qpn::new(n), ..req() };
     let mut node = Node::new();
     node.listen(2);
-    assert_eq!([1, 2, 3].map(|n| node.takes(other(n))), [Ok(()), Ok(()), Err(Ignored::Refused)]);
+    assert_eq!([1, 2, 3].map(|n| node.deliver(other(n))), [Ok(()), Ok(()), Err(Ignored::Refused)]);
     let Message::Rej(rej) = node.one_sent() else { panic!("no REJ") };
     assert_eq!((rej.reason, rej.remote_comm_id, node.cm.len()), (RejReason::NoResources, CommId(3), 2));
     let first = node.cm.poll_event().unwrap().id;
     node.call(|cm, cx| cm.accept(cx, first, &accept())).unwrap();
-    assert_eq!(node.takes(other(4)), Ok(()), "an answered request waits no more");
+    assert_eq!(node.deliver(other(4)), Ok(()), "an answered request waits no more");
     let second = node.cm.poll_event().unwrap().id;
     node.destroy(second).unwrap();
-    assert_eq!(node.takes(other(5)), Ok(()));
-    assert_eq!(node.takes(other(6)), Err(Ignored::Refused));
+    assert_eq!(node.deliver(other(5)), Ok(()));
+    assert_eq!(node.deliver(other(6)), Err(Ignored::Refused));
 }
 
 // clause: CM-BOUNDS
@@ -289,14 +289,14 @@ fn pending_requests_are_limited_by_the_backlog() {
 fn connections_are_limited_by_max_connections() {
     let mut node = Node::with(Settings { max_connections: 1, ..Settings::new(OUR_GUID) });
     node.listen(9);
-    let id = node.established();
+    let id = node.established_passive();
     let other = Req { local_comm_id: CommId(1), local_qpn: Qpn::new(1), ..req() };
-    assert_eq!((node.takes(other.clone()), node.names()), (Err(Ignored::Refused), vec!["REJ"]));
+    assert_eq!((node.deliver(other.clone()), node.names()), (Err(Ignored::Refused), vec!["REJ"]));
     assert_eq!(node.call(|cm, cx| cm.connect(cx, &connect())), Err(CmError::Full));
     assert_eq!(node.call(|cm, cx| cm.resolve(cx, &Resolve::new(route(), SERVICE))), Err(CmError::Full));
     node.destroy(id).unwrap();
     node.run_out();
-    assert_eq!(node.takes(other), Ok(()));
+    assert_eq!(node.deliver(other), Ok(()));
 }
 
 // clause: CM-LISTEN
@@ -309,16 +309,16 @@ fn listener_at_one_address_precedes_wildcard() {
     assert_eq!(node.cm.listen(at(None, Takes::Both)), Err(CmError::InUse));
     assert!(node.cm.listen(at(None, Takes::Lookups)).is_ok());
     assert!(node.cm.listen(at(Some(address(7)), Takes::Both)).is_ok());
-    assert_eq!((node.takes(req()), node.names()), (Err(Ignored::Refused), vec!["REJ"]), "no backlog");
+    assert_eq!((node.deliver(req()), node.names()), (Err(Ignored::Refused), vec!["REJ"]), "no backlog");
     let here = node.cm.listen(Listen { backlog: 1, ..at(Some(address(1)), Takes::Both) }).unwrap();
-    let id = node.asked();
+    let id = node.req_received();
     assert_eq!(node.cm.stop_listening(here), Ok(()));
     assert_eq!(node.cm.stop_listening(here), Err(CmError::UnknownId));
     assert_eq!(node.call(|cm, cx| cm.accept(cx, id, &accept())), Ok(()), "a waiting request can still be answered");
     node.cm.stop_listening(all).unwrap();
     node.names();
     let other = Req { local_comm_id: CommId(1), local_qpn: Qpn::new(1), ..req() };
-    assert_eq!(node.takes(other), Err(Ignored::Refused));
+    assert_eq!(node.deliver(other), Err(Ignored::Refused));
     let Message::Rej(rej) = node.one_sent() else { panic!("no REJ") };
     assert_eq!(rej.reason, RejReason::InvalidServiceId);
 }
@@ -334,11 +334,11 @@ fn listener_mask_matches_many_services() {
     let one = node.cm.listen(Listen::new(other, Takes::Both, 9)).unwrap();
     for (service_id, listener) in [(SERVICE, id), (ServiceId(SERVICE.0 ^ 1), id), (other, one)] {
         let qpn = Qpn::new(service_id.0 as u32 & 0xfff);
-        assert_eq!(node.takes(Req { service_id, local_qpn: qpn, local_comm_id: CommId(qpn.get()), ..req() }), Ok(()));
+        assert_eq!(node.deliver(Req { service_id, local_qpn: qpn, local_comm_id: CommId(qpn.get()), ..req() }), Ok(()));
         let Some(Event { kind: EventKind::ConnectRequest(origin, ..), .. }) = node.cm.poll_event() else { panic!() };
         assert_eq!(origin.listener, listener);
     }
     node.cm.stop_listening(id).unwrap();
-    assert_eq!(node.takes(Req { local_comm_id: CommId(1), local_qpn: Qpn::new(1), ..req() }), Err(Ignored::Refused));
+    assert_eq!(node.deliver(Req { local_comm_id: CommId(1), local_qpn: Qpn::new(1), ..req() }), Err(Ignored::Refused));
     assert!(node.cm.listen(Listen::new(SERVICE, Takes::Both, 1)).is_ok());
 }

@@ -1,73 +1,77 @@
-//! Every message in every state: the reactions are reviewed in `reactions.txt`; also duplicates,
-//! from other addresses, and with wrong ids.
+//! Delivers every message in every state and compares the reactions with `reactions.txt`, which is
+//! reviewed. Also delivers duplicates, and messages from another address or with wrong ids.
 
 use super::*;
 use roxe_wire::cm::{Apr, AprStatus, Lap, MadError, SidrReq, SidrStatus};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// A way into a state.
-type Situation = fn(&mut Node) -> CommId;
+/// Brings a node into a state; returns our id.
+type Enter = fn(&mut Node) -> CommId;
 
 /// Every state, for both sides where they differ.
-const SITUATIONS: [(&str, Situation); 21] = [
+const STATES: [(&str, Enter); 21] = [
     ("nothing", |_| CommId(0x4242)),
-    ("ReqSent", Node::connects),
-    ("MraReqRcvd", |node| told(node, Node::connects, |id| mra(id, Answered::Req).into())),
-    ("RepRcvd", Node::answered),
-    ("MraRepSent", |node| delayed(node, Node::answered)),
-    ("ReqRcvd", Node::asked),
-    ("MraReqSent", |node| delayed(node, Node::asked)),
-    ("RepSent", Node::accepts),
-    ("MraRepRcvd", |node| told(node, Node::accepts, |id| mra(id, Answered::Rep).into())),
-    ("Established, active", Node::connected),
-    ("Established, passive", Node::established),
-    ("LapSent, active", |node| proposed(node, Node::connected)),
-    ("LapSent, passive", |node| proposed(node, Node::established)),
-    ("MraLapRcvd", |node| told(node, |node| proposed(node, Node::connected), |id| mra(id, Answered::Neither).into())),
-    ("LapRcvd", |node| told(node, Node::established, |id| lap(id).into())),
-    ("MraLapSent", |node| delayed(node, |node| told(node, Node::established, |id| lap(id).into()))),
+    ("ReqSent", Node::req_sent),
+    ("MraReqRcvd", |node| after_message(node, Node::req_sent, |id| mra(id, Answered::Req).into())),
+    ("RepRcvd", Node::rep_received),
+    ("MraRepSent", |node| after_delay(node, Node::rep_received)),
+    ("ReqRcvd", Node::req_received),
+    ("MraReqSent", |node| after_delay(node, Node::req_received)),
+    ("RepSent", Node::rep_sent),
+    ("MraRepRcvd", |node| after_message(node, Node::rep_sent, |id| mra(id, Answered::Rep).into())),
+    ("Established, active", Node::established_active),
+    ("Established, passive", Node::established_passive),
+    ("LapSent, active", |node| after_lap(node, Node::established_active)),
+    ("LapSent, passive", |node| after_lap(node, Node::established_passive)),
+    ("MraLapRcvd", |node| {
+        after_message(node, |node| after_lap(node, Node::established_active), |id| mra(id, Answered::Neither).into())
+    }),
+    ("LapRcvd", |node| after_message(node, Node::established_passive, |id| lap(id).into())),
+    ("MraLapSent", |node| {
+        after_delay(node, |node| after_message(node, Node::established_passive, |id| lap(id).into()))
+    }),
     ("Established, a LAP answered", |node| {
-        let id = told(node, Node::established, |id| lap(id).into());
+        let id = after_message(node, Node::established_passive, |id| lap(id).into());
         node.cm.answer_alternate(id, &AlternateAnswer::new(AprStatus::Reject)).unwrap();
         id
     }),
-    ("DreqSent", |node| disconnected(node, Node::connected)),
-    ("DreqRcvd", |node| told(node, Node::connected, |id| dreq(id).into())),
-    ("TimeWait", |node| told(node, |node| disconnected(node, Node::connected), |id| drep(id).into())),
-    ("lookup", looks_up),
+    ("DreqSent", |node| after_dreq(node, Node::established_active)),
+    ("DreqRcvd", |node| after_message(node, Node::established_active, |id| dreq(id).into())),
+    ("TimeWait", |node| after_message(node, |node| after_dreq(node, Node::established_active), |id| drep(id).into())),
+    ("lookup", lookup_sent),
 ];
 
-/// Delivers a message after `reach`.
-fn told(node: &mut Node, reach: Situation, message: fn(CommId) -> Message) -> CommId {
-    let id = reach(node);
+/// Enters a state with `enter`, then delivers a message.
+fn after_message(node: &mut Node, enter: Enter, message: fn(CommId) -> Message) -> CommId {
+    let id = enter(node);
     let _ = node.cm.take_alternates(id, true);
-    assert_eq!(node.takes(message(id)), Ok(()));
+    assert_eq!(node.deliver(message(id)), Ok(()));
     id
 }
 
-fn delayed(node: &mut Node, reach: Situation) -> CommId {
-    let id = reach(node);
+fn after_delay(node: &mut Node, enter: Enter) -> CommId {
+    let id = enter(node);
     node.cm.delay(id, TimeCode::new(20)).unwrap();
     id
 }
 
-fn proposed(node: &mut Node, reach: Situation) -> CommId {
-    let id = reach(node);
+fn after_lap(node: &mut Node, enter: Enter) -> CommId {
+    let id = enter(node);
     let alternate = Alternate::new(Route { local: address(11), remote: address(12) });
     let Node { cm, now, .. } = node;
-    // The transaction that the messages of the tests have.
+    // Transaction 9, which the messages of the tests carry.
     cm.load_alternate(&mut Cx { now: *now, random: &mut || 9 }, id, &alternate).unwrap();
     id
 }
 
-fn disconnected(node: &mut Node, reach: Situation) -> CommId {
-    let id = reach(node);
+fn after_dreq(node: &mut Node, enter: Enter) -> CommId {
+    let id = enter(node);
     node.disconnect(id).unwrap();
     id
 }
 
-fn looks_up(node: &mut Node) -> CommId {
+fn lookup_sent(node: &mut Node) -> CommId {
     node.call(|cm, cx| cm.resolve(cx, &Resolve::new(route(), SERVICE))).unwrap()
 }
 
@@ -114,18 +118,18 @@ fn messages(id: CommId) -> Vec<(&'static str, Message)> {
     ]
 }
 
-/// A node in a situation, earlier events and messages discarded.
-fn reached(reach: Situation) -> (Node, CommId) {
+/// Returns a node in a state, without the messages and events that led to it, and our id.
+fn node_in(enter: Enter) -> (Node, CommId) {
     let mut node = Node::new();
     node.listen(2);
-    let id = reach(&mut node);
+    let id = enter(&mut node);
     let _ = node.cm.take_alternates(id, true);
     drop((node.sent(), node.events()));
     (node, id)
 }
 
-/// The state of a connection as text.
-fn standing(node: &Node, id: CommId) -> String {
+/// Returns the name of the state of a connection.
+fn state_name(node: &Node, id: CommId) -> String {
     match (node.cm.state(id), node.cm.alternate_state(id)) {
         (Some(state), None | Some(AlternateState::Idle)) => format!("{state:?}"),
         (Some(_), Some(alternate)) => format!("{alternate:?}"),
@@ -142,10 +146,10 @@ fn kind_of(event: &EventKind) -> String {
     }
 }
 
-/// The reaction to a message in one line; without an effect, only the reason.
+/// Returns the reaction to a message as a line; the reason if the message had no effect.
 fn reaction(node: &mut Node, id: CommId, before: &str, outcome: Result<(), Ignored>) -> Result<String, Ignored> {
     let mut line = String::new();
-    let after = standing(node, id);
+    let after = state_name(node, id);
     if after != before {
         write!(line, " -> {after}").unwrap();
     }
@@ -156,7 +160,7 @@ fn reaction(node: &mut Node, id: CommId, before: &str, outcome: Result<(), Ignor
         }
     }
     for event in node.events() {
-        write!(line, ", tells {}", kind_of(&event)).unwrap();
+        write!(line, ", raises {}", kind_of(&event)).unwrap();
     }
     match outcome {
         Err(why) if line.is_empty() => Err(why),
@@ -167,13 +171,13 @@ fn reaction(node: &mut Node, id: CommId, before: &str, outcome: Result<(), Ignor
 
 fn render() -> String {
     let mut text = String::new();
-    for (name, reach) in SITUATIONS {
+    for (name, enter) in STATES {
         writeln!(text, "{name}").unwrap();
         let mut ignored = BTreeMap::<_, Vec<_>>::new();
         for (index, (message, _)) in messages(CommId::NONE).into_iter().enumerate() {
-            let (mut node, id) = reached(reach);
-            let before = standing(&node, id);
-            let outcome = node.takes(messages(id).remove(index).1);
+            let (mut node, id) = node_in(enter);
+            let before = state_name(&node, id);
+            let outcome = node.deliver(messages(id).remove(index).1);
             match reaction(&mut node, id, &before, outcome) {
                 Ok(line) => writeln!(text, "    {message}:{}", line.trim_start_matches(',')).unwrap(),
                 Err(why) => ignored.entry(why.name()).or_default().push(message),
@@ -193,37 +197,41 @@ fn reactions_equal_the_reviewed_table() {
     assert!(now == reviewed, "the reactions changed; review them and update reactions.txt:\n{now}");
 }
 
-/// Calls `attack` for every message in every situation.
-fn everywhere(mut attack: impl FnMut(&str, Node, CommId, Message)) {
-    for (name, reach) in SITUATIONS {
+/// Calls `attack` for every message in every state.
+fn for_each_message_and_state(mut attack: impl FnMut(&str, Node, CommId, Message)) {
+    for (name, enter) in STATES {
         for index in 0..messages(CommId::NONE).len() {
-            let (node, id) = reached(reach);
+            let (node, id) = node_in(enter);
             let (message_name, message) = messages(id).remove(index);
             attack(&format!("{message_name} in {name}"), node, id, message);
         }
     }
 }
 
-/// A duplicate request is answered with one MRA while our program decides.
-fn patient(standing: String) -> String {
-    match standing.as_str() {
-        "ReqRcvd" | "RepRcvd" | "LapRcvd" => format!("Mra{}", standing.replace("Rcvd", "Sent")),
-        _ => standing,
+/// Returns the state after a duplicate, which is answered with one MRA while our program decides.
+fn after_duplicate(state: String) -> String {
+    match state.as_str() {
+        "ReqRcvd" | "RepRcvd" | "LapRcvd" => format!("Mra{}", state.replace("Rcvd", "Sent")),
+        _ => state,
     }
 }
 
 // clause: CM-LAP-DUPLICATE, CM-REQ-DUPLICATE, CM-REP-DUPLICATE, CM-MRA, CM-TIMEWAIT
 #[test]
 fn duplicate_message_changes_no_state() {
-    everywhere(|name, mut node, id, message| {
-        let _ = node.takes(message.clone());
-        let (after, held) = (patient(standing(&node, id)), node.cm.len());
+    for_each_message_and_state(|name, mut node, id, message| {
+        let _ = node.deliver(message.clone());
+        let (after, held) = (after_duplicate(state_name(&node, id)), node.cm.len());
         drop((node.sent(), node.events()));
         for _ in 0..3 {
-            let _ = node.takes(message.clone());
+            let _ = node.deliver(message.clone());
             assert!(node.sent().len() <= 1, "{name}");
-            let told: Vec<_> = node.events().iter().map(kind_of).collect();
-            assert_eq!((patient(standing(&node, id)), node.cm.len(), told), (after.clone(), held, vec![]), "{name}");
+            let events: Vec<_> = node.events().iter().map(kind_of).collect();
+            assert_eq!(
+                (after_duplicate(state_name(&node, id)), node.cm.len(), events),
+                (after.clone(), held, vec![]),
+                "{name}"
+            );
         }
     });
 }
@@ -234,21 +242,21 @@ fn message_with_wrong_address_changes_no_state() {
     let elsewhere = Route { local: address(1), remote: address(3) };
     let not_here = Route { local: address(4), remote: address(2) };
     for route in [elsewhere, not_here] {
-        everywhere(|name, mut node, id, message| {
-            let (before, held) = (standing(&node, id), node.cm.len());
+        for_each_message_and_state(|name, mut node, id, message| {
+            let (before, held) = (state_name(&node, id), node.cm.len());
             let is_request = matches!(message, Message::SidrReq(_));
-            let outcome = node.takes_from(route, message);
+            let outcome = node.deliver_from(route, message);
             assert_eq!(outcome.is_ok(), is_request, "{name}: a lookup of another peer is accepted");
             let answers: Vec<_> = std::iter::from_fn(|| node.cm.poll_transmit()).collect();
             assert!(answers.len() <= 1 && answers.iter().all(|answer| answer.route == route), "{name}: {answers:?}");
-            assert_eq!((standing(&node, id), node.cm.len()), (before, held + usize::from(is_request)), "{name}");
+            assert_eq!((state_name(&node, id), node.cm.len()), (before, held + usize::from(is_request)), "{name}");
             assert!(node.cm.poll_event().is_none_or(|event| event.id != id), "{name}");
         });
     }
 }
 
-/// The message with a wrong id of one end.
-fn misnamed(message: &Message, ours: CommId, theirs: CommId) -> Option<Message> {
+/// Returns the message with these ids; `None` if it carries no id of this end.
+fn with_ids(message: &Message, ours: CommId, theirs: CommId) -> Option<Message> {
     let mut message = message.clone();
     let (local, remote) = match &mut message {
         Message::Rep(rep) => (&mut rep.local_comm_id, &mut rep.remote_comm_id),
@@ -273,15 +281,15 @@ fn misnamed(message: &Message, ours: CommId, theirs: CommId) -> Option<Message> 
 #[test]
 fn message_with_wrong_local_id_changes_no_state() {
     for wrong in [|id: CommId| CommId(id.0 ^ 1), |_| CommId::NONE, |_| PEER_ID] {
-        everywhere(|name, mut node, id, message| {
+        for_each_message_and_state(|name, mut node, id, message| {
             // A peer that gives up may know only our GUID.
-            let Some(message) = misnamed(&message, wrong(id), PEER_ID).filter(|_| !name.contains("timeout")) else {
+            let Some(message) = with_ids(&message, wrong(id), PEER_ID).filter(|_| !name.contains("timeout")) else {
                 return;
             };
-            let before = standing(&node, id);
-            assert_eq!(node.takes(message), Err(Ignored::UnknownId), "{name}");
+            let before = state_name(&node, id);
+            assert_eq!(node.deliver(message), Err(Ignored::UnknownId), "{name}");
             assert!(node.sent().len() <= 1, "{name}");
-            assert_eq!((standing(&node, id), node.events()), (before, vec![]), "{name}");
+            assert_eq!((state_name(&node, id), node.events()), (before, vec![]), "{name}");
         });
     }
 }
@@ -290,17 +298,17 @@ fn message_with_wrong_local_id_changes_no_state() {
 #[test]
 fn message_with_wrong_peer_id_changes_no_state() {
     for theirs in [CommId(PEER_ID.0 ^ 1), CommId::NONE] {
-        everywhere(|name, mut node, id, message| {
-            let Some(message) = misnamed(&message, id, theirs) else { return };
-            // Before the peer has answered, any id may be its own.
+        for_each_message_and_state(|name, mut node, id, message| {
+            let Some(message) = with_ids(&message, id, theirs) else { return };
+            // Before the REP, our side does not know the peer's id, so it accepts any.
             let is_unknown = matches!(node.cm.state(id), Some(State::ReqSent | State::MraReqRcvd));
             if is_unknown || matches!(message, Message::SidrRep(_)) {
                 return;
             }
-            let before = standing(&node, id);
-            assert!(node.takes(message).is_err(), "{name}");
+            let before = state_name(&node, id);
+            assert!(node.deliver(message).is_err(), "{name}");
             assert!(node.sent().len() <= 1, "{name}");
-            assert_eq!((standing(&node, id), node.events()), (before, vec![]), "{name}");
+            assert_eq!((state_name(&node, id), node.events()), (before, vec![]), "{name}");
         });
     }
 }
@@ -320,9 +328,9 @@ fn message_of_wrong_length_does_not_parse() {
 
 // clause: CM-BOUNDS, CM-TIMEWAIT, CM-DESTROY
 #[test]
-fn reaction_scripts_leave_no_state() {
-    everywhere(|name, mut node, id, message| {
-        let _ = node.takes(message);
+fn reactions_leave_no_state_after_destroy() {
+    for_each_message_and_state(|name, mut node, id, message| {
+        let _ = node.deliver(message);
         let _ = node.destroy(id);
         while let Some(event) = node.cm.poll_event() {
             let _ = node.destroy(event.id);

@@ -3,24 +3,26 @@
 use super::*;
 use roxe_wire::cm::{Apr, AprStatus, Lap, SidrReq, SidrStatus};
 
-const NOBODY: CommId = CommId(0x4242);
+const UNKNOWN_ID: CommId = CommId(0x4242);
 
 // clause: CM-UNKNOWN
 #[test]
 fn messages_for_unknown_connections_are_rejected() {
-    for (message, answered) in [(Message::Rep(rep(NOBODY)), Answered::Rep), (rtu(NOBODY).into(), Answered::Neither)] {
+    for (message, answered) in
+        [(Message::Rep(rep(UNKNOWN_ID)), Answered::Rep), (rtu(UNKNOWN_ID).into(), Answered::Neither)]
+    {
         let mut node = Node::new();
-        assert_eq!(node.takes(message), Err(Ignored::UnknownId));
+        assert_eq!(node.deliver(message), Err(Ignored::UnknownId));
         let Message::Rej(rej) = node.one_sent() else { panic!("no REJ") };
-        assert_eq!((rej.local_comm_id, rej.remote_comm_id), (NOBODY, PEER_ID));
+        assert_eq!((rej.local_comm_id, rej.remote_comm_id), (UNKNOWN_ID, PEER_ID));
         assert_eq!((rej.answered, rej.reason), (answered, RejReason::InvalidCommId));
     }
     let mut node = Node::new();
-    assert_eq!(node.takes(Rep { local_comm_id: CommId::NONE, ..rep(NOBODY) }), Err(Ignored::Malformed));
-    for message in [Message::Mra(mra(NOBODY, Answered::Req)), drep(NOBODY).into()] {
-        assert_eq!(node.takes(message), Err(Ignored::UnknownId));
+    assert_eq!(node.deliver(Rep { local_comm_id: CommId::NONE, ..rep(UNKNOWN_ID) }), Err(Ignored::Malformed));
+    for message in [Message::Mra(mra(UNKNOWN_ID, Answered::Req)), drep(UNKNOWN_ID).into()] {
+        assert_eq!(node.deliver(message), Err(Ignored::UnknownId));
     }
-    assert_eq!(node.takes(rej(NOBODY, Answered::Req, RejReason::NoQp)), Err(Ignored::UnknownId));
+    assert_eq!(node.deliver(rej(UNKNOWN_ID, Answered::Req, RejReason::NoQp)), Err(Ignored::UnknownId));
     assert!(node.sent().is_empty(), "no peer waits for an answer to these");
 }
 
@@ -28,10 +30,10 @@ fn messages_for_unknown_connections_are_rejected() {
 #[test]
 fn dreq_for_unknown_connection_gets_drep() {
     let mut node = Node::new();
-    assert_eq!(node.takes(dreq(NOBODY)), Err(Ignored::UnknownId));
-    assert_eq!(node.sent(), [Message::Drep(messages::drep(NOBODY, PEER_ID))]);
-    let id = node.connected();
-    assert_eq!(node.takes(Dreq { local_comm_id: CommId(1), ..dreq(id) }), Err(Ignored::UnknownId));
+    assert_eq!(node.deliver(dreq(UNKNOWN_ID)), Err(Ignored::UnknownId));
+    assert_eq!(node.sent(), [Message::Drep(messages::drep(UNKNOWN_ID, PEER_ID))]);
+    let id = node.established_active();
+    assert_eq!(node.deliver(Dreq { local_comm_id: CommId(1), ..dreq(id) }), Err(Ignored::UnknownId));
     assert_eq!((node.names(), node.state(id)), (vec!["DREP"], State::Established));
 }
 
@@ -42,28 +44,28 @@ fn messages_from_strangers_change_no_connection() {
     let not_here = Route { local: address(4), remote: address(2) };
     for route in [elsewhere, not_here] {
         let mut node = Node::new();
-        let id = node.connects();
+        let id = node.req_sent();
         let strange: [Message; 3] =
             [rep(id).into(), mra(id, Answered::Req).into(), rej(id, Answered::Req, RejReason::NoQp).into()];
         for message in strange {
-            assert_eq!(node.takes_from(route, message), Err(Ignored::Address));
+            assert_eq!(node.deliver_from(route, message), Err(Ignored::Address));
         }
         assert_eq!((node.state(id), node.sent(), node.events()), (State::ReqSent, vec![], vec![]));
         let mut node = Node::new();
-        let id = node.connected();
+        let id = node.established_active();
         let strange: [Message; 4] =
             [rtu(id).into(), dreq(id).into(), drep(id).into(), rej(id, Answered::Neither, RejReason::NoQp).into()];
         for message in strange {
-            assert_eq!(node.takes_from(route, message), Err(Ignored::Address));
+            assert_eq!(node.deliver_from(route, message), Err(Ignored::Address));
         }
         let by_guid = Rej {
             info: Info::new(&PEER_GUID.0.to_be_bytes()).unwrap(),
             ..rej(CommId::NONE, Answered::Neither, RejReason::Timeout)
         };
-        assert!(node.takes_from(route, by_guid).is_err());
+        assert!(node.deliver_from(route, by_guid).is_err());
         assert_eq!((node.state(id), node.sent(), node.events()), (State::Established, vec![], vec![]));
         let wrong_name = Rej { local_comm_id: CommId(1), ..rej(id, Answered::Neither, RejReason::NoQp) };
-        assert_eq!(node.takes(wrong_name), Err(Ignored::UnknownId));
+        assert_eq!(node.deliver(wrong_name), Err(Ignored::UnknownId));
     }
 }
 
@@ -93,17 +95,17 @@ fn request_with_foreign_addresses_is_refused() {
         let mut node = Node::new();
         node.cm.listen(Listen { addresses, ..Listen::new(SERVICE, Takes::Both, 9) }).unwrap();
         for private_data in bad {
-            assert_eq!(node.takes(Req { private_data, ..req() }), Err(Ignored::Refused));
+            assert_eq!(node.deliver(Req { private_data, ..req() }), Err(Ignored::Refused));
             let Message::Rej(rej) = node.one_sent() else { panic!("no REJ") };
             assert_eq!((rej.answered, rej.reason), (Answered::Req, RejReason::ConsumerDefined));
             let private_data = PrivateData::new(private_data.as_bytes()).unwrap();
             let lookup = SidrReq { private_data, ..messages::sidr_req(PEER_ID, &Resolve::new(route(), SERVICE)) };
-            assert_eq!(node.takes(lookup), Err(Ignored::Refused));
+            assert_eq!(node.deliver(lookup), Err(Ignored::Refused));
             let Message::SidrRep(reply) = node.one_sent() else { panic!("no SIDR_REP") };
             assert_eq!(reply.status, SidrStatus::Reject);
         }
         assert!(node.cm.is_empty());
-        assert_eq!(node.takes(Req { private_data: with_header(0, 4, PEER, US), ..req() }), Ok(()));
+        assert_eq!(node.deliver(Req { private_data: with_header(0, 4, PEER, US), ..req() }), Ok(()));
     }
 }
 
@@ -116,7 +118,7 @@ fn requests_from_non_unicast_addresses_are_refused() {
         node.cm.listen(Listen { addresses: Addresses::Ip, ..Listen::new(SERVICE, Takes::Both, 9) }).unwrap();
         let mut asks = Req { private_data: with_header(0, 4, remote, [10, 0, 0, 1]), ..req() };
         asks.primary.local_gid = route.remote;
-        assert_eq!(node.takes_from(route, asks), Err(Ignored::Refused));
+        assert_eq!(node.deliver_from(route, asks), Err(Ignored::Refused));
     }
 }
 
@@ -126,7 +128,7 @@ fn ipv4_and_ipv6_listeners_share_a_service() {
     let mut node = Node::new();
     let of = |addresses| Listen { addresses, ..Listen::new(SERVICE, Takes::Both, 9) };
     let v6 = node.cm.listen(of(Addresses::Ipv6)).unwrap();
-    assert_eq!(node.takes(req()), Err(Ignored::Refused));
+    assert_eq!(node.deliver(req()), Err(Ignored::Refused));
     let v4 = node.cm.listen(of(Addresses::Ipv4)).unwrap();
     assert_eq!(node.cm.listen(of(Addresses::Ip)), Err(CmError::InUse));
     node.names();
@@ -139,16 +141,16 @@ fn ipv4_and_ipv6_listeners_share_a_service() {
 #[test]
 fn alternate_paths_are_refused() {
     let mut node = Node::new();
-    let id = node.connected();
-    let unknown = (NOBODY, AprStatus::InvalidCommId, Ignored::UnknownId, Ignored::UnknownId);
+    let id = node.established_active();
+    let unknown = (UNKNOWN_ID, AprStatus::InvalidCommId, Ignored::UnknownId, Ignored::UnknownId);
     for (ours, status, why, unasked) in [(id, AprStatus::Unsupported, Ignored::Refused, Ignored::State), unknown] {
         let lap = Lap { local_comm_id: PEER_ID, remote_comm_id: ours, ..Lap::default() };
-        assert_eq!(node.takes(lap), Err(why));
+        assert_eq!(node.deliver(lap), Err(why));
         let Message::Apr(apr) = node.one_sent() else { panic!("no APR") };
         assert_eq!((apr.local_comm_id, apr.remote_comm_id, apr.status), (ours, PEER_ID, status));
-        assert_eq!(node.takes(apr.clone()), Err(Ignored::UnknownId));
+        assert_eq!(node.deliver(apr.clone()), Err(Ignored::UnknownId));
         let back = Apr { local_comm_id: PEER_ID, remote_comm_id: ours, ..apr };
-        assert_eq!(node.takes(back), Err(unasked));
+        assert_eq!(node.deliver(back), Err(unasked));
     }
     assert_eq!(node.state(id), State::Established);
 }
@@ -158,7 +160,7 @@ fn alternate_paths_are_refused() {
 fn unfetched_answers_are_bounded() {
     let mut node = Node::new();
     for _ in 0..10_000 {
-        assert_eq!(node.takes(dreq(NOBODY)), Err(Ignored::UnknownId));
+        assert_eq!(node.deliver(dreq(UNKNOWN_ID)), Err(Ignored::UnknownId));
     }
     assert_eq!(node.sent().len(), terms::Outbox::MOST);
 }

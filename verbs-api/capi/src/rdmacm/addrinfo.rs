@@ -174,7 +174,7 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
         if res.is_null() || (node.is_null() && service.is_null() && hints.is_null()) {
             return Err(EINVAL);
         }
-        // SAFETY: NULL or a whole structure of the program.
+        // SAFETY: NULL or a valid structure of the program.
         let hints = unsafe { hints.as_ref() }.copied().unwrap_or_default();
         // SAFETY: `node` and `service` are strings of the program or NULL, and each address in
         // `hints` has the length in its length field.

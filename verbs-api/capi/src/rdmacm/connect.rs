@@ -17,7 +17,7 @@ const TRIES: u8 = 7;
 
 pub(crate) unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
     zero(|| {
-        // SAFETY: NULL or a whole structure of the program.
+        // SAFETY: NULL or a valid structure of the program.
         let wanted = unsafe { param.as_ref() };
         let object = live(id)?;
         check(object, wanted)?;
@@ -34,7 +34,7 @@ pub(crate) unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rd
 /// `man rdma_accept`. After RDMA_CM_EVENT_CONNECT_RESPONSE it acts like `rdma_establish`.
 pub(crate) unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
     zero(|| {
-        // SAFETY: NULL or a whole structure of the program.
+        // SAFETY: NULL or a valid structure of the program.
         let wanted = unsafe { param.as_ref() };
         let object = live(id)?;
         check(object, wanted)?;
@@ -289,7 +289,7 @@ pub(crate) unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mu
 pub(crate) unsafe extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
     zero(|| {
         let id = external(id)?;
-        // SAFETY: NULL or a whole structure of the program.
+        // SAFETY: NULL or a valid structure of the program.
         let ece = unsafe { ece.as_mut() }.filter(|ece| ece.comp_mask == 0).ok_or(EINVAL)?;
         let Ece { vendor_id, options } = id.remote_ece();
         *ece = ibv_ece { vendor_id: vendor_id.get(), options, comp_mask: 0 };

@@ -74,7 +74,7 @@ pub(super) fn xrc_domain(device: &Arc<Device>) -> Result<*mut ibv_xrcd> {
     with_device(device, |opened| {
         if opened.xrcd.is_null() {
             let mut init = ibv_xrcd_init_attr { comp_mask: 3, fd: -1, oflags: libc::O_CREAT };
-            // SAFETY: an open context and a whole structure.
+            // SAFETY: an open context and a valid structure.
             opened.xrcd = non_null(for_library(|| unsafe { open_xrcd(opened.context, &raw mut init) }))?;
         }
         Ok(opened.xrcd)

@@ -26,7 +26,7 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
     zero(|| {
-        // SAFETY: NULL or whole structures of the program.
+        // SAFETY: NULL or valid structures of the program.
         let (res, init) = unsafe { (res.as_ref().ok_or_else(|| null("res"))?, init.as_mut()) };
         if id.is_null() {
             return Err(null("id"));

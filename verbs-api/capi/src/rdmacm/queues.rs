@@ -94,7 +94,7 @@ fn own_xrcd(object: &Object<CmId>) -> Result<*mut ibv_xrcd> {
 fn create_on(id: *mut rdma_cm_id, context: *mut ibv_context, init: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp> {
     // An XRC target has no queues; an XRC initiator has no receive side.
     let (sends, receives) = (init.qp_type != XRC_RECV, !matches!(init.qp_type, XRC_INI | XRC_RECV));
-    // SAFETY: alive, with fields that only we write; an open context and a whole structure.
+    // SAFETY: alive, with fields that only we write; an open context and a valid structure.
     unsafe {
         if init.send_cq.is_null() && sends {
             init.send_cq = own_cq(id, context, init.cap.max_send_wr, Side::Send)?;
@@ -190,7 +190,7 @@ pub(super) fn destroy_qp(id: *mut rdma_cm_id) {
         unsafe { (&raw mut (*id).qp).replace(null_mut()) }
     };
     if !qp.is_null() {
-        // SAFETY: anything but a living queue pair is refused.
+        // SAFETY: anything but a live queue pair is refused.
         unsafe { ibv_destroy_qp(qp) };
     }
     drop_cqs(id);
@@ -255,7 +255,7 @@ fn create_srq(object: &Object<CmId>, init: &mut ibv_srq_init_attr_ex) -> Result<
         // SAFETY: alive, with fields that only we write.
         init.cq = unsafe { own_cq(id, context, init.attr.max_wr, Side::Recv) }?;
     }
-    // SAFETY: an open context and a whole structure.
+    // SAFETY: an open context and a valid structure.
     let srq = non_null(unsafe { create_srq_ex(context, init) }).inspect_err(|_| drop_cq(id, Side::Recv))?;
     // SAFETY: alive; programs only read the field.
     unsafe { (*id).srq = srq };
@@ -295,7 +295,7 @@ pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
         let known = QpState::from_code(state.cast_unsigned());
         let state = known.ok_or_else(|| outside("qp_state", state, "the values of enum ibv_qp_state"))?;
         let (found, needed) = object.inner.id.init_qp_attr(state)?;
-        // SAFETY: not NULL; the program passes whole structures.
+        // SAFETY: not NULL; the program passes valid structures.
         unsafe {
             attr.write(ibv_qp_attr { qp_state: state as c_int, ..qp::to_c(&found, ibv_qp_cap::default()) });
             mask.write(needed.bits().cast_signed());

@@ -56,7 +56,7 @@ fn sq_drained_is_reported_after_started_requests() {
 #[test]
 fn cq_overrun_fails_cq_and_qp() {
     let rig = Rig::new();
-    // SAFETY: living handles and whole structures throughout.
+    // SAFETY: live handles and valid structures throughout.
     unsafe {
         let small = ibv_create_cq(rig.context, 1, null_mut(), null_mut(), 0);
         let (a, b) = (rig.qp(RC), ibv_create_qp(rig.pd, &mut ibv_qp_init_attr { recv_cq: small, ..rig.init_attr(RC) }));
@@ -83,7 +83,7 @@ fn cq_overrun_fails_cq_and_qp() {
 fn cq_ignoring_overrun_holds_more_than_its_size() {
     let mut rig = Rig::new();
     let mut attr = ibv_cq_init_attr_ex { comp_mask: 1, flags: 2, ..extended_cq(1, 0) };
-    // SAFETY: a living context and a whole structure.
+    // SAFETY: a live context and a valid structure.
     let cq = unsafe { create_cq_ex(rig.context, &raw mut attr) }.cast::<ibv_cq>();
     assert!(!cq.is_null());
     let classic = core::mem::replace(&mut rig.cq, cq);
@@ -95,7 +95,7 @@ fn cq_ignoring_overrun_holds_more_than_its_size() {
     }
     assert_eq!(rig.completions(8).iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
     destroy(&[qp]);
-    // SAFETY: a living CQ, no longer used.
+    // SAFETY: a live CQ, no longer used.
     assert_eq!(unsafe { ibv_destroy_cq(cq) }, 0);
     rig.cq = classic;
 }

@@ -15,14 +15,14 @@ const BUF: u64 = 1 << 5;
 
 fn alloc(pd: *mut ibv_pd, size: usize) -> (*mut c_void, *mut ibv_buf) {
     let mut buf = null_mut();
-    // SAFETY: a living domain and a variable.
+    // SAFETY: a live domain and a variable.
     let addr = unsafe { ibv_alloc_buf(pd, size, &raw mut buf) };
     (addr, buf)
 }
 
 /// Registers memory; the error is errno.
 fn reg(pd: *mut ibv_pd, mut attr: ibv_mr_init_attr) -> Result<*mut ibv_mr, c_int> {
-    // SAFETY: a living domain and a whole structure.
+    // SAFETY: a live domain and a valid structure.
     let mr = unsafe { ibv_reg_mr_ex(pd, &raw mut attr) };
     if mr.is_null() { Err(errno()) } else { Ok(mr) }
 }
@@ -31,12 +31,12 @@ fn reg(pd: *mut ibv_pd, mut attr: ibv_mr_init_attr) -> Result<*mut ibv_mr, c_int
 fn write_to(rig: &Rig, qp: *mut ibv_qp, mr: *mut ibv_mr, addr: u64) -> u32 {
     let sges = [rig.sge(0, 1)];
     let mut wr = send_wr(1, 0, &sges);
-    // SAFETY: a living region.
+    // SAFETY: a live region.
     let rkey = unsafe { (*mr).rkey };
     wr.wr = wr_union { rdma: wr_rdma { remote_addr: addr, rkey } };
     assert_eq!(rig.post_send(qp, &mut wr).0, 0);
     let status = rig.completions(1)[0].status;
-    // SAFETY: a living region, named once.
+    // SAFETY: a live region, named once.
     assert_eq!(unsafe { ibv_dereg_mr(mr) }, 0);
     status
 }
@@ -49,7 +49,7 @@ fn buffer_registered_by_either_call_accepts_writes() {
     let (addr, buf) = alloc(rig.pd, 8192);
     assert!(addr.addr().is_multiple_of(4096));
     let within = addr.wrapping_byte_add(4096);
-    // SAFETY: a living domain and a buffer of it.
+    // SAFETY: a live domain and a buffer of it.
     let by_buf = unsafe { ibv_reg_buf_mr(rig.pd, buf, within, 64, ALL_ACCESS) };
     let attr = ibv_mr_init_attr {
         length: 64,
@@ -72,10 +72,10 @@ fn buffer_registered_by_either_call_accepts_writes() {
 #[test]
 fn buffer_registration_checks_domain_and_range() {
     let rig = Rig::new();
-    // SAFETY: a living context.
+    // SAFETY: a live context.
     let other = unsafe { ibv_alloc_pd(rig.context) };
     let (addr, buf) = alloc(other, 4096);
-    // SAFETY: living objects; each call looks at its arguments first.
+    // SAFETY: live objects; each call looks at its arguments first.
     unsafe {
         for (pd, addr, length) in [(rig.pd, addr, 64), (other, addr.wrapping_byte_add(1), 4096), (other, null_mut(), 1)]
         {
@@ -125,6 +125,6 @@ fn contradictory_reg_mr_ex_masks_are_refused() {
         assert_eq!(reg(rig.pd, ibv_mr_init_attr { comp_mask, ..attr }), Err(libc::EINVAL), "{comp_mask:#x}");
     }
     assert_eq!(reg(rig.pd, ibv_mr_init_attr { comp_mask: ADDR | DMAH, ..attr }), Err(libc::EOPNOTSUPP));
-    // SAFETY: a living domain; NULL is looked at first.
+    // SAFETY: a live domain; NULL is looked at first.
     assert_eq!((unsafe { ibv_reg_mr_ex(rig.pd, null_mut()) }, errno()), (null_mut(), libc::EINVAL));
 }

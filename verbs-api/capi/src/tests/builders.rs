@@ -16,7 +16,7 @@ const FLUSHABLE: c_int = ALL_ACCESS | 1 << 8;
 fn ready(rig: &Rig, qp_type: c_int) -> *mut ibv_qp {
     let mut init = rig.init_ex(qp_type);
     init.send_ops_flags = if qp_type == UD { 0xc } else { 0xf };
-    // SAFETY: a living context and a whole structure.
+    // SAFETY: a live context and a valid structure.
     let qp = unsafe { create_qp_ex(rig.context, &raw mut init) };
     assert!(!qp.is_null());
     match qp_type {
@@ -44,7 +44,7 @@ fn connect_uc(qp: *mut ibv_qp, peer: u32) {
 }
 
 fn ex(qp: *mut ibv_qp) -> Qpx {
-    // SAFETY: a living QP.
+    // SAFETY: a live QP.
     let x = unsafe { ibv_qp_to_qp_ex(qp) };
     assert!(!x.is_null());
     x
@@ -52,7 +52,7 @@ fn ex(qp: *mut ibv_qp) -> Qpx {
 
 /// The result of a batch of `steps` with signaled requests `wr_id`.
 fn batch(x: Qpx, wr_id: u64, steps: impl FnOnce(&ibv_qp_ex, Qpx)) -> c_int {
-    // SAFETY: a living QP with builders; the steps are those of the test.
+    // SAFETY: a live QP with builders; the steps are those of the test.
     unsafe {
         (*x).wr_start.unwrap()(x);
         ((*x).wr_id, (*x).wr_flags) = (wr_id, 2);
@@ -65,7 +65,7 @@ fn batch(x: Qpx, wr_id: u64, steps: impl FnOnce(&ibv_qp_ex, Qpx)) -> c_int {
 fn assert_untouched(rig: &Rig, qp: *mut ibv_qp, qp_type: c_int) {
     let (x, ah) = (ex(qp), rig.ah());
     let rc = batch(x, 77, |ops, x| {
-        // SAFETY: inside a batch of a living QP, with a living handle.
+        // SAFETY: inside a batch of a live QP, with a live handle.
         unsafe {
             if qp_type == UD {
                 ops.wr_send.unwrap()(x);
@@ -91,13 +91,13 @@ fn setter_before_operation_fails_the_batch() {
         let refused = |setter: &dyn Fn(&ibv_qp_ex, Qpx)| {
             let rc = batch(x, 1, |ops, x| {
                 setter(ops, x);
-                // SAFETY: inside a batch of a living QP. Later calls do not
+                // SAFETY: inside a batch of a live QP. Later calls do not
                 // correct the mistake.
                 unsafe { ops.wr_send.unwrap()(x) };
             });
             assert_eq!(rc, libc::EINVAL);
         };
-        // SAFETY: inside a batch of a living QP, with living handles and whole structures.
+        // SAFETY: inside a batch of a live QP, with live handles and valid structures.
         unsafe {
             refused(&|ops, x| ops.wr_set_sge.unwrap()(x, sge.lkey, sge.addr, sge.length));
             refused(&|ops, x| ops.wr_set_sge_list.unwrap()(x, 1, &raw const sge));
@@ -117,7 +117,7 @@ fn operation_of_another_service_fails_the_batch() {
     let rig = Rig::new();
     let (rkey, to, word, ah) = (rig.rkey(), rig.addr(300), 5u64, rig.ah());
     let (rc, uc, ud) = (ready(&rig, RC), ready(&rig, UC), ready(&rig, UD));
-    // SAFETY: inside a batch of a living QP, with living handles and 8 bytes.
+    // SAFETY: inside a batch of a live QP, with live handles and 8 bytes.
     unsafe {
         let one_sided: [Step<'_>; 2] = [&|ops, x| ops.wr_rdma_write.unwrap()(x, rkey, to), &|ops, x| {
             ops.wr_rdma_write_imm.unwrap()(x, rkey, to, 1)
@@ -165,7 +165,7 @@ fn operation_of_another_service_fails_the_batch() {
 fn missing_address_fails_the_batch() {
     let rig = Rig::new();
     let ud = ready(&rig, UD);
-    // SAFETY: inside a batch of a living QP.
+    // SAFETY: inside a batch of a live QP.
     unsafe {
         assert_eq!(batch(ex(ud), 1, |ops, x| ops.wr_send.unwrap()(x)), libc::EINVAL, "no destination");
         let no_handle = |ops: &ibv_qp_ex, x| {
@@ -177,7 +177,7 @@ fn missing_address_fails_the_batch() {
     assert_untouched(&rig, ud, UD);
     let mut init = rig.init_ex(XRC_SEND);
     init.recv_cq = null_mut();
-    // SAFETY: a living context and a whole structure; inside a batch of a living QP.
+    // SAFETY: a live context and a valid structure; inside a batch of a live QP.
     unsafe {
         let xrc = create_qp_ex(rig.context, &raw mut init);
         connect(xrc, 0x1234);
@@ -194,7 +194,7 @@ fn invalid_lists_and_data_fail_the_batch() {
     let (rkey, to, from) = (rig.rkey(), rig.addr(300), rig.memory.as_ptr().cast_mut().cast::<c_void>());
     let refused = |why: &str, steps: &dyn Fn(&ibv_qp_ex)| {
         let rc = batch(x, 1, |ops, x| {
-            // SAFETY: inside a batch of a living QP.
+            // SAFETY: inside a batch of a live QP.
             unsafe { ops.wr_rdma_write.unwrap()(x, rkey, to) };
             steps(ops);
         });
@@ -203,7 +203,7 @@ fn invalid_lists_and_data_fail_the_batch() {
     let part = |length| ibv_data_buf { addr: from, length };
     let (long, hole) = ([part(40), part(25)], [part(8), ibv_data_buf { addr: null_mut(), length: 1 }]);
     let (sges, word) = ([rig.sge(0, 1); 3], 5u64);
-    // SAFETY: inside a batch of a living QP, with lists and memory of the passed length, or NULL.
+    // SAFETY: inside a batch of a live QP, with lists and memory of the passed length, or NULL.
     unsafe {
         refused("three elements in a queue for two", &|ops| ops.wr_set_sge_list.unwrap()(x, 3, sges.as_ptr()));
         refused("no list", &|ops| ops.wr_set_sge_list.unwrap()(x, 1, ptr::null()));
@@ -238,7 +238,7 @@ fn aborted_batch_posts_nothing() {
     let rig = Rig::new();
     let rc = ready(&rig, RC);
     let x = ex(rc);
-    // SAFETY: a living QP with builders, in an order that the man page does not allow.
+    // SAFETY: a live QP with builders, in an order that the man page does not allow.
     unsafe {
         assert_eq!((*x).wr_complete.unwrap()(x), libc::EINVAL, "never started");
         (*x).wr_abort.unwrap()(x);
@@ -259,7 +259,7 @@ fn qp_creation_refuses_unsupported_send_ops() {
     let (send_inv, tso, flush, atomic_write) = (1 << 9, 1 << 10, 1 << 11, 1 << 12);
     let made = |qp_type, send_ops_flags| {
         let mut init = ibv_qp_init_attr_ex { send_ops_flags, ..rig.init_ex(qp_type) };
-        // SAFETY: a living context and a whole structure.
+        // SAFETY: a live context and a valid structure.
         let qp = unsafe { create_qp_ex(rig.context, &raw mut init) };
         if qp.is_null() {
             return Err(errno());
@@ -286,7 +286,7 @@ fn every_form_of_data_is_joined_in_order() {
     let buffers = [&mut left[..], &mut [], &mut right]
         .map(|bytes| ibv_data_buf { addr: bytes.as_mut_ptr().cast(), length: bytes.len() });
     let rc_of_batch = batch(ex(rc), 1, |ops, x| {
-        // SAFETY: inside a batch of a living QP, with whole lists.
+        // SAFETY: inside a batch of a live QP, with valid lists.
         unsafe {
             ops.wr_rdma_write.unwrap()(x, rkey, rig.addr(300));
             ops.wr_set_sge_list.unwrap()(x, 2, sges.as_ptr());
@@ -312,8 +312,8 @@ fn atomic_write_and_flush_have_their_own_opcodes() {
     let rig = Rig::new();
     let mut init = rig.init_ex(RC);
     (init.cap.max_inline_data, init.send_ops_flags) = (0, 1 << 11 | 1 << 12);
-    // SAFETY: living handles, whole structures, memory that the rig keeps; inside a batch of a
-    // living QP.
+    // SAFETY: live handles, valid structures, memory that the rig keeps; inside a batch of a
+    // live QP.
     unsafe {
         let (qp, peer) = (create_qp_ex(rig.context, &raw mut init), rig.qp(RC));
         connect(qp, number(peer));

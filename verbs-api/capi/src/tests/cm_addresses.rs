@@ -49,7 +49,7 @@ pub(super) fn find(node: Option<&CStr>, service: Option<&CStr>, hints: Option<&r
     let mut list = null_mut();
     let text = |text: Option<&CStr>| text.map_or(ptr::null(), CStr::as_ptr);
     let hints = hints.map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: strings or NULL, a whole structure or NULL, and a variable.
+    // SAFETY: strings or NULL, a valid structure or NULL, and a variable.
     match unsafe { rdma_getaddrinfo(text(node), text(service), hints, &raw mut list) } {
         0 => Ok(Found(list)),
         code => Err(code),
@@ -152,7 +152,7 @@ fn resolve_addrinfo_result_is_queried_once() {
     let wire = Wire::new();
     let id = wire.id(cm_events::TCP);
     let mut list = null_mut();
-    // SAFETY: a living identifier, strings, NULL, whole structures and a variable.
+    // SAFETY: a live identifier, strings, NULL, valid structures and a variable.
     unsafe {
         assert_eq!((rdma_query_addrinfo(id, &raw mut list), errno()), (-1, libc::ENOENT));
         let resolve = |node: &CStr, hints: *const rdma_addrinfo| {
@@ -163,13 +163,13 @@ fn resolve_addrinfo_result_is_queried_once() {
         assert_eq!(resolve(c"::1", &rdma_addrinfo { ai_flags: RAI_SA, ..hints() }), (-1, libc::EOPNOTSUPP));
         assert_eq!(resolve(c"::1", &rdma_addrinfo { ai_flags: RAI_SA | RAI_DNS, ..hints() }), (-1, libc::EINVAL));
         assert_eq!(resolve(c"127.0.0.1", &raw const numeric).0, 0);
-        assert_eq!(wire.hears(cm_events::ADDRINFO_RESOLVED).id, id);
+        assert_eq!(wire.expect(cm_events::ADDRINFO_RESOLVED).id, id);
         assert_eq!(resolve(c"127.0.0.1", ptr::null()), (-1, libc::EBUSY));
         assert_eq!(rdma_query_addrinfo(id, &raw mut list), 0);
         let found = Found(list);
         assert_eq!(v4(found.first().ai_dst_addr).sin_port, 7471_u16.to_be());
         assert_eq!(resolve(c"127.0.0.1", ptr::null()).0, 0);
-        drop(wire.hears(cm_events::ADDRINFO_RESOLVED));
+        drop(wire.expect(cm_events::ADDRINFO_RESOLVED));
         // An unqueried result is freed with the identifier.
         assert_eq!(rdma_destroy_id(id), 0);
     }

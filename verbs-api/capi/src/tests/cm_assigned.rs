@@ -7,7 +7,7 @@ use crate::rdmacm::*;
 
 /// Moves the queue pair of an identifier by assignment; the identifier that had it is destroyed.
 fn move_by_hand(from: *mut rdma_cm_id, to: *mut rdma_cm_id) {
-    // SAFETY: living identifiers, and no call that uses them is under way.
+    // SAFETY: live identifiers, and no call that uses them is under way.
     unsafe {
         (*to).qp = (&raw mut (*from).qp).replace(null_mut());
         assert_eq!(rdma_destroy_id(from), 0);
@@ -20,9 +20,9 @@ const FLUSHED: u32 = 5;
 /// An identifier with a queue pair on the program's CQ, bound to the device.
 fn placeholder(wire: &Wire) -> *mut rdma_cm_id {
     let id = wire.id(TCP);
-    // SAFETY: a living identifier and an address.
+    // SAFETY: a live identifier and an address.
     unsafe {
-        assert_eq!(rdma_bind_addr(id, here(0).as_mut_ptr()), 0);
+        assert_eq!(rdma_bind_addr(id, loopback_port(0).as_mut_ptr()), 0);
         let cq = ibv_create_cq(read(id).verbs, 16, null_mut(), null_mut(), 0);
         let mut init = ibv_qp_init_attr { send_cq: cq, recv_cq: cq, ..small_qp(RC) };
         assert_eq!(rdma_create_qp(id, null_mut(), &raw mut init), 0, "errno {}", errno());
@@ -37,32 +37,32 @@ fn connected_by_hand(wire: &Wire, port: u16) -> (*mut rdma_cm_id, *mut rdma_cm_i
     create_qp(active);
     let spare = placeholder(wire);
     ask(active, None);
-    let passive = wire.hears(CONNECT_REQUEST).id;
+    let passive = wire.expect(CONNECT_REQUEST).id;
     move_by_hand(spare, passive);
     accept(passive, None);
-    wire.hears(ESTABLISHED);
-    wire.hears(ESTABLISHED);
+    wire.expect(ESTABLISHED);
+    wire.expect(ESTABLISHED);
     (active, passive)
 }
 
 /// Destroys the identifiers of a connection and the CQ of the assigned queue pair.
 fn end_with_cq(wire: &Wire, ids: &[*mut rdma_cm_id], cq: *mut ibv_cq) {
     wire.end(ids);
-    // SAFETY: a living queue whose queue pair is gone.
+    // SAFETY: a live queue whose queue pair is gone.
     assert_eq!(unsafe { ibv_destroy_cq(cq) }, 0);
 }
 
 fn cq_of(id: *mut rdma_cm_id) -> *mut ibv_cq {
-    // SAFETY: a living queue pair.
+    // SAFETY: a live queue pair.
     unsafe { (*read(id).qp).recv_cq }
 }
 
 /// Lets `peer` agree to a disconnect, which is then reported to `id`.
 fn expect_disconnected(wire: &Wire, peer: *mut rdma_cm_id, id: *mut rdma_cm_id) {
-    assert_eq!(wire.hears(DISCONNECTED).id, peer);
-    // SAFETY: a living identifier.
+    assert_eq!(wire.expect(DISCONNECTED).id, peer);
+    // SAFETY: a live identifier.
     assert_eq!(unsafe { rdma_disconnect(peer) }, 0);
-    assert_eq!(wire.hears(DISCONNECTED).id, id);
+    assert_eq!(wire.expect(DISCONNECTED).id, id);
 }
 
 #[test]
@@ -85,14 +85,14 @@ fn connect_moves_an_assigned_qp() {
     wire.resolve(active, port);
     move_by_hand(placeholder(&wire), active);
     ask(active, None);
-    let request = wire.hears(CONNECT_REQUEST);
+    let request = wire.expect(CONNECT_REQUEST);
     let passive = request.id;
     assert_eq!(request.conn().qp_num, number(read(active).qp));
     drop(request);
     create_qp(passive);
     accept(passive, None);
-    wire.hears(ESTABLISHED);
-    wire.hears(ESTABLISHED);
+    wire.expect(ESTABLISHED);
+    wire.expect(ESTABLISHED);
     assert_eq!((qp_state(active), qp_state(passive)), (RTS, RTS));
     let cq = cq_of(active);
     end_with_cq(&wire, &[active, passive, listener], cq);
@@ -106,11 +106,11 @@ fn qp_assigned_before_the_response_is_connected() {
     wire.resolve(active, port);
     let spare = placeholder(&wire);
     ask(active, Some(&rdma_conn_param { qp_num: number(read(spare).qp), ..with_data(b"") }));
-    let passive = wire.hears(CONNECT_REQUEST).id;
+    let passive = wire.expect(CONNECT_REQUEST).id;
     create_qp(passive);
     move_by_hand(spare, active);
     accept(passive, None);
-    assert_eq!([wire.hears(ESTABLISHED).id, wire.hears(ESTABLISHED).id], [active, passive]);
+    assert_eq!([wire.expect(ESTABLISHED).id, wire.expect(ESTABLISHED).id], [active, passive]);
     assert_eq!((qp_state(active), qp_state(passive)), (RTS, RTS));
     let cq = cq_of(active);
     end_with_cq(&wire, &[active, passive, listener], cq);
@@ -123,14 +123,14 @@ fn disconnect_flushes_an_assigned_qp() {
     let (active, passive) = connected_by_hand(&wire, port);
     let qp = read(passive).qp;
     let (mut wr, mut bad) = (ibv_recv_wr { wr_id: 7, next: null_mut(), sg_list: ptr::null(), num_sge: 0 }, null_mut());
-    // SAFETY: a living queue pair and a whole structure; then a living identifier.
+    // SAFETY: a live queue pair and a valid structure; then a live identifier.
     unsafe {
         assert_eq!((*(*qp).context).ops.post_recv.unwrap()(qp, &raw mut wr, &raw mut bad), 0);
         assert_eq!(rdma_disconnect(passive), 0);
     }
     assert_eq!(qp_state(passive), ERR);
     let (mut wc, cq) = (ibv_wc::default(), cq_of(passive));
-    // SAFETY: a living queue and a variable.
+    // SAFETY: a live queue and a variable.
     assert_eq!(unsafe { (*(*cq).context).ops.poll_cq.unwrap()(cq, 1, &raw mut wc) }, 1);
     assert_eq!((wc.wr_id, wc.status), (7, FLUSHED));
     expect_disconnected(&wire, active, passive);
@@ -144,7 +144,7 @@ fn qp_removed_from_its_id_is_not_moved() {
     let (listener, port) = wire.listener(TCP);
     let (active, passive) = connected_by_hand(&wire, port);
     let (qp, cq) = (read(passive).qp, cq_of(passive));
-    // SAFETY: a living identifier that no call uses.
+    // SAFETY: a live identifier that no call uses.
     unsafe {
         (*passive).qp = null_mut();
         assert_eq!(rdma_disconnect(passive), 0);
@@ -168,11 +168,11 @@ fn unmovable_qp_rejects_the_request() {
     let cq = cq_of(spare);
     modify(read(spare).qp, ibv_qp_attr { qp_state: ERR, ..ibv_qp_attr::default() }, STATE);
     ask(active, None);
-    let passive = wire.hears(CONNECT_REQUEST).id;
+    let passive = wire.expect(CONNECT_REQUEST).id;
     move_by_hand(spare, passive);
-    // SAFETY: a living identifier.
+    // SAFETY: a live identifier.
     assert_eq!(unsafe { (rdma_accept(passive, null_mut()), errno()) }, (-1, libc::EINVAL));
-    assert_eq!(wire.hears(REJECTED).id, active);
+    assert_eq!(wire.expect(REJECTED).id, active);
     end_with_cq(&wire, &[active, passive, listener], cq);
 }
 
@@ -184,7 +184,7 @@ fn stale_qp_pointer_counts_as_none() {
     let cq = cq_of(passive);
     // Programs also use `ibv_destroy_qp`, which leaves the pointer in the identifier.
     destroy(&[read(passive).qp]);
-    // SAFETY: a living identifier.
+    // SAFETY: a live identifier.
     assert_eq!(unsafe { rdma_disconnect(passive) }, 0);
     expect_disconnected(&wire, active, passive);
     end_with_cq(&wire, &[active, passive, listener], cq);

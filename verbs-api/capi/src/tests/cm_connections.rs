@@ -19,14 +19,14 @@ fn connection_is_established_and_disconnected() {
     let now = read(active);
     assert!(!now.verbs.is_null() && !now.pd.is_null() && now.port_num == 1);
     assert_eq!((now.route.num_paths, now.route.addr.dst.ss_family), (1, libc::AF_INET as u16));
-    // SAFETY: a living identifier whose path is resolved.
+    // SAFETY: a live identifier whose path is resolved.
     let path = unsafe { now.route.path_rec.read() };
     assert_eq!((path.dgid.raw, path.pkey), (now.route.addr.ibaddr.dgid.raw, 0xffff));
     assert!(path.mtu > 0);
     create_qp(active);
     assert_eq!(qp_state(active), INIT);
     ask(active, Some(&with_data(b"hello")));
-    let request = wire.hears(CONNECT_REQUEST);
+    let request = wire.expect(CONNECT_REQUEST);
     let passive = request.id;
     assert_eq!((request.listen_id, read(passive).context), (listener, read(listener).context));
     assert_eq!((request.conn().private_data_len, &request.data()[..6]), (REQUEST_DATA, &b"hello\0"[..]));
@@ -37,13 +37,13 @@ fn connection_is_established_and_disconnected() {
     accept(passive, Some(&with_data(b"welcome")));
     drop(request);
     for _ in 0..2 {
-        let event = wire.hears(ESTABLISHED);
+        let event = wire.expect(ESTABLISHED);
         if event.id == active {
             assert_eq!((event.conn().private_data_len, &event.data()[..8]), (ACCEPT_DATA, &b"welcome\0"[..]));
         }
     }
     assert_eq!((qp_state(active), qp_state(passive)), (RTS, RTS));
-    // SAFETY: living identifiers.
+    // SAFETY: live identifiers.
     unsafe {
         assert_eq!(rdma_get_dst_port(active), port.to_be());
         assert_eq!(rdma_get_src_port(passive), port.to_be());
@@ -52,9 +52,9 @@ fn connection_is_established_and_disconnected() {
     }
     assert_eq!(qp_state(active), ERR);
     for _ in 0..2 {
-        let event = wire.hears(DISCONNECTED);
+        let event = wire.expect(DISCONNECTED);
         if event.id == passive {
-            // SAFETY: a living identifier.
+            // SAFETY: a live identifier.
             assert_eq!(unsafe { rdma_disconnect(passive) }, 0);
         }
     }
@@ -70,10 +70,10 @@ fn rejection_carries_reason_and_private_data() {
     wire.resolve(active, port);
     create_qp(active);
     ask(active, None);
-    let passive = wire.hears(CONNECT_REQUEST).id;
-    // SAFETY: a living identifier and as many bytes as passed.
+    let passive = wire.expect(CONNECT_REQUEST).id;
+    // SAFETY: a live identifier and as many bytes as passed.
     assert_eq!(unsafe { rdma_reject(passive, b"no".as_ptr().cast(), 2) }, 0);
-    let event = wire.hears(REJECTED);
+    let event = wire.expect(REJECTED);
     assert_eq!((event.id, event.status), (active, 28));
     assert_eq!((event.conn().private_data_len, &event.data()[..3]), (REJECT_DATA, &b"no\0"[..]));
     assert_eq!(qp_state(active), ERR);
@@ -89,7 +89,7 @@ fn connect_without_param_uses_device_limits() {
     wire.resolve(active, port);
     create_qp(active);
     ask(active, None);
-    let request = wire.hears(CONNECT_REQUEST);
+    let request = wire.expect(CONNECT_REQUEST);
     let passive = request.id;
     let max = device_max(active);
     assert_eq!((request.conn().responder_resources, request.conn().initiator_depth), (max, max));
@@ -97,8 +97,8 @@ fn connect_without_param_uses_device_limits() {
     create_qp(passive);
     accept(passive, None);
     drop(request);
-    wire.hears(ESTABLISHED);
-    wire.hears(ESTABLISHED);
+    wire.expect(ESTABLISHED);
+    wire.expect(ESTABLISHED);
     for id in [active, passive] {
         let attr = query(read(id).qp);
         assert_eq!((attr.max_rd_atomic, attr.max_dest_rd_atomic), (max, max));
@@ -112,7 +112,7 @@ fn parameters_beyond_device_limits_are_refused() {
     let (listener, port) = wire.listener(TCP);
     let active = wire.id(TCP);
     wire.resolve(active, port);
-    // SAFETY: a living identifier, and whole structures or NULL.
+    // SAFETY: a live identifier, and valid structures or NULL.
     unsafe {
         assert_eq!(
             (rdma_connect(active, null_mut()), errno()),
@@ -140,25 +140,25 @@ fn external_qp_is_moved_by_the_program() {
     wire.resolve(active, port);
     let rig = OwnQueues::new(active);
     let mut ece = ibv_ece { vendor_id: 0x1234, options: 0x56, comp_mask: 0 };
-    // SAFETY: a living identifier and a whole structure.
+    // SAFETY: a live identifier and a valid structure.
     assert_eq!(unsafe { rdma_set_local_ece(active, &raw mut ece) }, 0);
     ask(active, Some(&rdma_conn_param { qp_num: number(rig.qps[0]), ..with_data(b"") }));
-    let request = wire.hears(CONNECT_REQUEST);
+    let request = wire.expect(CONNECT_REQUEST);
     let passive = request.id;
     assert_eq!(request.conn().qp_num, number(rig.qps[0]));
     drop(request);
-    // SAFETY: a living identifier and a whole structure.
+    // SAFETY: a live identifier and a valid structure.
     assert_eq!(unsafe { rdma_get_remote_ece(passive, &raw mut ece) }, 0);
     assert_eq!((ece.vendor_id, ece.options), (0x1234, 0x56));
     move_up(passive, rig.qps[1]);
     accept(passive, Some(&rdma_conn_param { qp_num: number(rig.qps[1]), ..with_data(b"") }));
-    let response = wire.hears(CONNECT_RESPONSE);
+    let response = wire.expect(CONNECT_RESPONSE);
     assert_eq!((response.id, response.conn().qp_num), (active, number(rig.qps[1])));
     drop(response);
     move_up(active, rig.qps[0]);
-    // SAFETY: a living identifier.
+    // SAFETY: a live identifier.
     assert_eq!(unsafe { rdma_establish(active) }, 0);
-    assert_eq!(wire.hears(ESTABLISHED).id, passive);
+    assert_eq!(wire.expect(ESTABLISHED).id, passive);
     for (qp, peer) in [(rig.qps[0], rig.qps[1]), (rig.qps[1], rig.qps[0])] {
         assert_eq!((state(qp), query(qp).dest_qp_num), (RTS, number(peer)));
     }
@@ -175,13 +175,13 @@ fn udp_connect_resolves_the_service() {
     create_qp(active);
     assert_eq!(qp_state(active), RTS, "datagrams need no connection");
     ask(active, Some(&with_data(b"where")));
-    let request = wire.hears(CONNECT_REQUEST);
+    let request = wire.expect(CONNECT_REQUEST);
     let passive = request.id;
     assert_eq!((request.ud().private_data_len, &request.data()[..6]), (180, &b"where\0"[..]));
     drop(request);
     create_qp(passive);
     accept(passive, Some(&with_data(b"here")));
-    let event = wire.hears(ESTABLISHED);
+    let event = wire.expect(ESTABLISHED);
     assert_eq!((event.id, event.ud().qkey, event.ud().qp_num), (active, 0x0123_4567, number(read(passive).qp)));
     assert_eq!((event.ud().private_data_len, &event.data()[..5]), (136, &b"here\0"[..]));
     let ah = event.ud().ah_attr;
@@ -199,7 +199,7 @@ fn connect_without_listener_is_rejected() {
     wire.resolve(active, port);
     create_qp(active);
     ask(active, None);
-    assert_eq!(wire.hears(REJECTED).status, 8, "invalid service id");
+    assert_eq!(wire.expect(REJECTED).status, 8, "invalid service id");
     wire.end(&[active]);
 }
 
@@ -209,11 +209,11 @@ fn ack_timeout_option_sets_qp_timeout() {
     let (listener, port) = wire.listener(TCP);
     let (active, passive) = wire.connected(port, |id| {
         let mut timeout = 19_u8;
-        // SAFETY: a living identifier and one byte.
+        // SAFETY: a live identifier and one byte.
         assert_eq!(unsafe { rdma_set_option(id, 0, 3, (&raw mut timeout).cast(), 1) }, 0);
     });
     assert_eq!((query(read(active).qp).timeout, query(read(passive).qp).timeout), (19, 19));
-    // SAFETY: living identifiers; a queue pair that is connected already needs no word about it.
+    // SAFETY: live identifiers; a queue pair that is connected already needs no word about it.
     assert_eq!((unsafe { rdma_notify(passive, 4) }, errno()), (-1, libc::EISCONN));
     wire.end(&[active, passive, listener]);
 }
@@ -223,9 +223,9 @@ fn path_option_resolves_the_route() {
     let wire = Wire::new();
     let (listener, port) = wire.listener(TCP);
     let active = wire.id(TCP);
-    // SAFETY: a living identifier and an address.
-    assert_eq!(unsafe { rdma_resolve_addr(active, null_mut(), here(port).as_mut_ptr(), 2000) }, 0);
-    wire.hears(ADDR_RESOLVED);
+    // SAFETY: a live identifier and an address.
+    assert_eq!(unsafe { rdma_resolve_addr(active, null_mut(), loopback_port(port).as_mut_ptr(), 2000) }, 0);
+    wire.expect(ADDR_RESOLVED);
     let ends = read(active).route.addr.ibaddr;
     let path = ibv_path_record {
         dgid: ends.dgid,
@@ -241,23 +241,23 @@ fn path_option_resolves_the_route() {
     // The first is not usable; the second is GMP, primary and bidirectional.
     let mut paths = [1, 0x2b].map(|flags| ibv_path_data { flags, reserved: 0, path });
     let (at, len) = (paths.as_mut_ptr().cast::<c_void>(), size_of_val(&paths));
-    // SAFETY: a living identifier and as many bytes as passed.
+    // SAFETY: a live identifier and as many bytes as passed.
     unsafe {
         assert_eq!((rdma_set_option(active, 1, 1, at, len / 2), errno()), (-1, libc::EINVAL), "no usable path");
         assert_eq!(rdma_set_option(active, 1, 1, at, len), 0);
     }
-    assert_eq!(wire.hears(ROUTE_RESOLVED).id, active);
-    // SAFETY: a living identifier whose path is resolved.
+    assert_eq!(wire.expect(ROUTE_RESOLVED).id, active);
+    // SAFETY: a live identifier whose path is resolved.
     let shown = unsafe { read(active).route.path_rec.read() };
     assert_eq!((shown.mtu, shown.packet_life_time, shown.hop_limit, shown.traffic_class), (3, 17, 7, 32));
     assert_eq!((shown.flow_label, shown.dgid.raw), (0x12345_u32.to_be(), ends.dgid.raw));
     create_qp(active);
     ask(active, None);
-    let passive = wire.hears(CONNECT_REQUEST).id;
+    let passive = wire.expect(CONNECT_REQUEST).id;
     create_qp(passive);
     accept(passive, None);
-    wire.hears(ESTABLISHED);
-    wire.hears(ESTABLISHED);
+    wire.expect(ESTABLISHED);
+    wire.expect(ESTABLISHED);
     assert_eq!([active, passive].map(|id| query(read(id).qp).path_mtu), [3, 3]);
     wire.end(&[active, passive, listener]);
 }

@@ -17,7 +17,7 @@ fn local(flags: c_int, port: u16, ps: c_int) -> Found {
 
 fn endpoint(found: &Found, mut init: ibv_qp_init_attr) -> *mut rdma_cm_id {
     let mut id = null_mut();
-    // SAFETY: variables, a list of the library and a whole structure.
+    // SAFETY: variables, a list of the library and a valid structure.
     let rc = unsafe { rdma_create_ep(&raw mut id, found.0, null_mut(), &raw mut init) };
     assert_eq!(rc, 0, "errno {}", errno());
     id
@@ -35,7 +35,7 @@ fn listener() -> (*mut rdma_cm_id, u16) {
 
 fn request(listener: *mut rdma_cm_id) -> *mut rdma_cm_id {
     let mut id = null_mut();
-    // SAFETY: a living listener and a variable.
+    // SAFETY: a live listener and a variable.
     assert_eq!(unsafe { rdma_get_request(listener, &raw mut id) }, 0, "errno {}", errno());
     id
 }
@@ -43,7 +43,7 @@ fn request(listener: *mut rdma_cm_id) -> *mut rdma_cm_id {
 /// Waits for a completion like `rdma_get_recv_comp` and `rdma_get_send_comp`.
 fn completion(id: *mut rdma_cm_id, cq: *mut ibv_cq, channel: *mut ibv_comp_channel) -> ibv_wc {
     let (mut wc, mut from, mut context) = (ibv_wc::default(), null_mut(), null_mut());
-    // SAFETY: living handles, and variables.
+    // SAFETY: live handles, and variables.
     unsafe {
         let ops = &(*(*cq).context).ops;
         loop {
@@ -70,14 +70,14 @@ struct Message {
 impl Message {
     fn new(id: *mut rdma_cm_id, value: u64) -> Self {
         let mut memory = Box::new(value);
-        // SAFETY: a living domain, and memory that this object keeps.
+        // SAFETY: a live domain, and memory that this object keeps.
         let mr = unsafe { ibv_reg_mr(read(id).pd, (&raw mut *memory).cast(), 8, ALL_ACCESS) };
         assert!(!mr.is_null());
         Self { memory, mr }
     }
 
     fn sge(&self) -> ibv_sge {
-        // SAFETY: a living region.
+        // SAFETY: a live region.
         ibv_sge { addr: (&raw const *self.memory).addr() as u64, length: 8, lkey: unsafe { (*self.mr).lkey } }
     }
 
@@ -85,7 +85,7 @@ impl Message {
         let sge = [self.sge()];
         let (mut wr, mut bad) = (send_wr(1, SEND, &sge), null_mut());
         let qp = read(id).qp;
-        // SAFETY: a living queue pair and a whole structure.
+        // SAFETY: a live queue pair and a valid structure.
         unsafe { assert_eq!((*(*qp).context).ops.post_send.unwrap()(qp, &raw mut wr, &raw mut bad), 0) };
     }
 
@@ -94,12 +94,12 @@ impl Message {
         let (mut wr, mut bad) =
             (ibv_recv_wr { wr_id: 2, next: null_mut(), sg_list: &raw const sge, num_sge: 1 }, null_mut());
         let qp = read(id).qp;
-        // SAFETY: a living queue pair and a whole structure.
+        // SAFETY: a live queue pair and a valid structure.
         unsafe { assert_eq!((*(*qp).context).ops.post_recv.unwrap()(qp, &raw mut wr, &raw mut bad), 0) };
     }
 
     fn value(self) -> u64 {
-        // SAFETY: a living region, and memory of this object.
+        // SAFETY: a live region, and memory of this object.
         unsafe {
             assert_eq!(ibv_dereg_mr(self.mr), 0);
             (&raw const *self.memory).read_volatile()
@@ -118,7 +118,7 @@ fn client(port: u16) {
     assert_eq!(completion(id, now.send_cq, now.send_cq_channel).status, 0);
     assert_eq!(completion(id, now.recv_cq, now.recv_cq_channel).byte_len, 8);
     assert_eq!((question.value(), answer.value()), (6, 42));
-    // SAFETY: a living identifier.
+    // SAFETY: a live identifier.
     unsafe {
         assert_eq!(rdma_disconnect(id), 0);
         rdma_destroy_ep(id);
@@ -127,7 +127,7 @@ fn client(port: u16) {
 
 /// The kind of the event that a synchronous call left.
 fn event_of(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: a living identifier with an event.
+    // SAFETY: a live identifier with an event.
     unsafe { (*read(id).event).event }
 }
 
@@ -147,7 +147,7 @@ fn synchronous_endpoints_exchange_messages() {
     answer.send(id);
     assert_eq!(completion(id, now.send_cq, now.send_cq_channel).status, 0);
     assert_eq!((question.value(), answer.value()), (6, 42));
-    // SAFETY: living identifiers.
+    // SAFETY: live identifiers.
     unsafe {
         assert_eq!(rdma_disconnect(id), 0);
         rdma_destroy_ep(id);
@@ -161,14 +161,14 @@ fn rejected_synchronous_connect_is_econnrefused() {
     let (listen, port) = listener();
     let client = std::thread::spawn(move || {
         let id = endpoint(&local(0, port, TCP), small_qp(RC));
-        // SAFETY: a living identifier.
+        // SAFETY: a live identifier.
         let refused = unsafe { (rdma_connect(id, null_mut()), errno()) };
         assert_eq!((refused, event_of(id)), ((-1, libc::ECONNREFUSED), REJECTED));
         // SAFETY: as above.
         unsafe { rdma_destroy_ep(id) };
     });
     let id = request(listen);
-    // SAFETY: living identifiers.
+    // SAFETY: live identifiers.
     unsafe {
         assert_eq!(rdma_reject(id, ptr::null(), 0), 0);
         assert!(read(id).event.is_null());
@@ -190,10 +190,10 @@ fn ai_connect_data_precedes_private_data() {
         (*found.0).ai_connect_len = 4;
     }
     let id = endpoint(&found, small_qp(RC));
-    // SAFETY: a living identifier and channel.
+    // SAFETY: a live identifier and channel.
     assert_eq!(unsafe { rdma_migrate_id(id, wire.channel) }, 0);
     ask(id, Some(&with_data(b" and more")));
-    let request = wire.hears(CONNECT_REQUEST);
+    let request = wire.expect(CONNECT_REQUEST);
     assert_eq!(&request.data()[..14], b"data and more\0");
     let passive = request.id;
     drop(request);
@@ -205,7 +205,7 @@ fn get_request_needs_a_synchronous_listener() {
     let wire = Wire::new();
     let (listener, _) = wire.listener(TCP);
     let mut id = null_mut();
-    // SAFETY: a living listener and a variable.
+    // SAFETY: a live listener and a variable.
     assert_eq!((unsafe { rdma_get_request(listener, &raw mut id) }, errno()), (-1, libc::EINVAL));
     wire.end(&[listener]);
 }
@@ -226,8 +226,8 @@ fn passive_endpoint_is_bound() {
 /// An identifier that is bound to the device.
 fn bound(wire: &Wire) -> *mut rdma_cm_id {
     let id = wire.id(TCP);
-    // SAFETY: a living identifier and an address.
-    assert_eq!(unsafe { rdma_bind_addr(id, here(0).as_mut_ptr()) }, 0);
+    // SAFETY: a live identifier and an address.
+    assert_eq!(unsafe { rdma_bind_addr(id, loopback_port(0).as_mut_ptr()) }, 0);
     id
 }
 
@@ -236,7 +236,7 @@ fn default_cqs_live_as_long_as_the_qp() {
     let wire = Wire::new();
     let id = bound(&wire);
     let mut init = small_qp(RC);
-    // SAFETY: a living identifier and whole structures.
+    // SAFETY: a live identifier and valid structures.
     unsafe {
         assert_eq!(rdma_create_qp(id, null_mut(), &raw mut init), 0);
         let now = read(id);
@@ -259,7 +259,7 @@ fn cqs_of_the_program_are_used_and_kept() {
     let wire = Wire::new();
     let id = bound(&wire);
     let now = read(id);
-    // SAFETY: living handles and whole structures.
+    // SAFETY: live handles and valid structures.
     unsafe {
         let cq = ibv_create_cq(now.verbs, 4, null_mut(), null_mut(), 0);
         let pd = ibv_alloc_pd(now.verbs);
@@ -278,7 +278,7 @@ fn pd_of_another_context_is_refused() {
     let id = bound(&wire);
     let mut srq =
         ibv_srq_init_attr { srq_context: null_mut(), attr: ibv_srq_attr { max_wr: 4, max_sge: 1, srq_limit: 0 } };
-    // SAFETY: living handles and whole structures.
+    // SAFETY: live handles and valid structures.
     unsafe {
         assert_eq!((rdma_create_qp(id, rig.pd, &mut small_qp(RC)), errno()), (-1, libc::EINVAL));
         assert_eq!((rdma_create_srq(id, rig.pd, &raw mut srq), errno()), (-1, libc::EINVAL));
@@ -293,7 +293,7 @@ fn srq_of_the_id_serves_its_qp() {
     let id = bound(&wire);
     let mut srq =
         ibv_srq_init_attr { srq_context: null_mut(), attr: ibv_srq_attr { max_wr: 4, max_sge: 1, srq_limit: 0 } };
-    // SAFETY: a living identifier and whole structures.
+    // SAFETY: a live identifier and valid structures.
     unsafe {
         assert_eq!(rdma_create_srq(id, null_mut(), &raw mut srq), 0);
         assert!(srq.attr.max_wr >= 4 && !read(id).srq.is_null());
@@ -316,7 +316,7 @@ fn xrc_target_uses_the_default_xrc_domain() {
     let mut srq =
         ibv_srq_init_attr { srq_context: null_mut(), attr: ibv_srq_attr { max_wr: 4, max_sge: 1, srq_limit: 0 } };
     let mut number = 0;
-    // SAFETY: variables, a list of the library, whole structures.
+    // SAFETY: variables, a list of the library, valid structures.
     unsafe {
         assert_eq!(rdma_create_ep(&raw mut id, rai.0, null_mut(), null_mut()), 0, "errno {}", errno());
         assert_eq!(rdma_create_srq(id, null_mut(), &raw mut srq), 0);

@@ -17,37 +17,37 @@ pub(super) const DISCONNECTED: c_int = 10;
 pub(super) const ADDRINFO_RESOLVED: c_int = 16;
 const USER: c_int = 18;
 
-pub(super) struct Here(libc::sockaddr_in);
+pub(super) struct LoopbackAddr(libc::sockaddr_in);
 
-impl Here {
+impl LoopbackAddr {
     pub(super) fn as_mut_ptr(&mut self) -> *mut libc::sockaddr {
         (&raw mut self.0).cast()
     }
 }
 
-/// 127.0.0.1.
-pub(super) fn here(port: u16) -> Here {
+/// Returns 127.0.0.1 with this port.
+pub(super) fn loopback_port(port: u16) -> LoopbackAddr {
     // SAFETY: all bits zero are an address of no family.
     let mut addr: libc::sockaddr_in = unsafe { MaybeUninit::zeroed().assume_init() };
     addr.sin_family = libc::AF_INET as u16;
     addr.sin_port = port.to_be();
     addr.sin_addr.s_addr = 0x7f00_0001_u32.to_be();
-    Here(addr)
+    LoopbackAddr(addr)
 }
 
 /// The public fields of an identifier.
 pub(super) fn read(id: *mut rdma_cm_id) -> rdma_cm_id {
-    // SAFETY: the tests pass living identifiers.
+    // SAFETY: the tests pass live identifiers.
     unsafe { id.read() }
 }
 
 /// An event, acknowledged on drop.
-pub(super) struct Heard {
+pub(super) struct HeldEvent {
     held: *mut rdma_cm_event,
     copy: rdma_cm_event,
 }
 
-impl Deref for Heard {
+impl Deref for HeldEvent {
     type Target = rdma_cm_event;
 
     fn deref(&self) -> &rdma_cm_event {
@@ -55,11 +55,11 @@ impl Deref for Heard {
     }
 }
 
-impl Heard {
+impl HeldEvent {
     /// Waits for the next event.
     pub(super) fn on(channel: *mut rdma_event_channel) -> Self {
         let mut event = null_mut();
-        // SAFETY: a living channel and a variable.
+        // SAFETY: a live channel and a variable.
         unsafe {
             assert!(is_readable((*channel).fd, TIMEOUT), "no event comes");
             assert_eq!(rdma_get_cm_event(channel, &raw mut event), 0);
@@ -85,7 +85,7 @@ impl Heard {
     }
 }
 
-impl Drop for Heard {
+impl Drop for HeldEvent {
     fn drop(&mut self) {
         // SAFETY: delivered by a channel and acknowledged once.
         assert_eq!(unsafe { rdma_ack_cm_event(self.held) }, 0);
@@ -107,7 +107,7 @@ impl Wire {
 
     pub(super) fn id(&self, ps: c_int) -> *mut rdma_cm_id {
         let mut id = null_mut();
-        // SAFETY: a living channel and a variable.
+        // SAFETY: a live channel and a variable.
         assert_eq!(unsafe { rdma_create_id(self.channel, &raw mut id, null_mut(), ps) }, 0);
         id
     }
@@ -115,9 +115,9 @@ impl Wire {
     /// A listener on a port chosen by the library.
     pub(super) fn listener(&self, ps: c_int) -> (*mut rdma_cm_id, u16) {
         let id = self.id(ps);
-        // SAFETY: a living identifier and an address.
+        // SAFETY: a live identifier and an address.
         unsafe {
-            assert_eq!(rdma_bind_addr(id, here(0).as_mut_ptr()), 0);
+            assert_eq!(rdma_bind_addr(id, loopback_port(0).as_mut_ptr()), 0);
             assert_eq!(rdma_listen(id, 4), 0);
             let port = u16::from_be(rdma_get_src_port(id));
             assert_ne!(port, 0);
@@ -126,20 +126,20 @@ impl Wire {
     }
 
     /// Waits for the next event and asserts its kind.
-    pub(super) fn hears(&self, kind: c_int) -> Heard {
-        let event = Heard::on(self.channel);
+    pub(super) fn expect(&self, kind: c_int) -> HeldEvent {
+        let event = HeldEvent::on(self.channel);
         assert_eq!(event.event, kind, "status {}", event.status);
         event
     }
 
     /// Resolves address and route to a local port.
     pub(super) fn resolve(&self, id: *mut rdma_cm_id, port: u16) {
-        // SAFETY: a living identifier and an address.
+        // SAFETY: a live identifier and an address.
         unsafe {
-            assert_eq!(rdma_resolve_addr(id, null_mut(), here(port).as_mut_ptr(), 2000), 0);
-            assert_eq!(self.hears(ADDR_RESOLVED).id, id);
+            assert_eq!(rdma_resolve_addr(id, null_mut(), loopback_port(port).as_mut_ptr(), 2000), 0);
+            assert_eq!(self.expect(ADDR_RESOLVED).id, id);
             assert_eq!(rdma_resolve_route(id, 2000), 0);
-            assert_eq!(self.hears(ROUTE_RESOLVED).id, id);
+            assert_eq!(self.expect(ROUTE_RESOLVED).id, id);
         }
     }
 
@@ -150,19 +150,19 @@ impl Wire {
         prepare(active);
         create_qp(active);
         ask(active, None);
-        let passive = self.hears(CONNECT_REQUEST).id;
+        let passive = self.expect(CONNECT_REQUEST).id;
         prepare(passive);
         create_qp(passive);
         accept(passive, None);
-        self.hears(ESTABLISHED);
-        self.hears(ESTABLISHED);
+        self.expect(ESTABLISHED);
+        self.expect(ESTABLISHED);
         (active, passive)
     }
 
     /// Destroys identifiers with their queue pairs.
     pub(super) fn end(&self, ids: &[*mut rdma_cm_id]) {
         for &id in ids {
-            // SAFETY: living identifiers, each named once.
+            // SAFETY: live identifiers, each named once.
             unsafe {
                 rdma_destroy_qp(id);
                 assert_eq!(rdma_destroy_id(id), 0);
@@ -173,7 +173,7 @@ impl Wire {
 
 impl Drop for Wire {
     fn drop(&mut self) {
-        // SAFETY: a living channel without identifiers.
+        // SAFETY: a live channel without identifiers.
         unsafe { rdma_destroy_event_channel(self.channel) };
     }
 }
@@ -181,7 +181,7 @@ impl Drop for Wire {
 /// Creates a queue pair with default CQs.
 pub(super) fn create_qp(id: *mut rdma_cm_id) {
     let mut init = small_qp(read(id).qp_type);
-    // SAFETY: a living identifier that is bound to a device, and a whole structure.
+    // SAFETY: a live identifier that is bound to a device, and a valid structure.
     let rc = unsafe { rdma_create_qp(id, null_mut(), &raw mut init) };
     assert_eq!(rc, 0, "errno {}", errno());
 }
@@ -223,13 +223,13 @@ fn pointer_to(param: &mut Option<rdma_conn_param>) -> *mut rdma_conn_param {
 }
 
 pub(super) fn ask(id: *mut rdma_cm_id, param: Option<&rdma_conn_param>) {
-    // SAFETY: a living identifier, and a whole structure or NULL.
+    // SAFETY: a live identifier, and a valid structure or NULL.
     let rc = unsafe { rdma_connect(id, pointer_to(&mut param.copied())) };
     assert_eq!(rc, 0, "errno {}", errno());
 }
 
 pub(super) fn accept(id: *mut rdma_cm_id, param: Option<&rdma_conn_param>) {
-    // SAFETY: a living identifier, and a whole structure or NULL.
+    // SAFETY: a live identifier, and a valid structure or NULL.
     let rc = unsafe { rdma_accept(id, pointer_to(&mut param.copied())) };
     assert_eq!(rc, 0, "errno {}", errno());
 }
@@ -237,7 +237,7 @@ pub(super) fn accept(id: *mut rdma_cm_id, param: Option<&rdma_conn_param>) {
 /// Outstanding READs that the device supports.
 pub(super) fn device_max(id: *mut rdma_cm_id) -> u8 {
     let mut attr = MaybeUninit::<ibv_device_attr>::uninit();
-    // SAFETY: an open context, and room for a whole structure.
+    // SAFETY: an open context, and room for a valid structure.
     let attr = unsafe {
         assert_eq!(crate::query::ibv_query_device(read(id).verbs, attr.as_mut_ptr()), 0);
         attr.assume_init()
@@ -254,7 +254,7 @@ pub(super) struct OwnQueues {
 impl OwnQueues {
     pub(super) fn new(id: *mut rdma_cm_id) -> Self {
         let now = read(id);
-        // SAFETY: an open context, its domain, and a whole structure.
+        // SAFETY: an open context, its domain, and a valid structure.
         unsafe {
             let cq = ibv_create_cq(now.verbs, 16, null_mut(), null_mut(), 0);
             let init = ibv_qp_init_attr { send_cq: cq, recv_cq: cq, ..small_qp(RC) };
@@ -264,7 +264,7 @@ impl OwnQueues {
 
     pub(super) fn end(self) {
         destroy(&self.qps);
-        // SAFETY: a living queue that only this thread uses.
+        // SAFETY: a live queue that only this thread uses.
         assert_eq!(unsafe { ibv_destroy_cq(self.cq) }, 0);
     }
 }
@@ -273,7 +273,7 @@ impl OwnQueues {
 pub(super) fn move_up(id: *mut rdma_cm_id, qp: *mut ibv_qp) {
     for state in [INIT, RTR, RTS] {
         let (mut attr, mut mask) = (ibv_qp_attr { qp_state: state, ..ibv_qp_attr::default() }, 0);
-        // SAFETY: a living identifier and variables.
+        // SAFETY: a live identifier and variables.
         assert_eq!(unsafe { rdma_init_qp_attr(id, &raw mut attr, &raw mut mask) }, 0);
         modify(qp, attr, mask);
     }
@@ -283,7 +283,7 @@ pub(super) fn move_up(id: *mut rdma_cm_id, qp: *mut ibv_qp) {
 fn empty_nonblocking_channel_is_eagain() {
     let wire = Wire::new();
     let mut event = null_mut();
-    // SAFETY: a living channel and a variable.
+    // SAFETY: a live channel and a variable.
     unsafe {
         assert_eq!(libc::fcntl((*wire.channel).fd, libc::F_SETFL, libc::O_NONBLOCK), 0);
         assert_eq!((rdma_get_cm_event(wire.channel, &raw mut event), errno()), (-1, libc::EAGAIN));
@@ -295,10 +295,10 @@ fn empty_nonblocking_channel_is_eagain() {
 fn event_is_acknowledged_once() {
     let wire = Wire::new();
     let id = wire.id(TCP);
-    // SAFETY: a living identifier and an address; the event is looked up when it is given back.
+    // SAFETY: a live identifier and an address; the event is looked up when it is given back.
     unsafe {
-        assert_eq!(rdma_resolve_addr(id, null_mut(), here(9).as_mut_ptr(), 2000), 0);
-        let event = wire.hears(ADDR_RESOLVED).held;
+        assert_eq!(rdma_resolve_addr(id, null_mut(), loopback_port(9).as_mut_ptr(), 2000), 0);
+        let event = wire.expect(ADDR_RESOLVED).held;
         assert_eq!((rdma_ack_cm_event(event), errno()), (-1, libc::EINVAL));
     }
     wire.end(&[id]);
@@ -314,36 +314,36 @@ unsafe impl Send for Sent {}
 fn destroy_id_waits_for_acknowledgements() {
     let wire = Wire::new();
     let id = wire.id(TCP);
-    // SAFETY: a living identifier and an address.
-    assert_eq!(unsafe { rdma_resolve_addr(id, null_mut(), here(9).as_mut_ptr(), 2000) }, 0);
-    let held = wire.hears(ADDR_RESOLVED);
-    let (sent, (tell, told)) = (Sent(id), std::sync::mpsc::channel());
+    // SAFETY: a live identifier and an address.
+    assert_eq!(unsafe { rdma_resolve_addr(id, null_mut(), loopback_port(9).as_mut_ptr(), 2000) }, 0);
+    let held = wire.expect(ADDR_RESOLVED);
+    let (sent, (sender, receiver)) = (Sent(id), std::sync::mpsc::channel());
     let destroyer = std::thread::spawn(move || {
         let Sent(id) = { sent };
-        // SAFETY: a living identifier that no other thread uses.
+        // SAFETY: a live identifier that no other thread uses.
         assert_eq!(unsafe { rdma_destroy_id(id) }, 0);
-        tell.send(()).unwrap();
+        sender.send(()).unwrap();
     });
-    assert_eq!(told.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty));
+    assert_eq!(receiver.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty));
     assert_eq!(held.status, 0);
     drop(held);
     destroyer.join().unwrap();
-    told.recv().unwrap();
+    receiver.recv().unwrap();
 }
 
 #[test]
 fn pending_events_move_with_migrated_id() {
     let (from, to) = (Wire::new(), Wire::new());
     let id = from.id(TCP);
-    // SAFETY: a living identifier, an address, a living channel.
+    // SAFETY: a live identifier, an address, a live channel.
     unsafe {
-        assert_eq!(rdma_resolve_addr(id, null_mut(), here(9).as_mut_ptr(), 2000), 0);
+        assert_eq!(rdma_resolve_addr(id, null_mut(), loopback_port(9).as_mut_ptr(), 2000), 0);
         assert!(is_readable((*from.channel).fd, TIMEOUT));
         assert_eq!(rdma_migrate_id(id, to.channel), 0);
         assert!(!is_readable((*from.channel).fd, Duration::ZERO));
     }
     assert_eq!(read(id).channel, to.channel);
-    assert_eq!(to.hears(ADDR_RESOLVED).id, id);
+    assert_eq!(to.expect(ADDR_RESOLVED).id, id);
     to.end(&[id]);
 }
 
@@ -351,10 +351,10 @@ fn pending_events_move_with_migrated_id() {
 fn id_migrates_to_synchronous_and_back() {
     let wire = Wire::new();
     let id = wire.id(TCP);
-    // SAFETY: a living identifier, an address, a living channel.
+    // SAFETY: a live identifier, an address, a live channel.
     unsafe {
         assert_eq!(rdma_migrate_id(id, null_mut()), 0);
-        assert_eq!(rdma_resolve_addr(id, null_mut(), here(9).as_mut_ptr(), 2000), 0);
+        assert_eq!(rdma_resolve_addr(id, null_mut(), loopback_port(9).as_mut_ptr(), 2000), 0);
         let event = read(id).event;
         assert_eq!(((*event).event, (*event).status, (*event).id), (ADDR_RESOLVED, 0, id));
         assert_eq!(rdma_resolve_route(id, 2000), 0);
@@ -369,11 +369,11 @@ fn id_migrates_to_synchronous_and_back() {
 fn write_cm_event_delivers_a_user_event() {
     let wire = Wire::new();
     let id = wire.id(TCP);
-    // SAFETY: a living identifier.
+    // SAFETY: a live identifier.
     unsafe {
         assert_eq!(rdma_write_cm_event(id, USER, -5, u64::MAX - 1), 0);
         assert_eq!((rdma_write_cm_event(id, ESTABLISHED, 0, 0), errno()), (-1, libc::EINVAL));
-        let event = wire.hears(USER);
+        let event = wire.expect(USER);
         // SAFETY: the member of user events.
         assert_eq!((event.id, event.status, event.param.arg), (id, -5, u64::MAX - 1));
         drop(event);

@@ -25,13 +25,13 @@ fn mgid(group: &libc::sockaddr_in) -> ibv_gid {
 /// A datagram identifier on the loopback device.
 fn bound(wire: &Wire) -> *mut rdma_cm_id {
     let id = wire.id(UDP);
-    // SAFETY: a living identifier and an address.
-    assert_eq!(unsafe { rdma_bind_addr(id, here(0).as_mut_ptr()) }, 0);
+    // SAFETY: a live identifier and an address.
+    assert_eq!(unsafe { rdma_bind_addr(id, loopback_port(0).as_mut_ptr()) }, 0);
     id
 }
 
 fn leave(id: *mut rdma_cm_id, group: &mut libc::sockaddr_in) -> (c_int, c_int) {
-    // SAFETY: a living identifier and an address.
+    // SAFETY: a live identifier and an address.
     (unsafe { rdma_leave_multicast(id, ptr::from_mut(group).cast()) }, errno())
 }
 
@@ -41,15 +41,15 @@ fn group_join_attaches_the_qp_until_leave() {
     let (id, mut group) = (bound(&wire), group(201));
     create_qp(id);
     let context = ptr::without_provenance_mut::<c_void>(77);
-    // SAFETY: a living identifier and an address.
+    // SAFETY: a live identifier and an address.
     assert_eq!(unsafe { rdma_join_multicast(id, (&raw mut group).cast(), context) }, 0);
-    let event = wire.hears(MULTICAST_JOIN);
+    let event = wire.expect(MULTICAST_JOIN);
     let ud = event.ud();
     assert_eq!((event.id, event.status, ud.private_data.cast_mut(), ud.private_data_len), (id, 0, context, 0));
     assert_eq!((ud.qp_num, ud.qkey, ud.ah_attr.is_global), (0x00ff_ffff, 0x0123_4567, 1));
     assert_eq!(ud.ah_attr.grh.dgid.raw, mgid(&group).raw);
     drop(event);
-    // SAFETY: a living queue pair.
+    // SAFETY: a live queue pair.
     assert_eq!(unsafe { ibv_destroy_qp(read(id).qp) }, libc::EBUSY, "it is a member");
     assert_eq!(leave(id, &mut group).0, 0);
     assert_eq!(leave(id, &mut group), (-1, libc::EADDRNOTAVAIL));
@@ -62,11 +62,11 @@ fn send_only_join_attaches_no_qp() {
     let (id, mut group) = (bound(&wire), group(202));
     create_qp(id);
     let mut attr = rdma_cm_join_mc_attr_ex { comp_mask: 3, join_flags: 1, addr: (&raw mut group).cast() };
-    // SAFETY: a living identifier and a whole structure.
+    // SAFETY: a live identifier and a valid structure.
     assert_eq!(unsafe { rdma_join_multicast_ex(id, &raw mut attr, null_mut()) }, 0);
-    assert!(wire.hears(MULTICAST_JOIN).ud().private_data.is_null());
+    assert!(wire.expect(MULTICAST_JOIN).ud().private_data.is_null());
     let (qp, gid) = (read(id).qp, mgid(&group));
-    // SAFETY: a living queue pair and a GID.
+    // SAFETY: a live queue pair and a GID.
     unsafe {
         assert_eq!(ibv_attach_mcast(qp, &raw const gid, 0), 0);
         assert_eq!(ibv_detach_mcast(qp, &raw const gid, 0), 0);
@@ -80,10 +80,10 @@ fn destroyed_qp_leaves_its_groups() {
     let wire = Wire::new();
     let (id, mut group) = (bound(&wire), group(203));
     create_qp(id);
-    // SAFETY: a living identifier and an address; then handles that are looked up.
+    // SAFETY: a live identifier and an address; then handles that are looked up.
     unsafe {
         assert_eq!(rdma_join_multicast(id, (&raw mut group).cast(), null_mut()), 0);
-        wire.hears(MULTICAST_JOIN);
+        wire.expect(MULTICAST_JOIN);
         let qp = read(id).qp;
         rdma_destroy_qp(id);
         assert_eq!(ibv_destroy_qp(qp), libc::EINVAL, "it is gone");
@@ -95,7 +95,7 @@ fn destroyed_qp_leaves_its_groups() {
 fn synchronous_join_waits_for_membership() {
     let wire = Wire::new();
     let (id, mut group) = (bound(&wire), group(204));
-    // SAFETY: a living identifier and an address.
+    // SAFETY: a live identifier and an address.
     unsafe {
         assert_eq!(rdma_migrate_id(id, null_mut()), 0);
         assert_eq!(rdma_join_multicast(id, (&raw mut group).cast(), null_mut()), 0);
@@ -109,9 +109,9 @@ fn synchronous_join_waits_for_membership() {
 fn tcp_id_cannot_join_a_group() {
     let wire = Wire::new();
     let (id, mut group) = (wire.id(TCP), group(205));
-    // SAFETY: a living identifier and addresses.
+    // SAFETY: a live identifier and addresses.
     unsafe {
-        assert_eq!(rdma_bind_addr(id, here(0).as_mut_ptr()), 0);
+        assert_eq!(rdma_bind_addr(id, loopback_port(0).as_mut_ptr()), 0);
         assert_eq!(rdma_join_multicast(id, (&raw mut group).cast(), null_mut()), -1);
     }
     assert_eq!(errno(), libc::EINVAL);

@@ -19,7 +19,7 @@ fn synchronous() -> *mut rdma_cm_id {
 }
 
 fn end(id: *mut rdma_cm_id) {
-    // SAFETY: a living identifier.
+    // SAFETY: a live identifier.
     assert_eq!(unsafe { rdma_destroy_id(id) }, 0);
 }
 
@@ -104,7 +104,7 @@ fn create_id_checks_port_space_and_channel() {
 #[test]
 fn destroyed_id_is_einval() {
     let id = synchronous();
-    // SAFETY: a living identifier, and then a handle that is looked up.
+    // SAFETY: a live identifier, and then a handle that is looked up.
     unsafe {
         // Already synchronous.
         assert!(fails(rdma_migrate_id(id, null_mut()), libc::EINVAL));
@@ -120,7 +120,7 @@ fn unbound_id_creates_no_queues() {
     let (mut attr, mut mask) = (ibv_qp_attr { qp_state: INIT, ..ibv_qp_attr::default() }, 0);
     let mut srq =
         ibv_srq_init_attr { srq_context: null_mut(), attr: ibv_srq_attr { max_wr: 1, max_sge: 1, srq_limit: 0 } };
-    // SAFETY: a living identifier, and whole structures.
+    // SAFETY: a live identifier, and valid structures.
     unsafe {
         assert!(fails(rdma_create_qp(id, rig.pd, &mut rig.init_attr(RC)), libc::EINVAL));
         assert!(fails(rdma_create_srq(id, rig.pd, &raw mut srq), libc::EINVAL));
@@ -137,7 +137,7 @@ fn cm_option_of_wrong_size_is_refused() {
     let id = synchronous();
     let mut value = [0_u8; 144];
     let value = (&raw mut value).cast::<c_void>();
-    // SAFETY: a living identifier, and as many bytes as passed.
+    // SAFETY: a live identifier, and as many bytes as passed.
     unsafe {
         for (level, name, len) in [(0, 0, 4), (0, 1, 1), (0, 2, 8), (0, 3, 4), (1, 1, 71), (1, 1, 72), (1, 1, 0)] {
             assert!(fails(rdma_set_option(id, level, name, value, len), libc::EINVAL), "{level} {name} {len}");
@@ -154,7 +154,7 @@ fn cm_option_of_wrong_size_is_refused() {
 fn ece_without_vendor_is_refused() {
     let id = synchronous();
     let mut ece = ibv_ece { vendor_id: 0, options: 1, comp_mask: 0 };
-    // SAFETY: a living identifier, and a whole structure or NULL.
+    // SAFETY: a live identifier, and a valid structure or NULL.
     unsafe {
         assert!(fails(rdma_set_local_ece(id, &raw mut ece), libc::EINVAL));
         assert!(fails(rdma_set_local_ece(id, null_mut()), libc::EINVAL));
@@ -174,7 +174,7 @@ fn join_multicast_ex_needs_address_and_flags() {
     let id = synchronous();
     let join = |comp_mask, join_flags| {
         let mut attr = rdma_cm_join_mc_attr_ex { comp_mask, join_flags, addr: null_mut() };
-        // SAFETY: a living identifier, and a whole structure.
+        // SAFETY: a live identifier, and a valid structure.
         (unsafe { rdma_join_multicast_ex(id, &raw mut attr, null_mut()) }, errno())
     };
     assert_eq!(join(1, 0), (-1, libc::EINVAL));

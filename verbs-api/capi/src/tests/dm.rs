@@ -15,27 +15,27 @@ fn table(context: *mut ibv_context) -> *mut verbs_context {
 /// Like the inline function.
 fn alloc(context: *mut ibv_context, length: usize, log_align_req: u32, comp_mask: u32) -> *mut ibv_dm {
     let mut attr = ibv_alloc_dm_attr { length, log_align_req, comp_mask };
-    // SAFETY: a living context and a whole structure.
+    // SAFETY: a live context and a valid structure.
     unsafe { (*table(context)).alloc_dm.unwrap()(context, &raw mut attr) }
 }
 
 fn free(dm: *mut ibv_dm) -> c_int {
-    // SAFETY: a living buffer.
+    // SAFETY: a live buffer.
     unsafe { (*table((*dm).context)).free_dm.unwrap()(dm) }
 }
 
 fn register(pd: *mut ibv_pd, dm: *mut ibv_dm, offset: u64, length: usize, access: u32) -> *mut ibv_mr {
-    // SAFETY: a living domain, and a buffer that is looked up.
+    // SAFETY: a live domain, and a buffer that is looked up.
     unsafe { (*table((*pd).context)).reg_dm_mr.unwrap()(pd, dm, offset, length, access) }
 }
 
 fn write(dm: *mut ibv_dm, offset: u64, data: &[u8]) -> c_int {
-    // SAFETY: a living buffer and bytes of ours.
+    // SAFETY: a live buffer and bytes of ours.
     unsafe { (*dm).memcpy_to_dm.unwrap()(dm, offset, data.as_ptr().cast(), data.len()) }
 }
 
 fn read(dm: *mut ibv_dm, offset: u64, out: &mut [u8]) -> c_int {
-    // SAFETY: a living buffer and bytes of ours.
+    // SAFETY: a live buffer and bytes of ours.
     unsafe { (*dm).memcpy_from_dm.unwrap()(out.as_mut_ptr().cast(), dm, offset, out.len()) }
 }
 
@@ -66,7 +66,7 @@ fn message_travels_between_device_memories() {
     assert_eq!(rig.post_send(a, &mut wr).0, 0);
     assert_eq!(rig.completions(1)[0].status, 10, "beyond the region is a remote access error");
     destroy(&[a, b]);
-    // SAFETY: living handles.
+    // SAFETY: live handles.
     unsafe {
         assert_eq!(ibv_rereg_mr(mr, 4, null_mut(), null_mut(), 0, 1), -1, "not without ZERO_BASED");
         assert_eq!((ibv_dereg_mr(mr), free(dm)), (0, 0));
@@ -84,7 +84,7 @@ fn device_memory_copies_out_of_range_are_refused() {
         assert_eq!(write(dm, offset, &bytes[..length]), expected, "{length} bytes to {offset}");
         assert_eq!(read(dm, offset, &mut bytes[..length]), expected, "{length} bytes from {offset}");
     }
-    // SAFETY: a living buffer or none, and pointers that are looked at before they are used.
+    // SAFETY: a live buffer or none, and pointers that are looked at before they are used.
     unsafe {
         let (to, from) = ((*dm).memcpy_to_dm.unwrap(), (*dm).memcpy_from_dm.unwrap());
         assert_eq!((to(dm, 0, ptr::null(), 4), from(null_mut(), dm, 0, 4)), (libc::EFAULT, libc::EFAULT));
@@ -131,7 +131,7 @@ fn imported_dm_is_the_same_memory() {
     let (rig, other) = (Rig::new(), Rig::new());
     let dm = alloc(rig.context, 64, 0, 0);
     let mut bytes = [0; 4];
-    // SAFETY: living handles and numbers that are looked up; the duplicate goes to the imported
+    // SAFETY: live handles and numbers that are looked up; the duplicate goes to the imported
     // context.
     unsafe {
         let context = ibv_import_device(libc::dup((*rig.context).cmd_fd));

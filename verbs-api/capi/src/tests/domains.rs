@@ -69,7 +69,7 @@ fn parent(rig: &Rig, td: *mut ibv_td, record: *mut Record) -> *mut ibv_pd {
         free: Some(free),
         pd_context: record.cast(),
     };
-    // SAFETY: living handles and a whole structure.
+    // SAFETY: live handles and a valid structure.
     let pd = unsafe { alloc_parent_domain(rig.context, &raw mut attr) };
     assert!(!pd.is_null());
     pd
@@ -84,7 +84,7 @@ fn parent_domain_objects_use_its_allocator() {
     let rig = Rig::new();
     let record = Box::into_raw(Box::<Record>::default());
     let pd = parent(&rig, null_mut(), record);
-    // SAFETY: handles of this function, whole structures, and a record that no other thread uses.
+    // SAFETY: handles of this function, valid structures, and a record that no other thread uses.
     unsafe {
         (*record).pd = pd.addr();
         let cq = create_cq_ex(rig.context, &mut cq_attr(pd)).cast::<ibv_cq>();
@@ -110,7 +110,7 @@ fn allocator_may_decline_or_fail() {
     let rig = Rig::new();
     let record = Box::into_raw(Box::<Record>::default());
     let pd = parent(&rig, null_mut(), record);
-    // SAFETY: handles of this function, whole structures, and a record that no other thread uses.
+    // SAFETY: handles of this function, valid structures, and a record that no other thread uses.
     unsafe {
         (*record).pd = pd.addr();
         (*record).answer = Answer::Default;
@@ -130,7 +130,7 @@ fn allocator_may_decline_or_fail() {
 fn parent_domain_shares_memory_access() {
     let mut rig = Rig::new();
     let pd = parent(&rig, null_mut(), null_mut());
-    // SAFETY: living handles and whole structures.
+    // SAFETY: live handles and valid structures.
     let pair = [(); 2].map(|()| unsafe { ibv_create_qp(pd, &mut rig.init_attr(RC)) });
     connect(pair[0], number(pair[1]));
     connect(pair[1], number(pair[0]));
@@ -141,14 +141,14 @@ fn parent_domain_shares_memory_access() {
     assert_eq!(rig.post_send(pair[0], &mut wr).0, 0);
     assert_eq!((rig.completions(1)[0].status, rig.word(9)), (0, 77));
     destroy(&pair);
-    // SAFETY: a living handle.
+    // SAFETY: a live handle.
     assert_eq!(unsafe { ibv_dealloc_pd(pd) }, 0);
 }
 
 #[test]
 fn domains_in_use_are_ebusy() {
     let rig = Rig::new();
-    // SAFETY: handles of this function and whole structures.
+    // SAFETY: handles of this function and valid structures.
     unsafe {
         let td = alloc_td(rig.context, &mut ibv_td_init_attr { comp_mask: 0 });
         let pd = parent(&rig, td, null_mut());
@@ -165,7 +165,7 @@ fn domains_in_use_are_ebusy() {
 fn parent_domain_may_allow_unprotected_memory() {
     let rig = Rig::new();
     let mut attr = ibv_parent_domain_init_attr { pd: rig.pd, comp_mask: 4, ..Default::default() };
-    // SAFETY: a living context and domain, and a whole structure.
+    // SAFETY: a live context and domain, and a valid structure.
     unsafe {
         let pd = alloc_parent_domain(rig.context, &raw mut attr);
         assert!(!pd.is_null());
@@ -190,7 +190,7 @@ fn invalid_domain_arguments_are_refused() {
         attr(rig.pd, null_mut(), 1),
         attr(rig.pd, null_mut(), 8),
     ];
-    // SAFETY: living handles, handles that are looked up first, and whole structures.
+    // SAFETY: live handles, handles that are looked up first, and valid structures.
     unsafe {
         for mut attr in bad {
             assert!(alloc_parent_domain(rig.context, &raw mut attr).is_null());
@@ -232,7 +232,7 @@ fn imported_handles_reach_the_same_objects() {
 #[test]
 fn unknown_numbers_cannot_be_imported() {
     let (rig, other) = (Rig::new(), Rig::new());
-    // SAFETY: living handles, and numbers that are looked up first.
+    // SAFETY: live handles, and numbers that are looked up first.
     unsafe {
         assert!(ibv_import_device(-1).is_null());
         assert_eq!(errno(), libc::EBADF);
@@ -253,7 +253,7 @@ fn ece_reports_no_options() {
     let rig = Rig::new();
     let qp = rig.qp(RC);
     let mut ece = ibv_ece { vendor_id: 1, options: 1, comp_mask: 1 };
-    // SAFETY: living handles, handles that are looked up first, and whole structures.
+    // SAFETY: live handles, handles that are looked up first, and valid structures.
     unsafe {
         assert_eq!(ibv_query_ece(qp, &raw mut ece), 0);
         let ours = ece.vendor_id;

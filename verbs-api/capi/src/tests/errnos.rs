@@ -37,7 +37,7 @@ fn no<T>(pointer: *mut T) -> c_int {
 
 fn srq(rig: &Rig) -> *mut ibv_srq {
     let attr = ibv_srq_attr { max_wr: 2, max_sge: 1, srq_limit: 0 };
-    // SAFETY: a living domain and a whole structure.
+    // SAFETY: a live domain and a valid structure.
     let srq = unsafe { ibv_create_srq(rig.pd, &mut ibv_srq_init_attr { srq_context: null_mut(), attr }) };
     assert!(!srq.is_null());
     srq
@@ -45,7 +45,7 @@ fn srq(rig: &Rig) -> *mut ibv_srq {
 
 fn post_srq(rig: &Rig, srq: *mut ibv_srq, sges: &[ibv_sge]) -> c_int {
     let mut wr = ibv_recv_wr { wr_id: 0, next: null_mut(), sg_list: sges.as_ptr(), num_sge: sges.len() as c_int };
-    // SAFETY: a living SRQ and a list of one whole structure.
+    // SAFETY: a live SRQ and a list of one valid structure.
     unsafe { rig.ops().post_srq_recv.unwrap()(srq, &raw mut wr, &mut null_mut()) }
 }
 
@@ -69,7 +69,7 @@ fn full_queue_is_enomem() {
         ("a longer list in a shared receive queue", post_srq(&rig, srq, &[sges[0]; 2]), libc::EINVAL),
     ]);
     destroy(&[qp]);
-    // SAFETY: a living SRQ.
+    // SAFETY: a live SRQ.
     assert_eq!(unsafe { ibv_destroy_srq(srq) }, 0);
 }
 
@@ -77,7 +77,7 @@ fn full_queue_is_enomem() {
 fn object_in_use_is_ebusy() {
     let rig = Rig::new();
     let (srq, mut xrcd_init) = (srq(&rig), ibv_xrcd_init_attr { comp_mask: 3, fd: -1, oflags: libc::O_CREAT });
-    // SAFETY: living handles and whole structures throughout.
+    // SAFETY: live handles and valid structures throughout.
     unsafe {
         let qp = ibv_create_qp(rig.pd, &mut ibv_qp_init_attr { srq, ..rig.init_attr(RC) });
         let ah = rig.ah();
@@ -124,20 +124,20 @@ fn wrong_mask_or_value_is_einval() {
     let rig = Rig::new();
     let (qp, srq) = (rig.qp(RC), srq(&rig));
     let modify_srq = |max_wr, srq_limit, mask| {
-        // SAFETY: a living SRQ and a whole structure.
+        // SAFETY: a live SRQ and a valid structure.
         unsafe { ibv_modify_srq(srq, &mut ibv_srq_attr { max_wr, max_sge: 1, srq_limit }, mask) }
     };
     let modify_qp = |change: fn(&mut ibv_qp_attr), mask| {
         let mut attr = ibv_qp_attr { qp_state: INIT, port_num: 1, ..ibv_qp_attr::default() };
         change(&mut attr);
-        // SAFETY: a living QP and a whole structure.
+        // SAFETY: a live QP and a valid structure.
         unsafe { ibv_modify_qp(qp, &raw mut attr, mask) }
     };
     let init = STATE | 1 << 3 | 1 << 4 | 1 << 5;
     let mut group = loopback().grh.dgid;
     group.raw[12] = 239;
     let (raw_clock, moderate) = (libc::timespec { tv_sec: 0, tv_nsec: 0 }, ibv_moderate_cq::default());
-    // SAFETY: living handles and whole structures.
+    // SAFETY: live handles and valid structures.
     let (mcast, clock, cq, size, limit) = unsafe {
         (
             ibv_attach_mcast(qp, &raw const group, 0),
@@ -150,7 +150,7 @@ fn wrong_mask_or_value_is_einval() {
     let found = {
         let mut attr = ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit: 9 };
         assert_eq!(modify_srq(16, 0, 1), 0);
-        // SAFETY: a living SRQ and a whole structure.
+        // SAFETY: a live SRQ and a valid structure.
         assert_eq!(unsafe { ibv_query_srq(srq, &raw mut attr) }, 0);
         (attr.max_wr, attr.max_sge, attr.srq_limit)
     };
@@ -178,7 +178,7 @@ fn wrong_mask_or_value_is_einval() {
         ("resize_cq: to nothing", size, libc::EINVAL),
     ]);
     destroy(&[qp]);
-    // SAFETY: a living SRQ.
+    // SAFETY: a live SRQ.
     assert_eq!(unsafe { ibv_destroy_srq(srq) }, 0);
 }
 
@@ -187,7 +187,7 @@ fn bad_memory_fds_and_flags_have_manual_errnos() {
     let rig = Rig::new();
     let (mut wrong_fd, mut gid) = (ibv_xrcd_init_attr { comp_mask: 3, fd: 1 << 20, oflags: 0 }, ibv_gid::default());
     let mut vlan = extended_cq(1, 1 << 8);
-    // SAFETY: living handles and whole structures; memory is checked before use.
+    // SAFETY: live handles and valid structures; memory is checked before use.
     unsafe {
         check(&[
             ("reg_mr: memory that is not mapped", no(ibv_reg_mr(rig.pd, foreign(), 4096, 1)), libc::EFAULT),

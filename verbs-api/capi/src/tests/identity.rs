@@ -32,7 +32,7 @@ fn made<T>(pointer: *mut T) -> c_int {
 /// Makes every call with `wrong` in `field`, then restores the field.
 ///
 /// # Safety
-/// `field` lies in a living structure.
+/// `field` lies in a live structure.
 unsafe fn refused<T>(field: *mut T, wrong: T, uses: &[Call<'_>], destroys: Call<'_>) {
     // SAFETY: this function's contract.
     let right = unsafe { field.replace(wrong) };
@@ -47,7 +47,7 @@ unsafe fn refused<T>(field: *mut T, wrong: T, uses: &[Call<'_>], destroys: Call<
 /// Does so for both fields of a structure, with the values of another object.
 ///
 /// # Safety
-/// Both fields lie in a living structure.
+/// Both fields lie in a live structure.
 unsafe fn refuses((context, handle): Fields, other: *mut ibv_context, uses: &[Call<'_>], destroys: Call<'_>) {
     // SAFETY: this function's contract.
     unsafe {
@@ -62,7 +62,7 @@ unsafe fn refuses((context, handle): Fields, other: *mut ibv_context, uses: &[Ca
 
 /// A second context of the device of `rig`.
 fn second_context(rig: &Rig) -> *mut ibv_context {
-    // SAFETY: the device of a living context.
+    // SAFETY: the device of a live context.
     let context = unsafe { ibv_open_device((*rig.context).device) };
     assert!(!context.is_null());
     context
@@ -77,7 +77,7 @@ fn overwritten_pd_is_refused_until_restored() {
     let rig = Rig::new();
     let other = second_context(&rig);
     let addr: *mut c_void = ptr::with_exposed_provenance_mut(rig.addr(0) as usize);
-    // SAFETY: living handles and whole structures.
+    // SAFETY: live handles and valid structures.
     unsafe {
         let pd = ibv_alloc_pd(rig.context);
         let pd_fields: Fields = (&raw mut (*pd).context, Some(&raw mut (*pd).handle));
@@ -105,7 +105,7 @@ fn overwritten_cq_is_refused_until_restored() {
     let rig = Rig::new();
     let other = second_context(&rig);
     let moderate = ibv_moderate_cq::default();
-    // SAFETY: living handles and whole structures.
+    // SAFETY: live handles and valid structures.
     unsafe {
         let plain = ibv_create_cq(rig.context, 8, null_mut(), null_mut(), 0);
         let extended = create_cq_ex(rig.context, &mut extended_cq(8, 0)).cast::<ibv_cq>();
@@ -136,7 +136,7 @@ fn overwritten_qp_is_refused_until_restored() {
     let mut rig = Rig::new();
     let other = second_context(&rig);
     let (peer, group) = (rig.qp(RC), loopback().grh.dgid);
-    // SAFETY: living handles and whole structures.
+    // SAFETY: live handles and valid structures.
     unsafe {
         for qp in [rig.qp(RC), rig.qp_ex(RC)] {
             let qp_fields: Fields = (&raw mut (*qp).context, Some(&raw mut (*qp).handle));
@@ -176,7 +176,7 @@ fn overwritten_qp_is_refused_until_restored() {
 fn overwritten_srq_is_refused_until_restored() {
     let rig = Rig::new();
     let other = second_context(&rig);
-    // SAFETY: living handles and whole structures.
+    // SAFETY: live handles and valid structures.
     unsafe {
         let srq = ibv_create_srq(rig.pd, &mut ibv_srq_init_attr { srq_context: null_mut(), attr: srq_attr() });
         let srq_fields: Fields = (&raw mut (*srq).context, Some(&raw mut (*srq).handle));
@@ -198,7 +198,7 @@ fn overwritten_mr_mw_and_ah_are_refused() {
     let rig = Rig::new();
     let (other, ah, [qp, peer]) = (second_context(&rig), rig.ah(), rig.rc_pair());
     let addr: *mut c_void = ptr::with_exposed_provenance_mut(rig.addr(0) as usize);
-    // SAFETY: living handles and whole structures.
+    // SAFETY: live handles and valid structures.
     unsafe {
         let ah_fields: Fields = (&raw mut (*ah).context, Some(&raw mut (*ah).handle));
         let mr = ibv_reg_mr(rig.pd, addr, 8, ALL_ACCESS | 1 << 4);
@@ -252,7 +252,7 @@ fn overwritten_mr_mw_and_ah_are_refused() {
 fn overwritten_channels_and_domains_are_refused() {
     let rig = Rig::new();
     let other = second_context(&rig);
-    // SAFETY: living handles and whole structures.
+    // SAFETY: live handles and valid structures.
     unsafe {
         let channel = ibv_create_comp_channel(rig.context);
         let channel_fields: Fields = (&raw mut (*channel).context, None);
@@ -290,7 +290,7 @@ fn overwritten_wq_and_table_are_refused() {
     let (wq_context, pd, cq) = (null_mut(), rig.pd, rig.cq);
     let mut init =
         ibv_wq_init_attr { wq_context, wq_type: 0, max_wr: 4, max_sge: 2, pd, cq, comp_mask: 0, create_flags: 0 };
-    // SAFETY: living handles and whole structures.
+    // SAFETY: live handles and valid structures.
     unsafe {
         let wq = create_wq(rig.context, &raw mut init);
         let wq_fields: Fields = (&raw mut (*wq).context, Some(&raw mut (*wq).handle));
@@ -321,7 +321,7 @@ fn overwritten_wq_and_table_are_refused() {
 #[test]
 fn destroy_of_a_foreign_structure_is_refused() {
     let rig = Rig::new();
-    // SAFETY: whole structures of the test, which are looked up before use; living handles.
+    // SAFETY: valid structures of the test, which are looked up before use; live handles.
     unsafe {
         let mw = alloc_mw(rig.pd, 2);
         let mut copy = mw.read();

@@ -20,19 +20,19 @@ fn write_status(rig: &Rig, qp: *mut ibv_qp, remote_addr: u64, rkey: u32) -> u32 
 /// Words 512 to 520, accessible through windows only.
 fn bindable(rig: &Rig) -> *mut ibv_mr {
     let half = rig.memory.as_ptr().wrapping_add(512).cast_mut().cast();
-    // SAFETY: a living domain and memory of the rig.
+    // SAFETY: a live domain and memory of the rig.
     let mr = unsafe { ibv_reg_mr(rig.pd, half, 64, 1 | 0x10) };
     assert!(!mr.is_null());
     mr
 }
 
 fn alloc_mw(rig: &Rig, kind: u32) -> *mut ibv_mw {
-    // SAFETY: a living domain.
+    // SAFETY: a live domain.
     unsafe { rig.ops().alloc_mw.unwrap()(rig.pd, kind) }
 }
 
 fn rkey_of(mw: *mut ibv_mw) -> u32 {
-    // SAFETY: a living window.
+    // SAFETY: a live window.
     unsafe { (*mw).rkey }
 }
 
@@ -44,7 +44,7 @@ fn whole(rig: &Rig, mr: *mut ibv_mr) -> ibv_mw_bind_info {
 /// `ibv_bind_mw`, signaled.
 fn bind(rig: &Rig, qp: *mut ibv_qp, mw: *mut ibv_mw, bind_info: ibv_mw_bind_info) -> c_int {
     let mut bind = ibv_mw_bind { wr_id: 5, send_flags: 2, bind_info };
-    // SAFETY: living handles and a whole structure.
+    // SAFETY: live handles and a valid structure.
     unsafe { rig.ops().bind_mw.unwrap()(qp, mw, &raw mut bind) }
 }
 
@@ -75,12 +75,12 @@ fn type_1_window_is_bound_and_unbound_by_verb() {
     assert_eq!(write_status(&rig, a, rig.addr(519), rkey), 0);
     assert_eq!(rig.word(519), 77);
     assert_eq!(post_bind(&rig, b, mw, rkey, whole(&rig, mr)), libc::EINVAL, "by the verb only");
-    // SAFETY: living handles.
+    // SAFETY: live handles.
     unsafe { assert_eq!(ibv_dereg_mr(mr), libc::EBUSY) };
     assert_eq!(bind(&rig, b, mw, no_window()), 0);
     assert_eq!(outcome(&rig), (5, 0, 5));
     assert_eq!(write_status(&rig, a, rig.addr(519), rkey_of(mw)), 10);
-    // SAFETY: living handles.
+    // SAFETY: live handles.
     unsafe {
         assert_eq!(ibv_dealloc_pd(rig.pd), libc::EBUSY);
         assert_eq!((rig.ops().dealloc_mw.unwrap()(mw), ibv_dereg_mr(mr)), (0, 0));
@@ -96,7 +96,7 @@ fn type_2_window_is_bound_by_work_request_only() {
     assert_eq!(bind(&rig, b, mw, whole(&rig, mr)), libc::EINVAL);
     assert_eq!(post_bind(&rig, b, mw, 0x42, whole(&rig, mr)), 0);
     assert_eq!(outcome(&rig), (6, 0, 5));
-    // SAFETY: living handles.
+    // SAFETY: live handles.
     let ends = unsafe { (ibv_dereg_mr(mr), rig.ops().dealloc_mw.unwrap()(mw), ibv_dereg_mr(mr)) };
     assert_eq!(ends, (libc::EBUSY, 0, 0), "an open window holds its region");
     destroy(&[a, b]);
@@ -113,7 +113,7 @@ fn invalid_bind_completes_with_an_error() {
     assert_eq!(post_bind(&rig, b, mw, 1, whole(&rig, null_mut())), libc::EINVAL);
     assert_eq!(post_bind(&rig, b, mw, 1, whole(&rig, rig.mr)), 0);
     assert_eq!(outcome(&rig), (6, 6, 5), "the region is not registered for windows");
-    // SAFETY: a living window.
+    // SAFETY: a live window.
     unsafe { assert_eq!(rig.ops().dealloc_mw.unwrap()(mw), 0) };
     destroy(&[a, b]);
 }
@@ -126,7 +126,7 @@ fn wr_builders_bind_and_invalidate_windows() {
     connect(qp, number(qp));
     let rkey = rkey_of(mw) & !0xff | 9;
     let info = whole(&rig, mr);
-    // SAFETY: living handles, between start and complete.
+    // SAFETY: live handles, between start and complete.
     unsafe {
         let qpx = ibv_qp_to_qp_ex(qp);
         (*qpx).wr_start.unwrap()(qpx);
@@ -147,7 +147,7 @@ fn rereg_mr_shows_new_attributes() {
     let [a, b] = rig.rc_pair();
     let half = rig.memory.as_mut_ptr().wrapping_add(512).cast::<c_void>();
     rig.set(0, 3);
-    // SAFETY: living handles; the range lies in the memory of the rig.
+    // SAFETY: live handles; the range lies in the memory of the rig.
     unsafe {
         let other = ibv_alloc_pd(rig.context);
         let extra = ibv_reg_mr(rig.pd, half, 8, ALL_ACCESS);
@@ -182,7 +182,7 @@ fn refused_rereg_mr_sets_errno() {
         (RIGHTS, null_mut(), null_mut(), 0, 2, libc::EINVAL),
     ];
     for (flags, pd, addr, length, access, expected) in refusals {
-        // SAFETY: a living region; everything else is checked.
+        // SAFETY: a live region; everything else is checked.
         let code = unsafe { ibv_rereg_mr(rig.mr, flags, pd, addr, length, access) };
         assert_eq!((code, errno()), (-1, expected), "flags {flags} length {length} access {access}");
     }

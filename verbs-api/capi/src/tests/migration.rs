@@ -95,7 +95,7 @@ impl Drop for Paths {
 fn over_ipv6(rig: &Rig) -> Option<ibv_ah_attr> {
     let gid = |index: u8| {
         let mut gid = ibv_gid::default();
-        // SAFETY: a living context and a whole GID.
+        // SAFETY: a live context and a valid GID.
         assert_eq!(unsafe { ibv_query_gid(rig.context, 1, index.into(), &raw mut gid) }, 0);
         gid
     };
@@ -111,7 +111,7 @@ fn over_ipv6(rig: &Rig) -> Option<ibv_ah_attr> {
 
 /// Modifies attributes without the state.
 fn set(qp: *mut ibv_qp, mut attr: ibv_qp_attr, mask: c_int) -> c_int {
-    // SAFETY: a living QP and a whole structure.
+    // SAFETY: a live QP and a valid structure.
     unsafe { ibv_modify_qp(qp, &raw mut attr, mask) }
 }
 

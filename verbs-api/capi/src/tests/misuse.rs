@@ -106,7 +106,7 @@ fn destroyed_handle_is_einval() {
 fn destroy_of_objects_in_use_is_ebusy() {
     let rig = Rig::new();
     let qp = rig.qp(RC);
-    // SAFETY: living handles.
+    // SAFETY: live handles.
     unsafe {
         assert_eq!(ibv_destroy_cq(rig.cq), libc::EBUSY);
         assert_eq!(ibv_dealloc_pd(rig.pd), libc::EBUSY);
@@ -121,7 +121,7 @@ fn ports_and_indices_out_of_range_are_refused() {
     let rig = Rig::new();
     let (mut gid, mut entry, mut pkey, mut kind) = (ibv_gid::default(), ibv_gid_entry::default(), 0u16, -1);
     let mut attr = ibv_port_attr { port_cap_flags2: 0xabcd, ..ibv_port_attr::default() };
-    // SAFETY: a living context and whole variables.
+    // SAFETY: a live context and valid variables.
     unsafe {
         assert_eq!(ibv_query_port(rig.context, 1, &raw mut attr), 0);
         assert_eq!(attr.port_cap_flags2, 0xabcd, "the old call must not write beyond the old structure");
@@ -156,7 +156,7 @@ fn query_fills_structures_of_any_size() {
     let rig = Rig::new();
     let mut room = [u64::MAX; 64];
     let byte = |room: &[u64; 64], at: usize| room[at / 8].to_ne_bytes()[at % 8];
-    // SAFETY: a living context and room for the largest size used; the fields are read as bytes.
+    // SAFETY: a live context and room for the largest size used; the fields are read as bytes.
     unsafe {
         let attr = room.as_mut_ptr().cast::<ibv_device_attr_ex>();
         assert_eq!(query_device_ex(rig.context, ptr::null(), attr, 240), 0);
@@ -177,7 +177,7 @@ fn query_fills_structures_of_any_size() {
 #[test]
 fn queues_beyond_limits_are_refused() {
     let rig = Rig::new();
-    // SAFETY: living handles and whole structures.
+    // SAFETY: live handles and valid structures.
     unsafe {
         assert!(is_refused(ibv_create_cq(rig.context, 0, null_mut(), null_mut(), 0)));
         assert!(is_refused(ibv_create_cq(rig.context, -1, null_mut(), null_mut(), 0)));
@@ -207,7 +207,7 @@ fn extended_queues_refuse_unsupported_features() {
     let rig = Rig::new();
     let create = |wc_flags, comp_mask, flags| {
         let mut attr = ibv_cq_init_attr_ex { comp_mask, flags, ..extended_cq(1, wc_flags) };
-        // SAFETY: a living context and a whole structure.
+        // SAFETY: a live context and a valid structure.
         let cq = unsafe { create_cq_ex(rig.context, &raw mut attr) };
         assert!(cq.is_null());
         errno()
@@ -223,7 +223,7 @@ fn extended_queues_refuse_unsupported_features() {
 fn registration_checks_rights_and_memory() {
     let rig = Rig::new();
     let addr = rig.memory.as_ptr().cast_mut().cast();
-    // SAFETY: a living domain; the memory is looked at by the provider, which checks it.
+    // SAFETY: a live domain; the memory is looked at by the provider, which checks it.
     unsafe {
         assert!(is_refused(ibv_reg_mr(rig.pd, addr, 8, 2)), "REMOTE_WRITE without LOCAL_WRITE");
         assert!(is_refused(ibv_reg_mr(rig.pd, addr, 8, 8)), "REMOTE_ATOMIC without LOCAL_WRITE");
@@ -239,13 +239,13 @@ fn invalid_address_handles_are_refused() {
     let refused = |change: fn(&mut ibv_ah_attr)| {
         let mut attr = loopback();
         change(&mut attr);
-        // SAFETY: a living domain and a whole structure.
+        // SAFETY: a live domain and a valid structure.
         is_refused(unsafe { ibv_create_ah(rig.pd, &raw mut attr) })
     };
     assert!(refused(|attr| attr.is_global = 0));
     assert!(refused(|attr| attr.grh.sgid_index = 15));
     assert!(refused(|attr| attr.port_num = 2));
-    // SAFETY: a living domain.
+    // SAFETY: a live domain.
     assert!(is_refused(unsafe { ibv_create_ah(rig.pd, null_mut()) }));
 }
 
@@ -300,7 +300,7 @@ fn illegal_transition_leaves_qp_unchanged() {
     let rig = Rig::new();
     let qp = rig.qp(RC);
     let mut attr = ibv_qp_attr { qp_state: RTS, ..ibv_qp_attr::default() };
-    // SAFETY: a living QP and a whole structure.
+    // SAFETY: a live QP and a valid structure.
     unsafe {
         assert_eq!(ibv_modify_qp(qp, &raw mut attr, 1), libc::EINVAL, "RESET to RTS");
         attr.qp_state = INIT;

@@ -153,7 +153,7 @@ impl Rig {
     }
 
     fn qp(&self, qp_type: c_int) -> *mut ibv_qp {
-        // SAFETY: a living domain and a whole structure.
+        // SAFETY: a live domain and a valid structure.
         let qp = unsafe { ibv_create_qp(self.pd, &mut self.init_attr(qp_type)) };
         assert!(!qp.is_null());
         qp
@@ -168,7 +168,7 @@ impl Rig {
     /// A QP with the `ibv_wr_*` interface.
     fn qp_ex(&self, qp_type: c_int) -> *mut ibv_qp {
         let mut init = self.init_ex(qp_type);
-        // SAFETY: a living context and a whole structure.
+        // SAFETY: a live context and a valid structure.
         let qp = unsafe { create_qp_ex(self.context, &raw mut init) };
         assert!(!qp.is_null());
         qp
@@ -191,7 +191,7 @@ impl Rig {
 
     fn post_send(&self, qp: *mut ibv_qp, wr: &mut ibv_send_wr) -> (c_int, *mut ibv_send_wr) {
         let mut bad = null_mut();
-        // SAFETY: a living QP and a list of whole structures.
+        // SAFETY: a live QP and a list of valid structures.
         let rc = unsafe { self.ops().post_send.unwrap()(qp, wr, &raw mut bad) };
         (rc, bad)
     }
@@ -199,7 +199,7 @@ impl Rig {
     fn post_recv(&self, qp: *mut ibv_qp, wr_id: u64, sges: &[ibv_sge]) -> c_int {
         let mut wr = ibv_recv_wr { wr_id, next: null_mut(), sg_list: sges.as_ptr(), num_sge: sges.len() as c_int };
         let mut bad = null_mut();
-        // SAFETY: a living QP and a list of one whole structure.
+        // SAFETY: a live QP and a list of one valid structure.
         unsafe { self.ops().post_recv.unwrap()(qp, &raw mut wr, &raw mut bad) }
     }
 
@@ -210,7 +210,7 @@ impl Rig {
         while found.len() < count {
             assert!(Instant::now() < deadline, "{} of {count} completions came", found.len());
             let mut wc = ibv_wc::default();
-            // SAFETY: a living CQ and room for one entry.
+            // SAFETY: a live CQ and room for one entry.
             let n = unsafe { self.ops().poll_cq.unwrap()(self.cq, 1, &raw mut wc) };
             assert!(n >= 0);
             found.extend((n == 1).then_some(wc));
@@ -224,7 +224,7 @@ impl Rig {
         while event.event_type != kind {
             // SAFETY: the context is alive as long as the rig.
             assert!(is_readable(unsafe { (*self.context).async_fd }, TIMEOUT), "event {kind} does not come");
-            // SAFETY: a living context and a whole structure.
+            // SAFETY: a live context and a valid structure.
             unsafe {
                 assert_eq!(ibv_get_async_event(self.context, &raw mut event), 0);
                 ibv_ack_async_event(&raw mut event);
@@ -234,7 +234,7 @@ impl Rig {
     }
 
     fn ah(&self) -> *mut ibv_ah {
-        // SAFETY: a living domain and a whole structure.
+        // SAFETY: a live domain and a valid structure.
         let ah = unsafe { ibv_create_ah(self.pd, &mut loopback()) };
         assert!(!ah.is_null());
         ah
@@ -265,17 +265,17 @@ fn loopback() -> ibv_ah_attr {
 }
 
 fn number(qp: *mut ibv_qp) -> u32 {
-    // SAFETY: a living QP.
+    // SAFETY: a live QP.
     unsafe { (*qp).qp_num }
 }
 
 fn state(qp: *mut ibv_qp) -> c_int {
-    // SAFETY: a living QP.
+    // SAFETY: a live QP.
     unsafe { (*qp).state }
 }
 
 fn modify(qp: *mut ibv_qp, mut attr: ibv_qp_attr, mask: c_int) {
-    // SAFETY: a living QP and a whole structure.
+    // SAFETY: a live QP and a valid structure.
     let rc = unsafe { ibv_modify_qp(qp, &raw mut attr, mask) };
     assert_eq!(rc, 0, "to state {}", attr.qp_state);
     assert_eq!(state(qp), attr.qp_state);
@@ -291,7 +291,7 @@ fn is_readable(fd: c_int, timeout: Duration) -> bool {
 /// All attributes of a QP.
 fn query(qp: *mut ibv_qp) -> ibv_qp_attr {
     let (mut attr, mut init) = (ibv_qp_attr::default(), MaybeUninit::uninit());
-    // SAFETY: a living QP and room for whole structures.
+    // SAFETY: a live QP and room for valid structures.
     assert_eq!(unsafe { ibv_query_qp(qp, &raw mut attr, 0, init.as_mut_ptr()) }, 0);
     attr
 }
@@ -369,13 +369,13 @@ fn no_window() -> ibv_mw_bind_info {
 
 fn destroy(qps: &[*mut ibv_qp]) {
     for &qp in qps {
-        // SAFETY: living QPs, each named once.
+        // SAFETY: live QPs, each named once.
         assert_eq!(unsafe { ibv_destroy_qp(qp) }, 0);
     }
 }
 
 fn destroy_ah(ah: *mut ibv_ah) {
-    // SAFETY: a living handle.
+    // SAFETY: a live handle.
     assert_eq!(unsafe { ibv_destroy_ah(ah) }, 0);
 }
 

@@ -10,7 +10,7 @@ const RATE_LIMIT: c_int = 1 << 25;
 
 fn limit(qp: *mut ibv_qp, rate_limit: u32, max_burst_sz: u32) -> c_int {
     let mut attr = ibv_qp_rate_limit_attr { rate_limit, max_burst_sz, typical_pkt_sz: 1024 };
-    // SAFETY: a living QP and a whole structure.
+    // SAFETY: a live QP and a valid structure.
     unsafe { modify_qp_rate_limit(qp, &raw mut attr) }
 }
 
@@ -18,7 +18,7 @@ fn limit(qp: *mut ibv_qp, rate_limit: u32, max_burst_sz: u32) -> c_int {
 fn device_reports_pacing_limits() {
     let rig = Rig::new();
     let mut attr = MaybeUninit::<ibv_device_attr_ex>::uninit();
-    // SAFETY: a living context and room for the structure, which the call fills.
+    // SAFETY: a live context and room for the structure, which the call fills.
     let attr = unsafe {
         assert_eq!(query_device_ex(rig.context, ptr::null(), attr.as_mut_ptr(), size_of::<ibv_device_attr_ex>()), 0);
         attr.assume_init()
@@ -34,7 +34,7 @@ fn rate_limit_is_set_queried_and_removed() {
     assert_eq!(limit(fresh, 100_000, 0), libc::EINVAL, "RESET");
     assert_eq!((limit(a, 999, 0), limit(a, 0, 4096)), (libc::EINVAL, libc::EINVAL));
     assert_eq!((limit(null_mut(), 1000, 0), limit(foreign(), 1000, 0)), (libc::EINVAL, libc::EINVAL));
-    // SAFETY: a living QP; NULL is looked for.
+    // SAFETY: a live QP; NULL is looked for.
     assert_eq!(unsafe { modify_qp_rate_limit(a, null_mut()) }, libc::EINVAL);
     assert_eq!((limit(a, 100_000, 4096), query(a).rate_limit), (0, 100_000));
     modify(a, ibv_qp_attr { qp_state: RTS, rate_limit: 2_000_000, ..ibv_qp_attr::default() }, RATE_LIMIT);
@@ -77,7 +77,7 @@ fn static_rate_is_queried_and_unknown_rates_are_zero() {
 fn port_speed_matches_width_and_speed_codes() {
     let rig = Rig::new();
     let mut speed = 0;
-    // SAFETY: a living context, a variable, and NULL, which is looked at first.
+    // SAFETY: a live context, a variable, and NULL, which is looked at first.
     unsafe {
         // 4 lanes of 25 Gbit/s, which the loopback interface counts as.
         assert_eq!((ibv_query_port_speed(rig.context, 1, &raw mut speed), speed), (0, 1000));

@@ -17,12 +17,12 @@ const PAGE: u64 = 4096;
 
 /// Both keys of a region.
 fn keys(mr: *mut ibv_mr) -> (u32, u32) {
-    // SAFETY: a living region.
+    // SAFETY: a live region.
     unsafe { ((*mr).lkey, (*mr).rkey) }
 }
 
 fn dereg(mr: *mut ibv_mr) {
-    // SAFETY: a living region, named once.
+    // SAFETY: a live region, named once.
     assert_eq!(unsafe { ibv_dereg_mr(mr) }, 0);
 }
 
@@ -42,7 +42,7 @@ fn region_has_zero_based_or_any_iova() {
     let [a, b] = rig.rc_pair();
     let memory: *mut c_void = rig.memory.as_mut_ptr().wrapping_add(512).cast();
     let (pd, far) = (rig.pd, 0xffff_0000_0000_0000);
-    // SAFETY: a living domain and memory of the rig.
+    // SAFETY: a live domain and memory of the rig.
     let regions = unsafe {
         [
             (ibv_reg_mr(pd, memory, 64, ALL_ACCESS | ZERO_BASED), 0),
@@ -55,7 +55,7 @@ fn region_has_zero_based_or_any_iova() {
     };
     for (mark, (mr, base)) in (1..).zip(regions) {
         let (lkey, rkey) = keys(mr);
-        // SAFETY: a living region.
+        // SAFETY: a live region.
         assert_eq!(unsafe { ((*mr).addr, (*mr).length) }, (memory, 64), "what was registered, not what it is called");
         rig.set(0, mark);
         assert_eq!(write(&rig, a, rig.sge(0, 1), base + 56, rkey), 0);
@@ -73,7 +73,7 @@ fn region_has_zero_based_or_any_iova() {
 fn invalid_iovas_and_rights_are_refused() {
     let mut rig = Rig::new();
     let memory: *mut c_void = rig.memory.as_mut_ptr().cast();
-    // SAFETY: a living domain; everything else is checked.
+    // SAFETY: a live domain; everything else is checked.
     let reg = |length, iova, access: c_int| unsafe {
         let mr = ibv_reg_mr_iova2(rig.pd, memory, length, iova, access.cast_unsigned());
         assert!(mr.is_null());
@@ -94,7 +94,7 @@ fn file(pages: u64) -> File {
 }
 
 fn dmabuf(rig: &Rig, (offset, length): (u64, u64), iova: u64, fd: c_int, access: c_int) -> *mut ibv_mr {
-    // SAFETY: a living domain; everything else is checked.
+    // SAFETY: a live domain; everything else is checked.
     unsafe { ibv_reg_dmabuf_mr(rig.pd, offset, length as usize, iova, fd, access) }
 }
 
@@ -105,7 +105,7 @@ fn peer_writes_into_an_unmapped_dmabuf() {
     let ([a, b], file) = (rig.rc_pair(), file(3));
     let part = (PAGE + 24, 2 * PAGE - 24);
     let mr = dmabuf(&rig, part, 24, file.as_raw_fd(), ALL_ACCESS);
-    // SAFETY: a living region.
+    // SAFETY: a live region.
     assert_eq!(unsafe { ((*mr).addr.addr() as u64, (*mr).length as u64) }, part);
     rig.set(0, 0x1122);
     assert_eq!(write(&rig, a, rig.sge(0, 1), 24, keys(mr).1), 0);
@@ -116,7 +116,7 @@ fn peer_writes_into_an_unmapped_dmabuf() {
     let own = ibv_sge { addr: 2 * PAGE - 8, length: 8, lkey: keys(mr).0 };
     assert_eq!(write(&rig, a, own, rig.addr(1), rig.rkey()), 0);
     assert_eq!(rig.word(1), 7);
-    // SAFETY: a living region and domain.
+    // SAFETY: a live region and domain.
     assert_eq!(unsafe { (ibv_rereg_mr(mr, 4, null_mut(), null_mut(), 0, 1), errno()) }, (-1, libc::EOPNOTSUPP));
     dereg(mr);
     destroy(&[a, b]);
@@ -144,9 +144,9 @@ fn invalid_dmabuf_ranges_are_refused() {
 fn null_mr_reads_zeros_and_discards_writes() {
     let mut rig = Rig::new();
     let [a, b] = rig.rc_pair();
-    // SAFETY: a living context and domain.
+    // SAFETY: a live context and domain.
     let null = unsafe { alloc_null_mr(rig.pd) };
-    // SAFETY: a living region.
+    // SAFETY: a live region.
     unsafe { assert_eq!(((*null).addr, (*null).length, (*null).rkey), (null_mut(), usize::MAX, 0)) };
     let hole = ibv_sge { addr: 0x1234, length: 8, lkey: keys(null).0 };
     for (at, value) in [(0, 5), (10, 9), (11, 9), (12, 9)] {
@@ -163,7 +163,7 @@ fn null_mr_reads_zeros_and_discards_writes() {
     assert_eq!(rig.post_send(a, &mut send_wr(4, 2, &from)).0, 0);
     assert!(rig.completions(2).iter().all(|wc| wc.status == 0));
     assert_eq!(rig.word(12), 6, "the null region discards the first word");
-    // SAFETY: a living region.
+    // SAFETY: a live region.
     assert_eq!(unsafe { (ibv_rereg_mr(null, 4, null_mut(), null_mut(), 0, 1), errno()) }, (-1, libc::EINVAL));
     dereg(null);
     destroy(&[a, b]);
@@ -209,7 +209,7 @@ fn missing_huge_pages_fail_registration_and_use() {
     };
     let rig = Rig::new();
     for hint in [0, HUGETLB] {
-        // SAFETY: a living domain; the memory is mapped.
+        // SAFETY: a live domain; the memory is mapped.
         let mr = unsafe { ibv_reg_mr(rig.pd, memory.addr, memory.length, ALL_ACCESS | hint) };
         assert_eq!((mr.is_null(), errno()), (true, libc::EFAULT));
     }
@@ -256,7 +256,7 @@ fn refused_rereg_mr_is_err_input() {
         (ACCESS, null_mut(), 0, 1 << 30, libc::EINVAL),
         (TRANSLATION, unmapped, 8, 0, libc::EFAULT),
     ] {
-        // SAFETY: a living region; the memory is looked at before it is taken.
+        // SAFETY: a live region; the memory is looked at before it is taken.
         let answer = unsafe { ibv_rereg_mr(rig.mr, flags, null_mut(), addr, length, access) };
         assert_eq!((answer, errno()), (ERR_INPUT, reason));
         rig.set(200, 0);

@@ -64,7 +64,7 @@ fn read_after_rights_are_removed_is_rem_op_err() {
     assert_eq!(rig.post_send(a, &mut rdma_wr(1, READ, &sges, rig.addr(200), rig.rkey())).0, 0);
     modify(a, ibv_qp_attr { qp_state: SQD, max_rd_atomic: 0, ..ibv_qp_attr::default() }, STATE | 1 << 13);
     let mut start = ibv_qp_attr { qp_state: RTS, ..ibv_qp_attr::default() };
-    // SAFETY: a living QP and a whole structure.
+    // SAFETY: a live QP and a valid structure.
     assert_eq!(unsafe { ibv_modify_qp(a, &raw mut start, STATE) }, 0);
     assert_eq!((rig.completions(1)[0].status, query(a).qp_state), (2, ERR), "LOC_QP_OP_ERR");
     destroy(&[a, b]);

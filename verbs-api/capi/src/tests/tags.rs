@@ -32,7 +32,7 @@ type Entry = (u32, u64, u32, u64, u32, u32, u32);
 
 fn extended(rig: &Rig) -> *mut ibv_cq_ex {
     let mut attr = extended_cq(64, WC_FLAGS);
-    // SAFETY: a living context and a whole structure.
+    // SAFETY: a live context and a valid structure.
     let cq = unsafe { create_cq_ex(rig.context, &raw mut attr) };
     assert!(!cq.is_null());
     cq
@@ -42,7 +42,7 @@ fn srq(rig: &Rig, cq: *mut ibv_cq, tm_cap: [u32; 2]) -> *mut ibv_srq {
     let attr = ibv_srq_attr { max_wr: 8, max_sge: 1, srq_limit: 0 };
     let (srq_context, pd, xrcd) = (null_mut(), rig.pd, null_mut());
     let mut init = ibv_srq_init_attr_ex { srq_context, attr, comp_mask: 0x1b, srq_type: 2, pd, xrcd, cq, tm_cap };
-    // SAFETY: a living context and a whole structure.
+    // SAFETY: a live context and a valid structure.
     unsafe { create_srq_ex(rig.context, &raw mut init) }
 }
 
@@ -54,7 +54,7 @@ impl Tags {
         assert!(!srq.is_null());
         let mut init = rig.init_attr(RC);
         (init.srq, init.cap) = (srq, ibv_qp_cap::default());
-        // SAFETY: a living domain and a whole structure.
+        // SAFETY: a live domain and a valid structure.
         let qps = [rig.qp(RC), unsafe { ibv_create_qp(rig.pd, &raw mut init) }];
         assert!(!qps[1].is_null());
         connect(qps[0], number(qps[1]));
@@ -65,7 +65,7 @@ impl Tags {
     /// Posts an operation and returns the handle of a new tag.
     fn post(&self, mut wr: ibv_ops_wr) -> Result<u32, c_int> {
         let mut bad = null_mut();
-        // SAFETY: a living SRQ and a list of one whole structure; `verbs_context` ends with the
+        // SAFETY: a live SRQ and a list of one valid structure; `verbs_context` ends with the
         // context.
         let rc = unsafe { crate::srq::post_srq_ops(self.srq, &raw mut wr, &raw mut bad) };
         match rc {
@@ -106,7 +106,7 @@ impl Tags {
         let cq = self.cq;
         let mut attr = ibv_poll_cq_attr { comp_mask: 0 };
         let mut info = ibv_wc_tm_info { tag: 1, priv_: 1 };
-        // SAFETY: a living CQ, read in the order of the man page.
+        // SAFETY: a live CQ, read in the order of the man page.
         unsafe {
             if (*cq).start_poll?(cq, &raw mut attr) != 0 {
                 return None;
@@ -123,13 +123,13 @@ impl Tags {
     fn receive(&self, wr_id: u64, index: usize, words: usize) {
         let sges = [self.rig.sge(index, words)];
         let mut wr = ibv_recv_wr { wr_id, next: null_mut(), sg_list: sges.as_ptr(), num_sge: 1 };
-        // SAFETY: a living SRQ and a list of one whole structure.
+        // SAFETY: a live SRQ and a list of one valid structure.
         assert_eq!(unsafe { self.rig.ops().post_srq_recv.unwrap()(self.srq, &raw mut wr, null_mut()) }, 0);
     }
 
     fn end(self) {
         destroy(&self.qps);
-        // SAFETY: living objects, no longer used.
+        // SAFETY: live objects, no longer used.
         unsafe {
             assert_eq!(ibv_destroy_cq(self.cq.cast()), libc::EBUSY);
             assert_eq!(ibv_destroy_srq(self.srq), 0);
@@ -231,7 +231,7 @@ fn tag_operations_need_a_tag_srq() {
     refused(tags.cq.cast(), [0, 1]);
     let mut init = tags.rig.init_attr(UD);
     init.srq = tags.srq;
-    // SAFETY: a living domain and a whole structure.
+    // SAFETY: a live domain and a valid structure.
     assert!(unsafe { ibv_create_qp(tags.rig.pd, &raw mut init) }.is_null());
     assert_eq!(errno(), libc::EINVAL);
     assert_eq!(tags.post(bare(1, 3, 0, 0)), Err(libc::EINVAL));

@@ -50,7 +50,7 @@ fn datagram_grh_makes_a_reply_address() {
     assert_eq!((received.wc_flags, received.sl), (1, 0b1010));
     assert_eq!(rig.word(105), 77);
     let area = ptr::with_exposed_provenance_mut(rig.memory.as_ptr().wrapping_add(100).expose_provenance());
-    // SAFETY: a living domain, a completion, and the area it filled.
+    // SAFETY: a live domain, a completion, and the area it filled.
     let back = unsafe { ibv_create_ah_from_wc(rig.pd, &raw mut received, area, 1) };
     assert!(!back.is_null());
     destroy_ah(back);
@@ -66,7 +66,7 @@ fn batch_is_posted_completely_or_not_at_all() {
     connect(b, number(a));
     rig.set(0, 31);
     let (lkey, from, to, rkey) = (rig.lkey(), rig.addr(0), rig.addr(300), rig.rkey());
-    // SAFETY: a living QP with builders, called in the order of the man page.
+    // SAFETY: a live QP with builders, called in the order of the man page.
     unsafe {
         let x = ibv_qp_to_qp_ex(a);
         let ops = &*x;
@@ -106,7 +106,7 @@ fn refused_batch_posts_nothing() {
     connect(a, number(b));
     connect(b, number(a));
     let mut word = 0u64;
-    // SAFETY: a living QP with builders, called in the order of the man page.
+    // SAFETY: a live QP with builders, called in the order of the man page.
     unsafe {
         let x = ibv_qp_to_qp_ex(a);
         (*x).wr_flags = 2;
@@ -134,7 +134,7 @@ fn refused_batch_posts_nothing() {
 fn extended_cq_is_polled_entry_by_entry() {
     let mut rig = Rig::new();
     let mut attr = extended_cq(16, 0x8ff);
-    // SAFETY: a living context and a whole structure.
+    // SAFETY: a live context and a valid structure.
     let cq = unsafe { create_cq_ex(rig.context, &raw mut attr) };
     assert!(!cq.is_null());
     let classic = rig.cq;
@@ -144,7 +144,7 @@ fn extended_cq_is_polled_entry_by_entry() {
     let sges = [rig.sge(0, 1)];
     assert_eq!(rig.post_send(a, &mut send_wr(2, 2, &sges)).0, 0);
     let (mut ids, deadline) = (vec![], Instant::now() + TIMEOUT);
-    // SAFETY: a living extended CQ, called in the order of the man page.
+    // SAFETY: a live extended CQ, called in the order of the man page.
     unsafe {
         while ids.len() < 2 {
             assert!(Instant::now() < deadline);
@@ -180,7 +180,7 @@ fn queries_return_created_attributes() {
     let rig = Rig::new();
     let [a, b] = rig.rc_pair();
     let (mut attr, mut init) = (ibv_qp_attr::default(), rig.init_attr(UD));
-    // SAFETY: a living QP and whole structures.
+    // SAFETY: a live QP and valid structures.
     assert_eq!(unsafe { ibv_query_qp(a, &raw mut attr, 1, &raw mut init) }, 0);
     assert_eq!((attr.qp_state, attr.cur_qp_state, attr.dest_qp_num, attr.path_mtu), (RTS, RTS, number(b), 3));
     assert_eq!((attr.ah_attr.is_global, attr.ah_attr.grh.dgid.raw), (1, loopback().grh.dgid.raw));

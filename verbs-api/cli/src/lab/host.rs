@@ -31,7 +31,7 @@ impl Host {
         rules: &str,
     ) -> Result<Self> {
         let mut command = Command::new(own()?);
-        command.arg("lab-host").args(net.words()).arg(format!("--number={number}"));
+        command.arg("lab-host").args(net.arguments()).arg(format!("--number={number}"));
         command.args(uplink.map(|words| format!("--uplink={}", words.join(" "))));
         if plan.rxe {
             command.arg("--rxe").env(RXE, "1");
@@ -56,9 +56,9 @@ impl Host {
         if let Ok(namespace) = line.trim_end().parse() {
             return Ok(namespace);
         }
-        let mut said = String::new();
-        self.child.stderr.take().map(|mut stream| stream.read_to_string(&mut said)).transpose()?;
-        Err(format!("{} did not start: {}", self.name, said.trim().trim_start_matches("roxe lab-host: ")).into())
+        let mut stderr = String::new();
+        self.child.stderr.take().map(|mut stream| stream.read_to_string(&mut stderr)).transpose()?;
+        Err(format!("{} did not start: {}", self.name, stderr.trim().trim_start_matches("roxe lab-host: ")).into())
     }
 
     /// Lets the host continue after a step.

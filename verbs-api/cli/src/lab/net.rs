@@ -1,4 +1,4 @@
-//! The network of a lab, its names, and the tools that configure it.
+//! The network of a lab, the names of its hosts, and the commands that configure it.
 
 use super::link::Link;
 use super::scenario::{HOSTS, Host, MTUS, Scenario};
@@ -8,17 +8,17 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 
-/// Subcommand of process 1 of a lab.
+/// Subcommand that process 1 of a lab runs.
 pub(super) const SWITCH: &str = "lab-switch";
-/// Variable with the number of a host.
+/// Environment variable with the number of a host.
 pub(super) const NUMBER: &str = "LAB_HOST";
-/// Variable with the fault rules that impair the link of a host.
+/// Environment variable with the fault rules that impair the link of a host.
 pub(super) const RULES: &str = "LAB_FAULTS";
 
-/// Variable of hosts that are the kernel's rxe.
+/// Environment variable that is set on hosts whose card is the kernel's rxe.
 pub(super) const RXE: &str = "LAB_RXE";
 
-/// The network between the hosts. Options precede what a scenario says.
+/// The network between the hosts. Options override the scenario.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Net {
     /// Number of hosts [default: 2].
@@ -59,7 +59,7 @@ impl Net {
         self.mtu.unwrap_or(1500)
     }
 
-    /// Fills in what the options leave open.
+    /// Fills the options that are not given from the scenario.
     pub(super) fn complete(&mut self, scenario: &Scenario) -> Result<(), String> {
         let hosts = scenario.hosts.len() as u8;
         if self.hosts.is_some_and(|given| given != hosts) {
@@ -82,7 +82,7 @@ impl Net {
         (0..self.hosts()).map(|at| Host { rxe: at >= first, ..Host::default() }).collect()
     }
 
-    /// Refuses more hosts with the kernel's rxe than there are hosts.
+    /// Refuses a number of rxe hosts that exceeds the number of hosts.
     pub(super) fn check(&self) -> Result<(), String> {
         let (all, rxe) = (self.hosts(), self.rxe_hosts.unwrap_or_default());
         if rxe <= all { Ok(()) } else { Err(format!("--rxe-hosts {rxe}: the lab has {all} hosts; add --hosts {rxe}")) }
@@ -96,7 +96,7 @@ impl Net {
         if self.ipv6 { 64 } else { 24 }
     }
 
-    /// Returns the variables by which a command finds its role.
+    /// Returns the environment variables from which a command learns its role.
     pub(super) fn variables(&self, number: u8) -> [(&'static str, String); 4] {
         let list = |of: &dyn Fn(u8) -> String| (1..=self.hosts()).map(of).collect::<Vec<_>>().join(" ");
         [
@@ -107,17 +107,17 @@ impl Net {
         ]
     }
 
-    /// Returns these arguments as words of a command line.
-    pub(super) fn words(&self) -> Vec<OsString> {
-        let mut words = vec![format!("--hosts={}", self.hosts()), format!("--mtu={}", self.mtu())];
-        words.extend(self.ipv6.then(|| "--ipv6".to_owned()));
-        words.extend(self.link.as_ref().map(|link| format!("--link={}", link.text)));
-        words.extend(self.rxe_hosts.map(|number| format!("--rxe-hosts={number}")));
+    /// Returns the command-line arguments that describe this network.
+    pub(super) fn arguments(&self) -> Vec<OsString> {
+        let mut arguments = vec![format!("--hosts={}", self.hosts()), format!("--mtu={}", self.mtu())];
+        arguments.extend(self.ipv6.then(|| "--ipv6".to_owned()));
+        arguments.extend(self.link.as_ref().map(|link| format!("--link={}", link.text)));
+        arguments.extend(self.rxe_hosts.map(|number| format!("--rxe-hosts={number}")));
         let folders = [("--captures=", &self.captures), ("--kernel=", &self.kernel)];
         let folders = folders.into_iter().filter_map(|(name, folder)| {
             folder.as_ref().map(|folder| OsString::from_iter([OsStr::new(name), folder.as_os_str()]))
         });
-        words.into_iter().map(OsString::from).chain(folders).collect()
+        arguments.into_iter().map(OsString::from).chain(folders).collect()
     }
 
     /// Returns the lines of `/etc/hosts` for all hosts.
@@ -133,8 +133,8 @@ pub(super) fn tc(device: &str, qdisc: &[String]) -> Result<()> {
     command.args(["qdisc", "add", "dev", device, "root"]).args(qdisc);
     let output =
         command.stdin(Stdio::null()).output().map_err(|cause| format!("cannot start tc of iproute2: {cause}"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    if output.status.success() { Ok(()) } else { Err(format!("tc failed: {}", said.trim()).into()) }
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() { Ok(()) } else { Err(format!("tc failed: {}", stderr.trim()).into()) }
 }
 
 /// Returns the exit status as a shell reports it.

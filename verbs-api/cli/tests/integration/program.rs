@@ -171,8 +171,8 @@ fn option_files_become_absolute_paths() {
     fs::write(folder.join("known"), "leak main # known").unwrap();
     let options = "--faults @rules --capture c-%p.pcapng --trace t.json --check --report r.xml --suppressions known";
     let words: Vec<&str> = ["env", "--format", "json"].into_iter().chain(options.split(' ')).collect();
-    let said = roxe(&words).current_dir(&folder).output().unwrap();
-    let text = stdout(&said);
+    let output = roxe(&words).current_dir(&folder).output().unwrap();
+    let text = stdout(&output);
     let at = |name: &str| folder.join(name).to_str().unwrap().to_owned();
     for (variable, file) in [
         ("ROXE_FAULTS", format!("@{}", at("rules"))),
@@ -181,7 +181,7 @@ fn option_files_become_absolute_paths() {
         ("ROXE_CHECK_REPORT", at("r.xml")),
         ("ROXE_CHECK_SUPPRESSIONS", at("known")),
     ] {
-        assert!(text.contains(&format!("\"{variable}\": \"{file}\"")), "{variable} {file}\n{text}{}", stderr(&said));
+        assert!(text.contains(&format!("\"{variable}\": \"{file}\"")), "{variable} {file}\n{text}{}", stderr(&output));
     }
     fs::write(folder.join("unknown"), "leak main").unwrap();
     symlink(folder.join("rules"), folder.join("link")).unwrap();
@@ -196,9 +196,9 @@ fn option_files_become_absolute_paths() {
     ] {
         for command in [&["env"][..], &["run", "--", "true"]] {
             let words = [&command[..1], &["--check", option, value], &command[1..]].concat();
-            let said = roxe(&words).current_dir(&folder).output().unwrap();
-            let text = stderr(&said);
-            assert!(!said.status.success() && text.contains(option) && text.contains(why), "{words:?}: {text}");
+            let output = roxe(&words).current_dir(&folder).output().unwrap();
+            let text = stderr(&output);
+            assert!(!output.status.success() && text.contains(option) && text.contains(why), "{words:?}: {text}");
         }
     }
     fs::remove_dir_all(folder).unwrap();

@@ -84,7 +84,7 @@ fn top_table_has_lines_for_devices_and_queue_pairs() {
 
 #[test]
 fn process_without_device_is_an_error() {
-    let place = Place::new("nobody");
+    let place = Place::new("no-program");
     let pid = std::process::id().to_string();
     for words in [&["top", &pid, "--once"][..], &["metrics", &pid]] {
         let output = place.roxe(words);

@@ -125,9 +125,9 @@ fn env_names_no_folder_that_others_can_recreate() {
         assert!(text.contains(&*home.join(".cache/roxe").to_string_lossy()), "{text}");
         assert!(!text.contains(&*root.at("run").to_string_lossy()), "{text}");
         let output = root.roxe(&script, &[("XDG_RUNTIME_DIR", &shared)]);
-        let said = String::from_utf8(output.stderr).unwrap();
+        let printed = String::from_utf8(output.stderr).unwrap();
         let is_kept = ["cmake", "json"].contains(&format);
-        assert!(output.status.success() != is_kept && said.contains("XDG_CACHE_HOME"), "{format}: {said}");
+        assert!(output.status.success() != is_kept && printed.contains("XDG_CACHE_HOME"), "{format}: {printed}");
         assert_eq!(output.stdout.is_empty(), is_kept, "{format}");
     }
 }

@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::errno::os;
 use crate::proto::datagram;
 use crate::proto::datagram::{MAX_DATAGRAM, MAX_HEADER, UdpHeader};
-use crate::service::Wish;
+use crate::service::ServiceDue;
 use crate::stream::{Drain, Fill, RecvMode};
 use crate::wait::{Source, Waker, Watchers};
 use crate::{RDMA_INLINE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA, errno, lock, service, sys, wait};
@@ -144,7 +144,7 @@ impl Datagram {
     }
 
     /// The descriptor that the background thread polls while the socket is open.
-    pub(crate) fn wants_service(&self) -> Option<Wish> {
+    pub(crate) fn service_due(&self) -> Option<ServiceDue> {
         (!self.inner.lock().closed).then(|| (Some(self.fd()), None))
     }
 

@@ -13,7 +13,7 @@ mod settings;
 use crate::errno::os;
 use crate::proto::conn::ConnData;
 use crate::proto::stream::Link;
-use crate::service::Wish;
+use crate::service::ServiceDue;
 use crate::wait::{Source, Waker, Watchers};
 use crate::{errno, lock, service, wait};
 pub(crate) use cursor::{Drain, Fill};
@@ -553,7 +553,7 @@ impl Inner {
 
 impl Stream {
     /// The descriptor and the time for which the background thread waits, if it is needed.
-    pub(crate) fn wants_service(&self) -> Option<Wish> {
+    pub(crate) fn service_due(&self) -> Option<ServiceDue> {
         let inner = self.inner.lock();
         match &inner.phase {
             Phase::Closed => None,

@@ -1,4 +1,5 @@
-//! Streams over the loopback device, both ends in this process: the promises of socket calls.
+//! Stream sockets over the loopback device, with both ends in this process: results and errors of
+//! each call.
 
 use crate::common::{Sock, TIMEOUT_MS, errno, has_ipv6};
 use libc::{
@@ -26,7 +27,8 @@ fn listener(address: &str) -> (Sock, SocketAddr) {
     (sock, address)
 }
 
-/// Two connected streams; `prepare` is called for each first.
+/// Returns two connected streams. `prepare` sets options of the listener and of the client before
+/// they connect.
 fn pair_with(address: &str, prepare: impl Fn(&Sock)) -> (Sock, Sock) {
     let (listener, at) = listener(address);
     prepare(&listener);
@@ -52,7 +54,7 @@ fn get(sock: &Sock, level: i32, name: i32) -> i32 {
     i32::from_ne_bytes(sock.option(level, name, 4).unwrap().try_into().unwrap())
 }
 
-/// Bytes that reveal shifts.
+/// Bytes whose period, a prime, makes shifted data differ.
 fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i % 251) as u8).collect()
 }
@@ -158,7 +160,7 @@ fn half_closed_stream_carries_the_other_direction() {
     assert_eq!(recv_all(&a, 6), b"answer");
     send_all(&b, b"bye");
     b.shutdown(SHUT_RDWR).unwrap();
-    // Both have arrived, but the hang-up is reported after the bytes were read.
+    // The data and the shutdown have arrived, but POLLHUP is reported only once the data is read.
     assert_eq!(a.poll(POLLIN), POLLIN);
     assert_eq!(recv_all(&a, 3), b"bye");
     assert_eq!(a.poll(POLLIN), POLLIN | POLLHUP);
@@ -175,26 +177,27 @@ fn shutdown_wakes_a_waiting_reader() {
     });
 }
 
-/// The result of `wait` on a listener that another thread closes meanwhile.
-fn closed_while_asleep<T: Send + 'static>(wait: impl FnOnce(i32) -> T + Send + 'static) -> T {
-    let ((listener, _), (tell, told)) = (listener("127.0.0.1:0"), mpsc::channel());
+/// Returns the result of the blocking `call` on a listener that this thread closes once the caller
+/// sleeps.
+fn closed_while_asleep<T: Send + 'static>(call: impl FnOnce(i32) -> T + Send + 'static) -> T {
+    let ((listener, _), (sender, receiver)) = (listener("127.0.0.1:0"), mpsc::channel());
     let fd = listener.fd();
-    let waiting = thread::spawn(move || {
-        tell.send(fs::read_link("/proc/thread-self").unwrap()).unwrap();
-        wait(fd)
+    let caller = thread::spawn(move || {
+        sender.send(fs::read_link("/proc/thread-self").unwrap()).unwrap();
+        call(fd)
     });
-    let stat = Path::new("/proc").join(told.recv().unwrap()).join("stat");
+    let stat = Path::new("/proc").join(receiver.recv().unwrap()).join("stat");
     while !fs::read_to_string(&stat).unwrap().contains(") S ") {
         thread::yield_now();
     }
     drop(listener);
-    waiting.join().unwrap()
+    caller.join().unwrap()
 }
 
 // clause: RSOCK-SHUTDOWN
 #[test]
 fn close_ends_accept_and_poll_of_other_threads() {
-    // EBADF if the thread called only after the close.
+    // EBADF if the listener is closed before the thread enters accept.
     assert!([libc::EINVAL, libc::EBADF].contains(&errno(closed_while_asleep(accept))));
     let events = closed_while_asleep(|fd| {
         let mut fds = [PollFd { fd, events: POLLIN, revents: 0 }];
@@ -237,7 +240,7 @@ fn full_stream_blocks_until_read() {
     assert_eq!(a.status_flags() & libc::O_NONBLOCK, libc::O_NONBLOCK);
     let bytes = pattern(10_000_000);
     let mut sent = a.send(&bytes, 0).unwrap();
-    // Grants of the peer make room until its unread data fills both buffers.
+    // The peer grants credits until unread data fills its receive buffer and our send buffer.
     let full = loop {
         match a.send(&bytes[sent..], MSG_DONTWAIT) {
             Ok(more) => sent += more,

@@ -21,7 +21,7 @@ fn attr(dest_qpn: u32) -> QpAttr {
 }
 
 fn connect(card: &mut Card, qp: ObjectId, attr: &QpAttr) {
-    assert_eq!(card.tell(Event::Modified { qp, attr, mask: AttrMask::all() }), []);
+    assert_eq!(card.emit(Event::Modified { qp, attr, mask: AttrMask::all() }), []);
 }
 
 /// A queue pair whose peer, queue pair 99, is in another process.
@@ -42,7 +42,7 @@ fn pair(card: &mut Card, change: impl FnOnce(&mut QpAttr)) -> [ObjectId; 2] {
 }
 
 fn lose(card: &mut Card, qp: ObjectId, reason: DropReason, packet: Arrived) -> Vec<Rule> {
-    card.tell(Event::Dropped { qp, reason, packet: Some(packet) })
+    card.emit(Event::Dropped { qp, reason, packet: Some(packet) })
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn connection_that_starts_mid_message_is_reported() {
 fn packets_of_previous_connection_are_clean() {
     let mut card = Card::new();
     let qp = end(&mut card);
-    card.tell(Event::Modified { qp, attr: &QpAttr::default(), mask: AttrMask::STATE });
+    card.emit(Event::Modified { qp, attr: &QpAttr::default(), mask: AttrMask::STATE });
     connect(&mut card, qp, &attr(99));
     for _ in 0..2 {
         assert_eq!(lose(&mut card, qp, DropReason::DuplicateRequest, packet(SEND, 3, 7, 64)), []);
@@ -107,7 +107,7 @@ fn local_ends_with_different_psns_are_reported() {
 fn packet_of_another_path_mtu_is_reported() {
     let mut card = Card::new();
     let [a, b] = [end(&mut card), end(&mut card)];
-    let mut refuse = |qp, request, len| card.tell(Event::WrongLength { qp, request: &request, len });
+    let mut refuse = |qp, request, len| card.emit(Event::WrongLength { qp, request: &request, len });
     assert_eq!(refuse(a, Request::SendMiddle, 512), [Rule::MtuMismatch]);
     assert_eq!(refuse(a, Request::SendMiddle, 512), [], "once is enough");
     assert_eq!(refuse(b, Request::SendLast(SendTail::Plain), 0), []);
@@ -119,7 +119,7 @@ fn reads_above_max_dest_rd_atomic_are_reported() {
     let mut card = Card::new();
     let qp = end(&mut card);
     assert_eq!(lose(&mut card, qp, DropReason::InvalidRequest, packet(SEND, 9, 9, 0)), []);
-    assert_eq!(card.tell(Event::TooManyReads { qp }), [Rule::DepthMismatch]);
+    assert_eq!(card.emit(Event::TooManyReads { qp }), [Rule::DepthMismatch]);
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn first_packet_with_other_gid_is_reported() {
     );
     assert_eq!(lose(&mut card, qp, DropReason::Address, stranger), [Rule::GidMismatch]);
     let differ = Event::FamiliesDiffer { sgid: PEER, sgid_index: 1, dgid: OWN };
-    assert_eq!(card.tell(differ), [Rule::GidMismatch]);
+    assert_eq!(card.emit(differ), [Rule::GidMismatch]);
 }
 
 #[test]
@@ -152,11 +152,11 @@ fn timeout_with_wrong_dest_qpn_is_reported() {
     for (dest_qpn, expected) in [(1, &[][..]), (77, &[Rule::DestMismatch])] {
         let mut card = Card::new();
         let [a, _] = pair(&mut card, |peer| peer.dest_qpn = Qpn::new(dest_qpn));
-        assert_eq!(card.tell(Event::Retried { qp: a, counts: silence }), expected);
+        assert_eq!(card.emit(Event::Retried { qp: a, counts: silence }), expected);
     }
     let mut card = Card::new();
     let [_, b] = pair(&mut card, |peer| peer.dest_qpn = Qpn::new(77));
-    assert_eq!(card.tell(Event::Retried { qp: b, counts: silence }), [Rule::DestMismatch]);
+    assert_eq!(card.emit(Event::Retried { qp: b, counts: silence }), [Rule::DestMismatch]);
 }
 
 #[test]
@@ -165,6 +165,6 @@ fn read_response_of_another_mtu_is_reported() {
         let mut card = Card::new();
         let [a, _] = pair(&mut card, |peer| peer.path_mtu = path_mtu);
         let cqe = roxe_transport::wr::Cqe { status: WcStatus::BadRespErr, ..Default::default() };
-        assert_eq!(card.tell(Event::Completed { qp: a, side: Side::Send, cqe: &cqe }), expected);
+        assert_eq!(card.emit(Event::Completed { qp: a, side: Side::Send, cqe: &cqe }), expected);
     }
 }

@@ -18,7 +18,7 @@ const WRITABLE: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 fn region(card: &mut Card, pd: ObjectId, access: Access) -> ObjectId {
     let (context, id) = (card.context, ObjectId::next());
     let memory = Memory { context, pd, lkey: LKEY, rkey: RKEY, addr: 4096, base: 4096, length: 64, access };
-    card.tell(Event::Created(id, Made::Mr(memory)));
+    card.emit(Event::Created(id, Made::Mr(memory)));
     id
 }
 
@@ -29,12 +29,12 @@ fn sge(lkey: u32, addr: u64, length: u32) -> [Sge; 1] {
 /// The reports about a peer's failed access.
 fn peer(card: &mut Card, qp: ObjectId, key: u32, (va, len): (u64, u64), error: MemError) -> Vec<Rule> {
     let access = Access::REMOTE_WRITE;
-    card.tell(Event::RemoteFault { qp, rkey: RKey(key), va, len, access, error });
-    card.tell(Event::Dropped { qp, reason: DropReason::RemoteAccess, packet: None })
+    card.emit(Event::RemoteFault { qp, rkey: RKey(key), va, len, access, error });
+    card.emit(Event::Dropped { qp, reason: DropReason::RemoteAccess, packet: None })
 }
 
 fn local(card: &mut Card, qp: ObjectId, sges: &[Sge], access: Access, error: MemError) -> Vec<Rule> {
-    card.tell(Event::LocalFault { qp, side: Side::Send, sges, access, error })
+    card.emit(Event::LocalFault { qp, side: Side::Send, sges, access, error })
 }
 
 #[test]
@@ -60,14 +60,14 @@ fn missing_right_of_region_or_qp_is_reported() {
     assert_eq!(peer(&mut card, qp, RKEY, (4096, 8), MemError::Access), [Rule::AccessMissing]);
     let sink = sge(LKEY, 4096, 8);
     assert_eq!(local(&mut card, qp, &sink, Access::LOCAL_WRITE, MemError::Access), [Rule::AccessMissing]);
-    assert_eq!(card.tell(Event::Denied { qp, right: Access::REMOTE_READ }), [Rule::AccessMissing]);
+    assert_eq!(card.emit(Event::Denied { qp, right: Access::REMOTE_READ }), [Rule::AccessMissing]);
 }
 
 #[test]
 fn key_of_another_domain_is_reported() {
     let mut card = Card::new();
     let (qp, pd, context) = (card.qp(), ObjectId::next(), card.context);
-    card.tell(Event::Created(pd, Made::Pd { context }));
+    card.emit(Event::Created(pd, Made::Pd { context }));
     region(&mut card, pd, WRITABLE);
     assert_eq!(peer(&mut card, qp, RKEY, (4096, 8), MemError::WrongDomain), [Rule::KeyOfOtherPd]);
 }
@@ -77,11 +77,11 @@ fn dead_key_is_reported_for_refused_not_duplicate_request() {
     let mut card = Card::new();
     let (qp, pd) = (card.qp(), card.pd);
     let mr = region(&mut card, pd, WRITABLE);
-    card.tell(Event::Destroyed(mr));
+    card.emit(Event::Destroyed(mr));
     assert_eq!(peer(&mut card, qp, RKEY, (4096, 8), MemError::BadKey), [Rule::KeyStale]);
     let (access, error) = (Access::REMOTE_READ, MemError::BadKey);
-    card.tell(Event::RemoteFault { qp, rkey: RKey(RKEY), va: 4096, len: 8, access, error });
-    assert_eq!(card.tell(Event::Dropped { qp, reason: DropReason::DuplicateRequest, packet: None }), []);
+    card.emit(Event::RemoteFault { qp, rkey: RKey(RKEY), va: 4096, len: 8, access, error });
+    assert_eq!(card.emit(Event::Dropped { qp, reason: DropReason::DuplicateRequest, packet: None }), []);
     assert_eq!(local(&mut card, qp, &sge(LKEY, 4096, 8), Access::empty(), error), [Rule::KeyStale]);
 }
 
@@ -103,8 +103,8 @@ fn region_destroyed_during_a_request_is_reported() {
             card.complete(qp, 1);
         }
         let expected: &[_] = if completes { &[] } else { &[Rule::MemoryGoneInFlight] };
-        assert_eq!(card.tell(Event::DestroyBegun(mr)), []);
-        assert_eq!(card.tell(Event::Destroyed(mr)), expected);
+        assert_eq!(card.emit(Event::DestroyBegun(mr)), []);
+        assert_eq!(card.emit(Event::Destroyed(mr)), expected);
         // The report about the region covers the request.
         let stale: &[_] = if completes { &[Rule::KeyStale] } else { &[] };
         assert_eq!(local(&mut card, qp, &sges, Access::empty(), MemError::BadKey), stale);
@@ -115,22 +115,22 @@ fn region_destroyed_during_a_request_is_reported() {
 fn request_failing_during_region_destroy_is_reported_once() {
     let sges = sge(LKEY, 4096, 8);
     let (mut card, qp, mr) = in_use(&sges);
-    card.tell(Event::DestroyBegun(mr));
+    card.emit(Event::DestroyBegun(mr));
     assert_eq!(local(&mut card, qp, &sges, Access::empty(), MemError::BadKey), []);
     card.complete(qp, 1);
-    assert_eq!(card.tell(Event::Destroyed(mr)), [Rule::MemoryGoneInFlight]);
+    assert_eq!(card.emit(Event::Destroyed(mr)), [Rule::MemoryGoneInFlight]);
 }
 
 #[test]
 fn refused_region_destroy_is_clean() {
     let sges = sge(LKEY, 4096, 8);
     let (mut card, qp, mr) = in_use(&sges);
-    card.tell(Event::DestroyBegun(mr));
-    card.tell(Event::DestroyRefused(mr, &Error::busy("memory region", "windows", 1)));
+    card.emit(Event::DestroyBegun(mr));
+    card.emit(Event::DestroyRefused(mr, &Error::busy("memory region", "windows", 1)));
     assert_eq!(local(&mut card, qp, &sges, Access::empty(), MemError::Fault), [Rule::MemoryGoneInFlight]);
     card.complete(qp, 1);
-    card.tell(Event::DestroyBegun(mr));
-    assert_eq!(card.tell(Event::Destroyed(mr)), []);
+    card.emit(Event::DestroyBegun(mr));
+    assert_eq!(card.emit(Event::Destroyed(mr)), []);
 }
 
 /// Rights that no peer uses.
@@ -142,7 +142,7 @@ mod unused_rights {
     const GRANTED: Access = Access::OF_PEERS.union(Access::LOCAL_WRITE);
 
     fn uses(card: &mut Card, right: Access) {
-        assert_eq!(card.tell(Event::FirstUse { rkey: RKey(5), right }), []);
+        assert_eq!(card.emit(Event::FirstUse { rkey: RKey(5), right }), []);
     }
 
     #[test]
@@ -153,7 +153,7 @@ mod unused_rights {
             for right in [Access::REMOTE_READ, Access::REMOTE_WRITE, right] {
                 uses(&mut card, right);
             }
-            assert_eq!(card.tell(Event::Destroyed(mr)), expected);
+            assert_eq!(card.emit(Event::Destroyed(mr)), expected);
         }
     }
 
@@ -161,10 +161,10 @@ mod unused_rights {
     fn region_at_exit_is_judged_unless_a_library_made_it() {
         let mut card = Card::new();
         card.mr(5, 4096, 64, Access::LOCAL_WRITE);
-        assert_eq!(card.tell(Event::Exit), [Rule::Leak]);
+        assert_eq!(card.emit(Event::Exit), [Rule::Leak]);
         let mr = card.mr(6, 4096, 64, GRANTED);
-        assert_eq!(card.tell(Event::Exit), [Rule::Leak, Rule::AccessUnused]);
-        card.tell(Event::MadeByLibrary(mr));
-        assert_eq!(card.tell(Event::Exit), [Rule::Leak]);
+        assert_eq!(card.emit(Event::Exit), [Rule::Leak, Rule::AccessUnused]);
+        card.emit(Event::MadeByLibrary(mr));
+        assert_eq!(card.emit(Event::Exit), [Rule::Leak]);
     }
 }

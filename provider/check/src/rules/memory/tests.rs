@@ -23,7 +23,7 @@ mod buffers {
     fn post(card: &mut Card, qp: ObjectId, wr_id: u64, addr: u64, kind: &str) -> Vec<Rule> {
         let sges = sges(addr);
         if kind == "receive" {
-            return card.tell(Event::PostedRecv { queue: qp, request: &RecvRequest { wr_id, sges: &sges } });
+            return card.emit(Event::PostedRecv { queue: qp, request: &RecvRequest { wr_id, sges: &sges } });
         }
         let write = write(wr_id, SendFlags::SIGNALED);
         let op = if kind == "read" { SendOp::Read { remote_addr: 4096, rkey: RKey(0) } } else { write.op };
@@ -32,7 +32,7 @@ mod buffers {
 
     fn received(card: &mut Card, qp: ObjectId, wr_id: u64, opcode: WcOpcode) -> Vec<Rule> {
         let cqe = Cqe { wr_id, opcode, byte_len: 8, ..Cqe::default() };
-        card.tell(Event::Completed { qp, side: Side::Recv, cqe: &cqe })
+        card.emit(Event::Completed { qp, side: Side::Recv, cqe: &cqe })
     }
 
     #[test]
@@ -64,11 +64,11 @@ mod buffers {
             ("read", Side::Send, Rule::ReceiveChangedEarly),
         ] {
             let (mut card, qp) = card();
-            card.tell(Event::Written { addr: 4096, len: 64 });
+            card.emit(Event::Written { addr: 4096, len: 64 });
             post(&mut card, qp, 1, 4096, kind);
-            assert_eq!(card.tell(Event::BytesChanged { qp, side, wr_id: 1 }), [rule]);
-            card.tell(Event::Written { addr: 4096 + 32, len: 8 });
-            assert_eq!(card.tell(Event::BytesChanged { qp, side, wr_id: 1 }), [], "{kind}");
+            assert_eq!(card.emit(Event::BytesChanged { qp, side, wr_id: 1 }), [rule]);
+            card.emit(Event::Written { addr: 4096 + 32, len: 8 });
+            assert_eq!(card.emit(Event::BytesChanged { qp, side, wr_id: 1 }), [], "{kind}");
         }
     }
 }
@@ -156,7 +156,7 @@ mod atomics {
         let pairs = [card.qp(), card.qp()];
         for (qp, peer) in [(pairs[0], 2), (pairs[1], 1)] {
             let attr = QpAttr { dest_qpn: Qpn::new(peer), ..QpAttr::default() };
-            card.tell(Event::Modified { qp, attr: &attr, mask: AttrMask::DEST_QPN });
+            card.emit(Event::Modified { qp, attr: &attr, mask: AttrMask::DEST_QPN });
         }
         (card, pairs)
     }
@@ -167,7 +167,7 @@ mod atomics {
     }
 
     fn execute(card: &mut Card, qp: ObjectId, found: u64) -> Vec<Rule> {
-        card.tell(Event::Atomic { qp, rkey: RKey(5), va: ADDR, addr: ADDR, found, left: found + 1 })
+        card.emit(Event::Atomic { qp, rkey: RKey(5), va: ADDR, addr: ADDR, found, left: found + 1 })
     }
 
     #[test]
@@ -193,7 +193,7 @@ mod atomics {
         let (mut card, [from, to]) = card();
         (0..2).for_each(|_| post(&mut card, from));
         assert_eq!(execute(&mut card, to, 7), []);
-        card.tell(Event::Written { addr: ADDR - 4, len: 64 });
+        card.emit(Event::Written { addr: ADDR - 4, len: 64 });
         assert_eq!(execute(&mut card, to, 0), []);
         let stranger = card.qp();
         assert_eq!(execute(&mut card, stranger, 50), []);

@@ -20,11 +20,11 @@ impl Traced {
     fn new() -> Self {
         let qp = ObjectId::next();
         let mut traced = Self { qp, tracks: Tracks::default(), lines: Lines::new(7), now: 0 };
-        traced.tell(&Event::Created(qp, Made::Qp(testing::pair(0x11, Service::Rc))));
+        traced.emit(&Event::Created(qp, Made::Qp(testing::pair(0x11, Service::Rc))));
         traced
     }
 
-    fn tell(&mut self, event: &Event<'_>) {
+    fn emit(&mut self, event: &Event<'_>) {
         self.now += 1000;
         self.tracks.event(&mut self.lines, event, Instant(self.now));
     }
@@ -32,12 +32,12 @@ impl Traced {
     fn post(&mut self, wr_id: u64, flags: SendFlags) {
         let data = SendData::Sges(&[Sge { addr: 0, length: 100, lkey: roxe_wire::LKey(1) }]);
         let request = SendRequest { wr_id, op: SendOp::Send, flags, data, ud: None };
-        self.tell(&Event::PostedSend { qp: self.qp, request: &request });
+        self.emit(&Event::PostedSend { qp: self.qp, request: &request });
     }
 
     fn complete(&mut self, wr_id: u64, status: WcStatus) {
         let cqe = Cqe { wr_id, status, ..Cqe::default() };
-        self.tell(&Event::Completed { qp: self.qp, side: Side::Send, cqe: &cqe });
+        self.emit(&Event::Completed { qp: self.qp, side: Side::Send, cqe: &cqe });
     }
 
     fn send(&mut self, psn: u32, reason: TxReason) {
@@ -75,16 +75,16 @@ fn queue_pair_has_a_named_track_with_its_states() {
     let mut traced = Traced::new();
     let attr = QpAttr { state: QpState::Rtr, dest_qpn: Qpn::new(0x12), ..QpAttr::default() };
     let mask = AttrMask::STATE | AttrMask::DEST_QPN | AttrMask::RQ_PSN;
-    traced.tell(&Event::Modified { qp: traced.qp, attr: &attr, mask });
+    traced.emit(&Event::Modified { qp: traced.qp, attr: &attr, mask });
     let seen = traced.seen();
     let names: Vec<_> =
         seen.iter().filter_map(|(phase, _, args)| args["name"].as_str().filter(|_| phase == "M")).collect();
     assert_eq!(names[1..], ["connections and events", "QP 0x000011 RC", "QP 0x000011 RC → 0x000012"]);
     assert_eq!(seen.last().unwrap().1, "RTR");
     assert_eq!(seen.last().unwrap().2["rq_psn"], 0);
-    traced.tell(&Event::StateChanged { qp: traced.qp, state: QpState::Err });
-    traced.tell(&Event::StateChanged { qp: traced.qp, state: QpState::Err });
-    traced.tell(&Event::Destroyed(traced.qp));
+    traced.emit(&Event::StateChanged { qp: traced.qp, state: QpState::Err });
+    traced.emit(&Event::StateChanged { qp: traced.qp, state: QpState::Err });
+    traced.emit(&Event::Destroyed(traced.qp));
     assert_eq!(traced.names(), ["E", "B ERR", "E"]);
 }
 
@@ -102,7 +102,7 @@ fn completion_ends_its_request_and_earlier_unsignaled() {
     assert_eq!(ends.len(), 2);
     assert_eq!((&ends[0]["status"], &ends[0]["first_psn"]), (&"no completion requested".into(), &8.into()));
     assert_eq!((&ends[1]["status"], &ends[1]["retransmitted"]), (&"success".into(), &1.into()));
-    traced.tell(&Event::TakenBack { qp: traced.qp, count: 1 });
+    traced.emit(&Event::TakenBack { qp: traced.qp, count: 1 });
     assert_eq!(traced.names(), ["e SEND 0x000011"]);
 }
 
@@ -113,7 +113,7 @@ fn rnr_wait_ends_with_the_next_request_packet() {
     traced.send(8, TxReason::First);
     traced.seen();
     let counts = RetryCounts { rnr_nak_retry_err: 1, ..RetryCounts::default() };
-    traced.tell(&Event::Retried { qp: traced.qp, counts });
+    traced.emit(&Event::Retried { qp: traced.qp, counts });
     traced.send(8, TxReason::Retransmission);
     assert_eq!(traced.names(), ["i RNR NAK received", "B RNR wait", "i → RC SEND_ONLY again", "E"]);
 }

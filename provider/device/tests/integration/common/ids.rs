@@ -1,4 +1,4 @@
-//! A program that connects: a device with memory, and a channel.
+//! A node of the connection manager: a device with memory, and an event channel.
 
 use super::Node;
 use super::ends::{conn_param, expect, next};
@@ -7,12 +7,12 @@ use roxe_provider::{Qp, Service};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-pub(crate) struct Party {
+pub(crate) struct CmNode {
     pub(crate) node: Node,
     pub(crate) channel: Arc<Channel>,
 }
 
-impl Party {
+impl CmNode {
     pub(crate) fn open() -> Self {
         Self { node: Node::open(), channel: Channel::create().unwrap() }
     }
@@ -33,8 +33,8 @@ impl Party {
     /// Returns an id that listens at `address`.
     pub(crate) fn listen(&self, address: SocketAddr, backlog: i32) -> Result<Arc<Id>, i32> {
         let id = self.id();
-        let listens = id.bind(&Address::Ip(address)).and_then(|()| id.listen(backlog));
-        match listens {
+        let result = id.bind(&Address::Ip(address)).and_then(|()| id.listen(backlog));
+        match result {
             Ok(()) => Ok(id),
             Err(e) => {
                 id.destroy();
@@ -60,8 +60,8 @@ impl Party {
         qp
     }
 
-    /// Returns an id with a queue pair that has requested a connection.
-    pub(crate) fn asking(&self, address: SocketAddr) -> (Arc<Id>, Arc<Qp>) {
+    /// Returns an id that has requested a connection, and its queue pair.
+    pub(crate) fn connecting(&self, address: SocketAddr) -> (Arc<Id>, Arc<Qp>) {
         let id = self.resolved(address);
         let qp = self.attach(&id);
         id.connect(&conn_param(b"")).unwrap();
@@ -69,7 +69,7 @@ impl Party {
     }
 }
 
-/// Returns an address of the loopback interface.
-pub(crate) fn here(port: u16) -> SocketAddr {
+/// Returns 127.0.0.1 with this port.
+pub(crate) fn loopback(port: u16) -> SocketAddr {
     ([127, 0, 0, 1], port).into()
 }

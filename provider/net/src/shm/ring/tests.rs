@@ -224,9 +224,9 @@ fn full_ring_refuses_until_reader_wakes_writer() {
     writer.publish();
     assert!(!writer.has_room(4112) && !writer.is_half_free_or_waits());
     take_one(&reader).unwrap();
-    assert!(!reader.must_tell(), "not before half of it is free");
+    assert!(!reader.must_wake_writer(), "not before half of it is free");
     let left = take(&reader).len();
-    assert!(left > 1 && reader.must_tell() && !reader.must_tell(), "once");
+    assert!(left > 1 && reader.must_wake_writer() && !reader.must_wake_writer(), "once");
     assert!(writer.is_half_free() && put(&mut writer, &heading(1), 4112, 7));
 }
 
@@ -242,7 +242,7 @@ fn waiting_writer_is_told_once_before_ring_is_empty() {
         assert!(!writer.is_half_free_or_waits());
         let mut told = Vec::new();
         while take_one(&reader).is_some() {
-            if reader.must_tell() {
+            if reader.must_wake_writer() {
                 told.push((writer.is_half_free(), reader.is_empty()));
             }
         }

@@ -102,10 +102,10 @@ impl Peer {
         };
         let mut child = start().map_err(|e| format!("cannot start a peer: {e}"))?;
         let (input, output) = (child.stdin.take(), child.stdout.take().ok_or("a peer has no output")?);
-        let (tell, answers) = mpsc::channel();
+        let (sender, answers) = mpsc::channel();
         // Ends with the peer's output.
         thread::spawn(move || {
-            BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| tell.send(line))
+            BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
         });
         Ok(Self { child, input, answers })
     }

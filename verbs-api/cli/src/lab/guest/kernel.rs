@@ -92,8 +92,12 @@ impl Kernel {
         };
         let output = Command::new(tool).arg("-dc").arg(&path).stdin(Stdio::null()).output();
         let output = output.map_err(|cause| format!("cannot start {tool}, which unpacks modules: {cause}"))?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        if output.status.success() { Ok(output.stdout) } else { Err(format!("{tool} failed: {}", said.trim()).into()) }
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() {
+            Ok(output.stdout)
+        } else {
+            Err(format!("{tool} failed: {}", stderr.trim()).into())
+        }
     }
 }
 
