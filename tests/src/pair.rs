@@ -1,5 +1,5 @@
 //! Runs a server and a client under `roxe run`, with a time limit. No process outlives its
-//! [`Running`].
+//! `Running`.
 
 use crate::measure::load;
 use crate::{build, perftest};
