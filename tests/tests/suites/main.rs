@@ -10,7 +10,6 @@
 
 use roxe_tests::allocator::WatchedAllocator;
 use roxe_tests::build;
-use roxe_tests::guest::kernel::Kernel;
 use roxe_tests::guest::link;
 use roxe_tests::report;
 use std::process::{Command, ExitCode};
@@ -81,7 +80,7 @@ struct Suite {
     group: &'static str,
     name: &'static str,
     main: fn() -> ExitCode,
-    /// True if [`run`] moves the suite into a network namespace of its own, which needs root.
+    /// True if [`run`] calls [`alone`] for the suite.
     is_alone: bool,
 }
 
@@ -96,7 +95,8 @@ macro_rules! suites {
     };
 }
 
-/// Suites with `false` fetch files first, or start their own program again.
+/// Suites with `false` fetch files first, or start their own program again; most then call
+/// [`alone`].
 const SUITES: &[Suite] = suites![
     protocol::conform true,
     protocol::kernel_rxe false,
@@ -120,7 +120,7 @@ const SUITES: &[Suite] = suites![
     tools::explanations true,
     tools::faults true,
     tools::install true,
-    tools::lab true,
+    tools::lab false,
     tools::misuse true,
     tools::sweep true,
     tools::sweep_twins true,
@@ -163,18 +163,19 @@ fn main() -> ExitCode {
 }
 
 fn run(suite: &Suite) -> ExitCode {
-    // The first run may have to fetch crates and the guest's kernel, which it could not do there.
-    if suite.is_alone && !build::is_built() {
+    if suite.is_alone { alone(suite.name, suite.main) } else { (suite.main)() }
+}
+
+/// Runs the checks of a suite in a network namespace of their own, as root; other users stay.
+pub(crate) fn alone(suite: &str, checks: impl FnOnce() -> ExitCode) -> ExitCode {
+    // The first build may have to fetch crates, which it could not do there.
+    if !build::is_built() {
         build::roxe();
     }
-    if suite.name == "lab" {
-        // A check that needs a guest tries again, and is skipped with the reason.
-        let _ = Kernel::prepare();
-    }
-    match if suite.is_alone { link::isolate() } else { Ok(()) } {
-        Ok(()) => (suite.main)(),
+    match link::isolate() {
+        Ok(()) => checks(),
         Err(e) => {
-            println!("FAILED   {}: {e}", suite.name);
+            println!("FAILED   {suite}: {e}");
             ExitCode::FAILURE
         }
     }

@@ -64,7 +64,8 @@ impl ProtectionDomain {
 /// alice.post_send(&WorkRequest::bind(&opened).signaled())?;
 /// ours.wait(wait)?.check()?;
 ///
-/// // Bob, who has received address and key, writes. His last message closes the window.
+/// // Bob knows the address and key of the window. He writes to it, then closes it by a SEND
+/// // that invalidates its key.
 /// bob.post_send(&WorkRequest::write_inline(b"data", opened.remote().offset(8)))?;
 /// alice.post_recv(1, &[])?;
 /// bob.post_send(&WorkRequest::send(&[]).invalidate(opened.rkey()).signaled())?;

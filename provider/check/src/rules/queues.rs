@@ -70,13 +70,8 @@ fn send_posted(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
     }
     let sentence =
         format!("{count} requests are in the send queue without a polled completion, more than max_send_wr.");
-    full_queue_report(
-        Rule::SlotsWithoutCompletion,
-        sentence,
-        POLL,
-        world.outstanding(Side::Send, qp).next(),
-        (qp, stack, world),
-    )
+    let oldest = world.outstanding(Side::Send, qp).next();
+    full_queue_report(Rule::SlotsWithoutCompletion, sentence, POLL, oldest, (qp, stack, world))
 }
 
 const SIGNAL: &str = "Post at least one request in max_send_wr with IBV_SEND_SIGNALED, and poll its completion.";
@@ -86,13 +81,8 @@ const POLL: &str = "Poll the completion queue before more than max_send_wr reque
 fn never_signaled(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
     let count = world.depth(Side::Send, qp);
     let sentence = format!("All {count} slots of the send queue hold unsignaled requests.");
-    full_queue_report(
-        Rule::NeverSignaled,
-        sentence,
-        SIGNAL,
-        world.outstanding(Side::Send, qp).next(),
-        (qp, stack, world),
-    )
+    let oldest = world.outstanding(Side::Send, qp).next();
+    full_queue_report(Rule::NeverSignaled, sentence, SIGNAL, oldest, (qp, stack, world))
 }
 
 /// Reports a full send queue whose completions are not polled.

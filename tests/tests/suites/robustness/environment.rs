@@ -51,15 +51,15 @@ pub(crate) fn main() -> ExitCode {
         println!("{}", seccomp::become_contained(command));
         return ExitCode::FAILURE;
     }
-    if let Err(e) = link::isolate() {
-        println!("FAILED   environment: {e}");
-        return ExitCode::FAILURE;
-    }
+    crate::alone("environment", || report::main(checks()))
+}
+
+fn checks() -> Vec<Check> {
     let mut checks: Vec<Check> = environments().into_iter().map(check).collect();
     checks.push(Check::new("port 4791 taken by another program is reported", foreign_port));
     checks.extend(chroot::checks());
     checks.extend(containers::checks());
-    report::main(checks)
+    checks
 }
 
 fn words(line: &str) -> Vec<String> {

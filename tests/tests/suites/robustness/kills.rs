@@ -47,10 +47,10 @@ pub(crate) fn main() -> ExitCode {
             }
         };
     }
-    if let Err(e) = link::isolate() {
-        println!("FAILED   kills: {e}");
-        return ExitCode::FAILURE;
-    }
+    crate::alone("kills", || run_checks(args))
+}
+
+fn run_checks(args: Vec<String>) -> ExitCode {
     let seed = args.iter().skip_while(|arg| *arg != "--seed").nth(1).and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or_else(|| RandomState::new().hash_one(0) >> 32);
     let all = args.iter().any(|arg| arg == "--all");

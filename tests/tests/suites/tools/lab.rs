@@ -12,6 +12,7 @@ use std::fs;
 use std::io::Read;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::{Command, ExitCode, Output, Stdio};
+use std::sync::OnceLock;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,19 @@ const RPING: &str = "if [ $LAB_HOST = 1 ]; then exec rping -s -a $ADDR -C 5; fi
 for i in $(seq 100); do rping -c -a $ADDR -C 5 -v && exit 0; sleep 0.1; done; exit 1";
 
 pub(crate) fn main() -> ExitCode {
-    report::main(vec![
+    // Before the namespace, in which there is no network. Checks that need no guest run anyway.
+    let _ = kernel();
+    crate::alone("lab", || report::main(checks()))
+}
+
+/// Returns the kernel for guests, or why no guest can run here. The first call fetches it.
+fn kernel() -> &'static Result<Kernel, Unavailable> {
+    static KERNEL: OnceLock<Result<Kernel, Unavailable>> = OnceLock::new();
+    KERNEL.get_or_init(Kernel::prepare)
+}
+
+fn checks() -> Vec<Check> {
+    vec![
         Check::new("lab: rping between two hosts", || rping(&[], &[], "host1")),
         Check::new("lab: rping between two hosts of an ordinary user", || rping(&UNPRIVILEGED, &[], "host1")),
         Check::new("lab: rping over IPv6", || rping(&[], &["--ipv6"], "fd89::1")),
@@ -48,7 +61,7 @@ pub(crate) fn main() -> ExitCode {
         Check::new("lab: exit status of a guest is that of the lab", rxe_status),
         Check::new("lab: kill -9 ends guests", rxe_ends),
         Check::new("lab: missing kernel for a guest is reported", rxe_without_kernel),
-    ])
+    ]
 }
 
 fn lab(prefix: &[&str], options: &[&str], script: &str) -> Command {
@@ -507,13 +520,13 @@ fn processes(mark: &str) -> usize {
 }
 
 /// Judges with the version of the kernel for guests and its folder; skips if no guest can run.
-fn with_kernel(judge: impl FnOnce(String, String) -> Result<Verdict, Verdict>) -> Verdict {
-    match Kernel::prepare() {
+fn with_kernel(judge: impl FnOnce(&str, String) -> Result<Verdict, Verdict>) -> Verdict {
+    match kernel() {
         Ok(kernel) => {
             let folder = kernel.image.ancestors().nth(2).expect("the image is in a folder `boot`");
-            judge(kernel.version, folder.display().to_string()).unwrap_or_else(|verdict| verdict)
+            judge(&kernel.version, folder.display().to_string()).unwrap_or_else(|verdict| verdict)
         }
-        Err(Unavailable(why)) => Verdict::Skipped(why),
+        Err(Unavailable(why)) => Verdict::Skipped(why.clone()),
     }
 }
 

@@ -92,8 +92,8 @@ impl Scenario {
         if !HOSTS.contains(&count) || listed.len() as i64 > count {
             let (tables, most) = (listed.len(), HOSTS.end());
             return Err(format!(
-                "hosts: {tables} [[host]] tables for {count} hosts; 1 to {most} hosts are needed, and at most one table for \
-                 each"
+                "hosts: {tables} [[host]] tables for {count} hosts; 1 to {most} hosts are needed, and at most one \
+                 table for each"
             ));
         }
         scenario.hosts = vec![Host { link: common.clone(), ..Host::default() }; count as usize];
