@@ -3,7 +3,7 @@
 
 use super::record::Record;
 use crate::output::Result;
-use crate::status::{Facts, command_of};
+use crate::status::{KeyValues, command_of};
 use crate::view::words;
 use roxe_provider::config::variable;
 use roxe_provider::{Answer, Device, ObjectKind, Query, SHORTENED, ask_here, counter_files, preview};
@@ -114,11 +114,11 @@ impl Card {
 
     /// The objects of one kind. `qps` are the answers about queue pairs, for SRQs.
     pub(super) fn objects(&self, kind: ObjectKind, answers: &[Answer], qps: &[Answer]) -> Vec<Record> {
-        let objects = self.lines(answers, kind.name()).map(|(process, line)| (process, Facts::of(line)));
+        let objects = self.lines(answers, kind.name()).map(|(process, line)| (process, KeyValues::parse(line)));
         objects.map(|(process, facts)| self.object(kind, process, &facts, qps)).collect()
     }
 
-    fn object(&self, kind: ObjectKind, process: u32, facts: &Facts, qps: &[Answer]) -> Record {
+    fn object(&self, kind: ObjectKind, process: u32, facts: &KeyValues, qps: &[Answer]) -> Record {
         let has_link = matches!(kind, ObjectKind::Qp | ObjectKind::CmId);
         let mut record = if has_link { self.of_link() } else { self.of_device() };
         match kind {
@@ -181,7 +181,7 @@ impl Card {
 
     /// Adds the queue pairs that take their receives from the queue `number` of `process`.
     fn add_qps(&self, process: u32, number: u64, qps: &[Answer], record: &mut Record) {
-        let of_process = self.lines(qps, "qp").filter(|(of, _)| *of == process).map(|(_, line)| Facts::of(line));
+        let of_process = self.lines(qps, "qp").filter(|(of, _)| *of == process).map(|(_, line)| KeyValues::parse(line));
         let users = of_process.filter(|qp| qp.has("srq") && qp.number("srq") == number);
         let mut numbers: Vec<u64> = users.map(|qp| qp.number("qpn")).collect();
         numbers.sort_unstable();
@@ -193,8 +193,8 @@ impl Card {
 
     /// Lines of `rdma statistic qp`: the counters of each queue pair.
     pub(super) fn counters_of_qps(&self, answers: &[Answer]) -> Vec<Record> {
-        let lines = self.lines(answers, "qp").map(|(process, line)| (process, Facts::of(line)));
-        let record = |(process, facts): (u32, Facts)| {
+        let lines = self.lines(answers, "qp").map(|(process, line)| (process, KeyValues::parse(line)));
+        let record = |(process, facts): (u32, KeyValues)| {
             let (mut record, qpn) = (self.of_link(), facts.number("qpn"));
             record.number("cntn", qpn).word("qp-type", service(facts.text("type")));
             add_process(process, &mut record);
