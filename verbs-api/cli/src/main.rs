@@ -226,7 +226,7 @@ fn main() -> ExitCode {
         Command::CheckPeer(args) => finish("check-peer", check_peer::run(&args)),
         Command::TellStats(args) => finish("tell-stats", stats::print_at_end(&args)),
         Command::TellBypass(args) => finish("tell-bypass", bypass::report(&args)),
-        Command::ProbeView => finish("probe-view", view::try_out()),
+        Command::ProbeView => finish("probe-view", view::probe()),
         Command::DemoServer => finish("demo (server)", demo::serve()),
     }
 }

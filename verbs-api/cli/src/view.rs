@@ -1,11 +1,12 @@
 //! The view: `/sys/class/infiniband` and `/dev/infiniband` of roxe's devices under `roxe run`,
 //! because some programs look for a card there.
 //!
-//! The program starts in a mount namespace, and unless its user is root in a user namespace, where
-//! it keeps its user and group but set-uid programs have no effect. Users with some capabilities
-//! would lose them there and get no view. Roxe's library is bound over other copies of libibverbs
-//! and librdmacm, for programs that do not follow LD_LIBRARY_PATH. Failures are reported, and the
-//! program starts without that part.
+//! The program starts in a mount namespace. Unless its user is root, the program also starts in a
+//! user namespace, where it keeps its user and group, but set-uid programs gain no rights. A
+//! program with some capabilities would lose them there, so it gets no view. Roxe's library is
+//! bound over other copies of libibverbs and librdmacm, for programs that do not follow
+//! LD_LIBRARY_PATH. If a part of the view fails, `roxe run` reports it and the program starts
+//! without that part.
 
 mod libraries;
 mod namespace;
@@ -58,31 +59,32 @@ pub(crate) enum ViewError {
 
 /// The parts of the view that a program has.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Shown {
+pub(crate) struct ViewParts {
     pub(crate) counters: bool,
     /// True if roxe's library replaces all other copies.
     pub(crate) library: bool,
 }
 
-/// Moves this process, which will become `program`, to the view, with `library` in place of all
-/// others. `scratch` is a folder to mount on meanwhile. Calls `report` for each failure.
-pub(crate) fn enter(library: &Path, program: Option<&Path>, scratch: &Path, report: impl Fn(ViewError)) -> Shown {
+/// Moves this process, which will become `program`, into the view, with `library` in place of all
+/// other copies. `scratch` is a folder for temporary mounts. Calls `report` for each failure.
+pub(crate) fn enter(library: &Path, program: Option<&Path>, scratch: &Path, report: impl Fn(ViewError)) -> ViewParts {
     let others = libraries::find(library, program);
     match prepare(program) {
         Ok(devices) => {
-            let laid = libraries::replace(library, &others).map_err(|(path, cause)| ViewError::Library { path, cause });
-            let library = laid.map_err(&report).is_ok();
+            let replaced =
+                libraries::replace(library, &others).map_err(|(path, cause)| ViewError::Library { path, cause });
+            let library = replaced.map_err(&report).is_ok();
             libraries::replace_rdma();
-            Shown { counters: show(&devices, scratch, report), library }
+            ViewParts { counters: show(&devices, scratch, report), library }
         }
         Err(error) => {
             report(error);
-            Shown::default()
+            ViewParts::default()
         }
     }
 }
 
-/// Returns a copy of libibverbs in a package of this Python, which has a name of its own.
+/// Returns the copy of libibverbs that a package of this Python bundles under another name.
 pub(crate) fn copy_of_python(program: &Path) -> Option<PathBuf> {
     program::is_python(program).then(|| libraries::packaged(program)).flatten()
 }
@@ -121,7 +123,8 @@ fn prepare(program: Option<&Path>) -> Result<Vec<Device>, ViewError> {
     Ok(devices)
 }
 
-/// Puts both folders in place. Returns true if that of the counters is.
+/// Mounts both folders. Returns true if `/sys/class/infiniband`, which has the counters, is
+/// mounted.
 fn show(cards: &[Device], scratch: &Path, report: impl Fn(ViewError)) -> bool {
     // Read before the class is replaced.
     let outer = sysfs::outer_devices(Path::new(CLASS), Path::new(sysfs::NODES));
@@ -140,8 +143,8 @@ fn show(cards: &[Device], scratch: &Path, report: impl Fn(ViewError)) -> bool {
     shown
 }
 
-/// `roxe probe-view`: tries to enter the namespaces. The parent reads the error.
-pub(crate) fn try_out() -> Result {
+/// `roxe probe-view`: tries to enter the namespaces. The parent process reads the error.
+pub(crate) fn probe() -> Result {
     namespace::enter(Space::OfUser)?;
     // Fails if this process may not mount.
     Ok(mount(Some("roxe"), "/sys/class", Some("tmpfs"), MsFlags::empty(), None::<&str>)?)

@@ -466,7 +466,7 @@ impl FarSide for AgentCard {
         self.call(Command::Write, json!({"mr": mr, "offset": at, "hex": to_hex(bytes)})).map(|_| ())
     }
 
-    fn look(&mut self, queues: &[(Handle, Handle)], regions: &[(Handle, u64)]) -> Answer<Snapshot> {
+    fn snapshot(&mut self, queues: &[(Handle, Handle)], regions: &[(Handle, u64)]) -> Answer<Snapshot> {
         let asked = queues.iter().flat_map(|(qp, cq)| {
             [(Command::QueryQp, json!({"qp": qp})), (Command::Poll, json!({"cq": cq, "max": 256}))]
         });

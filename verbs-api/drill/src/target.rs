@@ -408,7 +408,7 @@ pub trait FarSide {
     fn read(&mut self, mr: Handle, at: u64, len: u64) -> Answer<Vec<u8>>;
     fn write(&mut self, mr: Handle, at: u64, bytes: &[u8]) -> Answer<()>;
     /// Reads queue pairs, each with its completion queue, first bytes of regions, and events.
-    fn look(&mut self, queues: &[(Handle, Handle)], regions: &[(Handle, u64)]) -> Answer<Snapshot> {
+    fn snapshot(&mut self, queues: &[(Handle, Handle)], regions: &[(Handle, u64)]) -> Answer<Snapshot> {
         let queues = queues.iter().map(|(qp, cq)| Ok((self.query_qp(*qp)?, self.poll(*cq)?)));
         let queues = queues.collect::<Answer<_>>()?;
         let memory = regions.iter().map(|(mr, len)| self.read(*mr, 0, *len)).collect::<Answer<_>>()?;

@@ -39,12 +39,12 @@ pub(super) fn replace_rdma() {
 /// environment and that `library` can replace.
 pub(super) fn find(library: &Path, program: Option<&Path>) -> Vec<PathBuf> {
     let Some(kind) = Elf::open(library).map(|elf| elf.kind()) else { return Vec::new() };
-    let folders = FOLDERS.iter().map(PathBuf::from).chain(program.map(program::own_folders).unwrap_or_default());
+    let folders = FOLDERS.iter().map(PathBuf::from).chain(program.map(program::run_path).unwrap_or_default());
     let folders = folders.chain(of_prefixes(program)).chain(wheels(&var_os("PYTHONPATH").unwrap_or_default()));
     let inside = folders.flat_map(|folder| entries(&folder));
     let cache = fs::read(CACHE).unwrap_or_default();
     let mut files = BTreeMap::new();
-    for path in asks::cached(&cache).chain(inside).filter(|path| is_name(path.file_name())) {
+    for path in asks::cached_paths(&cache).chain(inside).filter(|path| is_name(path.file_name())) {
         let Ok(path) = path.canonicalize() else { continue };
         let Ok(meta) = path.metadata() else { continue };
         files.entry((meta.dev(), meta.ino())).or_insert(path);
@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn loader_cache_lists_paths() {
         let cache = b"glibc-ld.so.cache1.1\x02\0\0libibverbs.so.1\0/lib/x/libibverbs.so.1\0/lib/x/libc.so.6\0";
-        assert_eq!(asks::cached(cache).next(), Some(PathBuf::from("/lib/x/libibverbs.so.1")));
+        assert_eq!(asks::cached_paths(cache).next(), Some(PathBuf::from("/lib/x/libibverbs.so.1")));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The steps of the far side: verbs, checks of its state, connections by librdmacm, and optional
 //! features (XRC, memory windows, multicast groups).
 
-use super::state::{Run, Srq, Stop, Tie, differs, known};
+use super::state::{CardQp, Run, Srq, Stop, differs, known};
 use crate::craft::bytes_differ;
 use crate::number::Number;
 use crate::script::steps::{
@@ -72,17 +72,17 @@ impl Run<'_> {
             Peer::Qp(spec) => self.create_qp(spec)?,
             Peer::Restart(spec) => self.restart(spec)?,
             Peer::Modify(modify) => self.modify(modify)?,
-            Peer::Destroy(name) => self.target.destroy_qp(self.objects.tie(Some(name))?.qp)?,
+            Peer::Destroy(name) => self.target.destroy_qp(self.objects.card_qp(Some(name))?.qp)?,
             Peer::Post(post) => {
                 let start = self.target.now();
                 self.post(post)?;
-                self.note_late(start);
+                self.record_delay(start);
             }
             Peer::Recv { queue, id, sges } => {
                 let (id, pieces) = (id.value(&self.names)?, self.pieces(sges)?);
                 match self.objects.srqs.get(queue) {
                     Some(queue) => self.target.post_srq_recv(queue.srq, id, &pieces)?,
-                    None => self.target.post_recv(self.objects.tie(Some(queue))?.qp, id, &pieces)?,
+                    None => self.target.post_recv(self.objects.card_qp(Some(queue))?.qp, id, &pieces)?,
                 }
             }
             Peer::Write { mr, at, data } => {
@@ -106,7 +106,7 @@ impl Run<'_> {
                 self.target.set_limit(srq, limit as u32)?;
             }
             Peer::Member { qp, group, joins } => {
-                self.target.set_member(self.objects.tie(Some(qp))?.qp, (*group).into(), *joins)?;
+                self.target.set_member(self.objects.card_qp(Some(qp))?.qp, (*group).into(), *joins)?;
             }
             Peer::Arm { qp, solicited } => {
                 let cq = self.completes(qp)?.cq;
@@ -123,10 +123,10 @@ impl Run<'_> {
     }
 
     fn modify(&mut self, modify: &Modify) -> Result<(), Stop> {
-        let tie = self.objects.tie(Some(&modify.qp))?.clone();
+        let card_qp = self.objects.card_qp(Some(&modify.qp))?.clone();
         let mut change = self.change(&modify.numbers)?;
         if modify.to == "RTR" {
-            change = Change { qkey: change.qkey, ..self.to_rtr(&modify.numbers, &tie)? };
+            change = Change { qkey: change.qkey, ..self.to_rtr(&modify.numbers, &card_qp)? };
         }
         change.to.clone_from(&modify.to);
         change.migration.clone_from(&modify.migration);
@@ -140,7 +140,7 @@ impl Run<'_> {
             change.alternate = Some((stranger, timeout as u8));
             self.objects.has_alternate = true;
         }
-        check_refusal(self.target.modify_qp(tie.qp, &change), modify.refused)
+        check_refusal(self.target.modify_qp(card_qp.qp, &change), modify.refused)
     }
 
     /// Checks the state of the far side.
@@ -148,15 +148,15 @@ impl Run<'_> {
         match peer {
             Peer::Complete { qp, wanted, within } => self.complete(qp, wanted, within),
             Peer::Idle { qp, time } => {
-                let tie = self.completes(qp)?;
+                let card_qp = self.completes(qp)?;
                 self.pass(time)?;
-                match self.completion(&tie)? {
+                match self.completion(&card_qp)? {
                     None => Ok(()),
                     Some(done) => Err(differs(format!("no completion of {qp}"), done.to_string())),
                 }
             }
             Peer::State { qp, state, within } => {
-                let handle = self.objects.tie(Some(qp))?.qp;
+                let handle = self.objects.card_qp(Some(qp))?.qp;
                 let mut last = String::new();
                 let reached = self.wait(within, |run| {
                     last = run.target.query_qp(handle)?;
@@ -198,7 +198,7 @@ impl Run<'_> {
                     Ok(at.map(|at| run.objects.events.remove(at)))
                 })?;
                 let of = of.as_ref().map_or_else(String::new, |of| format!(" of {of}"));
-                found.map(|_| ()).ok_or_else(|| differs(format!("event {name}{of}"), self.objects.seen_events()))
+                found.map(|_| ()).ok_or_else(|| differs(format!("event {name}{of}"), self.objects.unconsumed_events()))
             }
             Peer::NoEvent { time } => {
                 self.pass(time)?;
@@ -206,7 +206,7 @@ impl Run<'_> {
                 self.objects.events.extend(new);
                 match self.objects.events.first() {
                     None => Ok(()),
-                    Some(_) => Err(differs("no event".into(), self.objects.seen_events())),
+                    Some(_) => Err(differs("no event".into(), self.objects.unconsumed_events())),
                 }
             }
             Peer::Wakes { qp, within } => {
@@ -253,7 +253,7 @@ impl Run<'_> {
     /// Fails if a query of a queue pair reports other attributes.
     fn attributes(&mut self, wanted: &Wanted) -> Result<(), Stop> {
         let Wanted { qp, numbers, access, migration } = wanted;
-        let is = self.target.attributes(self.objects.tie(Some(qp))?.qp)?;
+        let is = self.target.attributes(self.objects.card_qp(Some(qp))?.qp)?;
         self.compare(&format!("{qp} has"), numbers, &is.numbers)?;
         if let Some(access) = access.filter(|access| *access != is.access) {
             return Err(differs(format!("{qp} has the rights {access:#x}"), format!("{:#x}", is.access)));
@@ -331,13 +331,13 @@ impl Run<'_> {
             caps: caps.map(|cap| cap as u32),
         };
         let (qp, qpn) = self.target.create_qp(&new)?;
-        let near = self.card.first_near + self.objects.ties.len() as u32;
+        let near = self.card.first_near + self.objects.qps.len() as u32;
         let name = self.objects.indexed(&spec.name);
         self.name(&name, "qpn", qpn.into());
         self.name(&name, "near", near.into());
-        let tie = Tie { name, qp, cq, qpn, near, qkey, service: spec.service.clone() };
-        self.connect_qp(spec, &tie, begins)?;
-        self.objects.ties.push(tie);
+        let card_qp = CardQp { name, qp, cq, qpn, near, qkey, service: spec.service.clone() };
+        self.connect_qp(spec, &card_qp, begins)?;
+        self.objects.qps.push(card_qp);
         Ok(())
     }
 
@@ -365,10 +365,10 @@ impl Run<'_> {
 
     /// Resets a queue pair and connects it again.
     fn restart(&mut self, spec: &QpSpec) -> Result<(), Stop> {
-        let tie = self.objects.tie(Some(&spec.name))?.clone();
+        let card_qp = self.objects.card_qp(Some(&spec.name))?.clone();
         let begins = self.begins(spec)?;
-        self.target.modify_qp(tie.qp, &Change { to: "RESET".into(), ..Change::default() })?;
-        self.connect_qp(spec, &tie, begins)
+        self.target.modify_qp(card_qp.qp, &Change { to: "RESET".into(), ..Change::default() })?;
+        self.connect_qp(spec, &card_qp, begins)
     }
 
     /// Returns the path MTU and both first PSNs of a queue pair.
@@ -382,27 +382,27 @@ impl Run<'_> {
     }
 
     /// Moves a queue pair from RESET to the state in the script.
-    fn connect_qp(&mut self, spec: &QpSpec, tie: &Tie, begins: [u64; 3]) -> Result<(), Stop> {
+    fn connect_qp(&mut self, spec: &QpSpec, card_qp: &CardQp, begins: [u64; 3]) -> Result<(), Stop> {
         for (part, value) in ["mtu", "psn", "first"].into_iter().zip(begins) {
-            self.name(&tie.name, part, value);
+            self.name(&card_qp.name, part, value);
         }
-        for change in self.ladder(spec, tie)? {
-            self.target.modify_qp(tie.qp, &change)?;
+        for change in self.ladder(spec, card_qp)? {
+            self.target.modify_qp(card_qp.qp, &change)?;
         }
         Ok(())
     }
 
     /// Returns the transition to RTR, which connects a queue pair to the near side.
-    fn to_rtr(&self, numbers: &Numbers, tie: &Tie) -> Result<Change, Stop> {
+    fn to_rtr(&self, numbers: &Numbers, card_qp: &CardQp) -> Result<Change, Stop> {
         let byte = |name, default| self.attribute(numbers, name, default).map(|value| Some(value as u8));
         let mut rtr = Change { to: "RTR".into(), ..Change::default() };
-        if !tie.is_datagram() {
-            rtr.dest = Some((tie.near, self.card.near[0]));
+        if !card_qp.is_datagram() {
+            rtr.dest = Some((card_qp.near, self.card.near[0]));
             rtr.traffic_class = self.traffic_class(numbers)?;
             rtr.hop_limit = self.change(numbers)?.hop_limit;
-            (rtr.path_mtu, rtr.rq_psn) = (Some(self.begin(tie, "mtu")), Some(self.begin(tie, "psn")));
+            (rtr.path_mtu, rtr.rq_psn) = (Some(self.begin(card_qp, "mtu")), Some(self.begin(card_qp, "psn")));
         }
-        if tie.is_reliable() {
+        if card_qp.is_reliable() {
             rtr.max_dest_rd_atomic = byte("dest_rd_atomic", 4)?;
             rtr.min_rnr_timer = byte("rnr_timer", 12)?;
         }
@@ -410,8 +410,8 @@ impl Run<'_> {
     }
 
     /// Returns the path MTU (`mtu`) or a first PSN (`psn`, `first`) of a queue pair.
-    fn begin(&self, tie: &Tie, part: &str) -> u32 {
-        self.names.get(&format!("{}.{part}", tie.name)).map_or(0, |value| *value as u32 & 0xff_ffff)
+    fn begin(&self, card_qp: &CardQp, part: &str) -> u32 {
+        self.names.get(&format!("{}.{part}", card_qp.name)).map_or(0, |value| *value as u32 & 0xff_ffff)
     }
 
     fn traffic_class(&self, numbers: &Numbers) -> Result<u8, Stop> {
@@ -419,14 +419,15 @@ impl Run<'_> {
     }
 
     /// Returns the transitions to the state in the script.
-    fn ladder(&self, spec: &QpSpec, tie: &Tie) -> Result<Vec<Change>, Stop> {
+    fn ladder(&self, spec: &QpSpec, card_qp: &CardQp) -> Result<Vec<Change>, Stop> {
         let byte = |name, default| self.attribute(&spec.numbers, name, default).map(|value| Some(value as u8));
-        let is_ud = tie.is_datagram();
+        let is_ud = card_qp.is_datagram();
         let to = |state: &str| Change { to: state.into(), ..Change::default() };
-        let init = Change { access: (!is_ud).then_some(spec.access), qkey: is_ud.then_some(tie.qkey), ..to("INIT") };
-        let rtr = self.to_rtr(&spec.numbers, tie)?;
-        let mut rts = Change { sq_psn: Some(self.begin(tie, "first")), ..to("RTS") };
-        if tie.is_reliable() {
+        let init =
+            Change { access: (!is_ud).then_some(spec.access), qkey: is_ud.then_some(card_qp.qkey), ..to("INIT") };
+        let rtr = self.to_rtr(&spec.numbers, card_qp)?;
+        let mut rts = Change { sq_psn: Some(self.begin(card_qp, "first")), ..to("RTS") };
+        if card_qp.is_reliable() {
             rts.timeout = byte("timeout", ACK_TIMEOUT)?;
             rts.retry_cnt = byte("retry_cnt", 7)?;
             rts.rnr_retry = byte("rnr_retry", 7)?;
@@ -442,14 +443,14 @@ impl Run<'_> {
     }
 
     fn post(&mut self, post: &Post) -> Result<(), Stop> {
-        let tie = self.objects.tie(Some(&post.qp))?.clone();
+        let card_qp = self.objects.card_qp(Some(&post.qp))?.clone();
         let number = |name, default| self.attribute(&post.numbers, name, default);
         let mut flags: Vec<_> = post.flags.iter().copied().filter(|flag| *flag != "UNSIGNALED").collect();
         if flags.len() == post.flags.len() {
             flags.push("SIGNALED");
         }
-        let dest = (self.card.near[0], number("remote_qpn", tie.near.into())? as u32);
-        let qkey = number("remote_qkey", tie.qkey.into())? as u32;
+        let dest = (self.card.near[0], number("remote_qpn", card_qp.near.into())? as u32);
+        let qkey = number("remote_qkey", card_qp.qkey.into())? as u32;
         let work = Work {
             wr_id: post.id.value(&self.names)?,
             opcode: post.operation.clone(),
@@ -462,11 +463,11 @@ impl Run<'_> {
             compare_add: number("compare", number("add", 0)?)?,
             swap: number("swap", 0)?,
             srqn: number("srqn", 0)? as u32,
-            datagram: tie.is_datagram().then_some((dest.0, dest.1, qkey)),
+            datagram: card_qp.is_datagram().then_some((dest.0, dest.1, qkey)),
             traffic_class: self.traffic_class(&post.numbers)?,
             hop_limit: number("hop_limit", 64)? as u8,
         };
-        check_refusal(self.target.post_send(tie.qp, &work), post.refused)
+        check_refusal(self.target.post_send(card_qp.qp, &work), post.refused)
     }
 
     fn post_tag(&mut self, tag: &Tag) -> Result<(), Stop> {
@@ -493,7 +494,7 @@ impl Run<'_> {
 
     fn bind(&mut self, bind: &Bind) -> Result<(), Stop> {
         let window = known(&self.objects.windows, "window", &bind.window)?;
-        let (qp, mr) = (self.objects.tie(Some(&bind.qp))?.qp, self.objects.region(&bind.mr)?.mr);
+        let (qp, mr) = (self.objects.card_qp(Some(&bind.qp))?.qp, self.objects.region(&bind.mr)?.mr);
         let bound = Bound {
             at: bind.at.value(&self.names)?,
             length: bind.length.value(&self.names)?,
@@ -506,33 +507,33 @@ impl Run<'_> {
     }
 
     /// Returns the next completion of a queue pair.
-    fn completion(&mut self, tie: &Tie) -> Answer<Option<Completed>> {
-        let mut new = self.target.poll(tie.cq)?;
-        if tie.qpn == ANY {
+    fn completion(&mut self, card_qp: &CardQp) -> Answer<Option<Completed>> {
+        let mut new = self.target.poll(card_qp.cq)?;
+        if card_qp.qpn == ANY {
             new.iter_mut().for_each(|done| done.qpn = ANY);
         }
         self.objects.completed.extend(new);
-        let at = self.objects.completed.iter().position(|done| done.qpn == tie.qpn);
+        let at = self.objects.completed.iter().position(|done| done.qpn == card_qp.qpn);
         Ok(at.map(|at| self.objects.completed.remove(at)))
     }
 
     /// Returns the queue pair with this name; for an SRQ with a completion queue of its own, a
     /// stand-in for the queue pairs that complete there.
-    fn completes(&self, name: &str) -> Result<Tie, Stop> {
+    fn completes(&self, name: &str) -> Result<CardQp, Stop> {
         match self.objects.srqs.get(name).and_then(|queue| queue.cq) {
             Some(cq) => {
                 let nothing = || Stop::Script(format!("`{name}` has no completion queue"));
-                Ok(Tie { cq, qpn: ANY, ..self.objects.ties.first().ok_or_else(nothing)?.clone() })
+                Ok(CardQp { cq, qpn: ANY, ..self.objects.qps.first().ok_or_else(nothing)?.clone() })
             }
-            None => self.objects.tie(Some(name)).cloned(),
+            None => self.objects.card_qp(Some(name)).cloned(),
         }
     }
 
     fn complete(&mut self, qp: &str, wanted: &Completion, within: &Number) -> Result<(), Stop> {
-        let tie = self.completes(qp)?;
+        let card_qp = self.completes(qp)?;
         let id = wanted.id.value(&self.names)?;
         let expected = format!("completion of {qp}: id={id} status={}", wanted.status);
-        let Some(done) = self.wait(within, |run| run.completion(&tie))? else {
+        let Some(done) = self.wait(within, |run| run.completion(&card_qp))? else {
             return Err(differs(expected, "nothing".into()));
         };
         let mut wrong = done.wr_id != id || done.status != wanted.status;
@@ -584,14 +585,16 @@ impl Run<'_> {
                     let why = "the near side is on the loopback interface, where librdmacm reaches this host only";
                     return Err(Stop::Unsupported(why.into()));
                 }
-                let id = self.target.connect(space, port, self.objects.tie(Some(qp))?.qp, &terms)?;
+                let id = self.target.connect(space, port, self.objects.card_qp(Some(qp))?.qp, &terms)?;
                 self.objects.ids.insert(name.to_owned(), id);
             }
             Act::Accept { qp, state, private, numbers } => {
                 let terms = self.terms(numbers, private.as_ref())?;
-                self.target.accept(self.objects.id(name)?, self.objects.tie(Some(qp))?.qp, state, &terms)?;
+                self.target.accept(self.objects.id(name)?, self.objects.card_qp(Some(qp))?.qp, state, &terms)?;
             }
-            Act::Establish { qp } => self.target.establish(self.objects.id(name)?, self.objects.tie(Some(qp))?.qp)?,
+            Act::Establish { qp } => {
+                self.target.establish(self.objects.id(name)?, self.objects.card_qp(Some(qp))?.qp)?
+            }
             Act::Reject { private } => {
                 let private = private.as_ref().map_or(Ok(Vec::new()), |data| data.bytes(&self.names))?;
                 self.target.reject(self.objects.id(name)?, &private)?;
