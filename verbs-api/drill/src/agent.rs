@@ -10,8 +10,8 @@
 mod sockets;
 
 use crate::target::{
-    Answer, Attributes, Bound, Card, Change, Completed, ConnectionEvent, Datagram, Event, Extensions, FarSide, Handle,
-    NewQp, Piece, QUERIED, REPORTED, Refused, Region, Snapshot, Source, TagWork, Target, Terms, Work,
+    Answer, Attributes, Bound, Card, Change, Completed, ConnParam, ConnectionEvent, Datagram, Event, Extensions,
+    FarSide, Handle, NewQp, Piece, QUERIED, REPORTED, Refused, Region, Snapshot, Source, TagWork, Target, Work,
 };
 use roxe_net::udp::max_payload;
 use roxe_peer::client::{self, Client, ClientError};
@@ -486,12 +486,12 @@ impl FarSide for AgentCard {
     }
 }
 
-/// Adds the terms of a connection to the arguments of a command.
-fn with_terms(mut arguments: Value, terms: &Terms) -> Value {
-    let [responder, initiator] = terms.depths;
-    arguments["hex"] = to_hex(&terms.private_data).into();
+/// Adds the parameters of a connection to the arguments of a command.
+fn with_conn_param(mut arguments: Value, conn_param: &ConnParam) -> Value {
+    let [responder, initiator] = conn_param.depths;
+    arguments["hex"] = to_hex(&conn_param.private_data).into();
     (arguments["responder_resources"], arguments["initiator_depth"]) = (responder.into(), initiator.into());
-    (arguments["retry_cnt"], arguments["rnr_retry"]) = (terms.retry_cnt.into(), terms.rnr_retry.into());
+    (arguments["retry_cnt"], arguments["rnr_retry"]) = (conn_param.retry_cnt.into(), conn_param.rnr_retry.into());
     arguments
 }
 
@@ -502,15 +502,15 @@ impl Extensions for AgentCard {
         Ok((number(&answer, "cm")?, number(&answer, "port")? as u16))
     }
 
-    fn connect(&mut self, space: &str, port: u16, qp: Handle, terms: &Terms) -> Answer<Handle> {
+    fn connect(&mut self, space: &str, port: u16, qp: Handle, conn_param: &ConnParam) -> Answer<Handle> {
         let (from, to) = (self.address()?, self.near);
         let arguments =
             json!({"gid": to.to_string(), "from": from.to_string(), "port": port, "space": space, "qp": qp});
-        self.create(Command::CmConnect, with_terms(arguments, terms), "cm")
+        self.create(Command::CmConnect, with_conn_param(arguments, conn_param), "cm")
     }
 
-    fn accept(&mut self, id: Handle, qp: Handle, state: &str, terms: &Terms) -> Answer<()> {
-        self.call(Command::CmAccept, with_terms(json!({"cm": id, "qp": qp, "to": state}), terms)).map(|_| ())
+    fn accept(&mut self, id: Handle, qp: Handle, state: &str, conn_param: &ConnParam) -> Answer<()> {
+        self.call(Command::CmAccept, with_conn_param(json!({"cm": id, "qp": qp, "to": state}), conn_param)).map(|_| ())
     }
 
     fn establish(&mut self, id: Handle, qp: Handle) -> Answer<()> {

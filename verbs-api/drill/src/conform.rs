@@ -264,7 +264,7 @@ pub fn run(
     let mut report = Report { target: name, facts: target.identity(), tried: Vec::new(), unsteady: 0, lost: None };
     let cases: Vec<_> =
         scripts.iter().flat_map(|script| script.cases().iter().map(move |case| (script, case))).collect();
-    let (known, mut judged_as_lossy) = (clauses::known(), Vec::new());
+    let (known, mut judged_as_lossy) = (clauses::all(), Vec::new());
     for (script, case) in &cases {
         let parameters = case.to_string();
         progress(Progress::Begins(script, &parameters));

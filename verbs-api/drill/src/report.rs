@@ -29,7 +29,7 @@ struct Row {
 
 /// Returns a row for each clause in the report, sorted by section.
 fn rows(report: &Report) -> Vec<Row> {
-    let known = clauses::known();
+    let known = clauses::all();
     let mut counts = BTreeMap::<&str, [usize; 5]>::new();
     for tried in &report.tried {
         let word = tried.outcome.verdict.word();

@@ -5,29 +5,29 @@ use super::state::{CardQp, Run, Srq, Stop, differs, known};
 use crate::craft::bytes_differ;
 use crate::number::Number;
 use crate::script::steps::{
-    Act, Awaited, Bind, Completion, Data, Modify, Numbers, Peer, Post, QpSpec, Sge, Tag, Wanted,
+    Bind, CmStep, Completion, Data, ExpectedAttributes, ExpectedCmEvent, Modify, Numbers, Peer, Post, QpSpec, Sge, Tag,
 };
 use crate::target::{
-    Answer, Bound, Change, Completed, ConnectionEvent, Event, NewQp, Piece, Region, TagWork, Terms, Work,
+    Answer, Bound, Change, Completed, ConnParam, ConnectionEvent, Event, NewQp, Piece, Region, TagWork, Work,
 };
 use roxe_wire::net::checksum_is_right;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Interval between two queries of the far side.
-const INTERVAL: Duration = Duration::from_millis(5);
-/// Default code of the ACK timeout, 268 ms: longer than a busy host delays the answer of the near
-/// side, shorter than a step waits for a packet.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// Default code of the ACK timeout, 268 ms. It is longer than a busy host delays the near side, and
+/// shorter than a step waits for a packet.
 const ACK_TIMEOUT: u64 = 16;
 /// Entries of the completion queue of an XRC SRQ.
-const CQE: u32 = 256;
+const SRQ_CQ_ENTRIES: u32 = 256;
 /// Port spaces in a service id (annex A11).
-const TCP: u64 = 0x0106;
-const UDP: u64 = 0x0111;
-/// Number of a queue pair for the completions of an SRQ with a completion queue of its own: any
-/// queue pair may have received the message, and operations on tags belong to none.
-const ANY: u32 = u32::MAX;
-/// `enum ibv_wc_flags`.
+const TCP_SPACE: u64 = 0x0106;
+const UDP_SPACE: u64 = 0x0111;
+/// Queue pair number of completions of an SRQ with its own completion queue: any queue pair may
+/// have received the message, and an operation on tags belongs to no queue pair.
+const ANY_QPN: u32 = u32::MAX;
+/// Flags of `enum ibv_wc_flags`.
 const GRH: u32 = 1;
 const TM_SYNC_REQ: u32 = 1 << 4;
 const TM_MATCH: u32 = 1 << 5;
@@ -51,17 +51,17 @@ impl Run<'_> {
                 let pd = self.objects.domain(pd.as_ref())?;
                 let edge = self.optional(edge.as_ref())?;
                 let region = self.target.register(length, *access, fill as u8, pd, edge)?;
-                self.name(name, "addr", region.addr);
-                self.name(name, "rkey", region.rkey.into());
-                self.name(name, "lkey", region.lkey.into());
+                self.store_name(name, "addr", region.addr);
+                self.store_name(name, "rkey", region.rkey.into());
+                self.store_name(name, "lkey", region.lkey.into());
                 self.objects.regions.insert(name.clone(), region);
             }
             Peer::Deregister(name) => self.target.deregister(self.objects.region(name)?.mr)?,
             Peer::Reregister { mr, access } => {
                 let region = self.objects.region(mr)?;
                 let [lkey, rkey] = self.target.reregister(region.mr, *access)?;
-                self.name(mr, "rkey", rkey.into());
-                self.name(mr, "lkey", lkey.into());
+                self.store_name(mr, "rkey", rkey.into());
+                self.store_name(mr, "lkey", lkey.into());
                 self.objects.regions.insert(mr.clone(), Region { lkey, rkey, ..region });
             }
             Peer::Srq { name, pd, xrcd, tags } => match tags {
@@ -97,7 +97,7 @@ impl Run<'_> {
             Peer::Window { name, kind, pd } => {
                 let (kind, pd) = (kind.value(&self.names)?, self.objects.domain(pd.as_ref())?);
                 let (window, rkey) = self.target.alloc_window(kind as u32, pd)?;
-                self.name(name, "rkey", rkey.into());
+                self.store_name(name, "rkey", rkey.into());
                 self.objects.windows.insert(name.clone(), window);
             }
             Peer::Bind(bind) => self.bind(bind)?,
@@ -109,11 +109,11 @@ impl Run<'_> {
                 self.target.set_member(self.objects.card_qp(Some(qp))?.qp, (*group).into(), *joins)?;
             }
             Peer::Arm { qp, solicited } => {
-                let cq = self.completes(qp)?.cq;
+                let cq = self.completing_qp(qp)?.cq;
                 self.target.arm(cq, *solicited)?;
             }
             Peer::Resize { qp, entries } => {
-                let (cq, entries) = (self.completes(qp)?.cq, entries.value(&self.names)?);
+                let (cq, entries) = (self.completing_qp(qp)?.cq, entries.value(&self.names)?);
                 self.target.resize(cq, entries as u32)?;
             }
             Peer::Connection(name, act) => self.connection(name, act)?,
@@ -148,7 +148,7 @@ impl Run<'_> {
         match peer {
             Peer::Complete { qp, wanted, within } => self.complete(qp, wanted, within),
             Peer::Idle { qp, time } => {
-                let card_qp = self.completes(qp)?;
+                let card_qp = self.completing_qp(qp)?;
                 self.pass(time)?;
                 match self.completion(&card_qp)? {
                     None => Ok(()),
@@ -191,10 +191,10 @@ impl Run<'_> {
                 let found = self.wait(within, |run| {
                     let new = run.target.events()?;
                     run.objects.events.extend(new);
-                    let is_it = |event: &Event| {
+                    let matches = |event: &Event| {
                         event.name == *name && of.as_ref().is_none_or(|of| run.objects.is_of(event, of))
                     };
-                    let at = run.objects.events.iter().position(is_it);
+                    let at = run.objects.events.iter().position(matches);
                     Ok(at.map(|at| run.objects.events.remove(at)))
                 })?;
                 let of = of.as_ref().map_or_else(String::new, |of| format!(" of {of}"));
@@ -210,12 +210,12 @@ impl Run<'_> {
                 }
             }
             Peer::Wakes { qp, within } => {
-                let cq = self.completes(qp)?.cq;
+                let cq = self.completing_qp(qp)?.cq;
                 let woken = self.wait(within, |run| Ok(run.target.is_woken(cq)?.then_some(())))?;
                 woken.ok_or_else(|| differs(format!("an event of the completion queue of {qp}"), "nothing".into()))
             }
             Peer::Sleeps { qp, time } => {
-                let cq = self.completes(qp)?.cq;
+                let cq = self.completing_qp(qp)?.cq;
                 self.pass(time)?;
                 match self.target.is_woken(cq)? {
                     false => Ok(()),
@@ -226,33 +226,33 @@ impl Run<'_> {
         }
     }
 
-    /// Calls `ask` until it returns a value or the time has passed.
+    /// Calls `query` until it returns a value or the time has passed.
     pub(super) fn wait<T>(
         &mut self,
         within: &Number,
-        mut ask: impl FnMut(&mut Self) -> Answer<Option<T>>,
+        mut query: impl FnMut(&mut Self) -> Answer<Option<T>>,
     ) -> Result<Option<T>, Stop> {
         let deadline = self.target.now() + self.time(within)?;
         loop {
-            if let Some(answer) = ask(self)? {
+            if let Some(answer) = query(self)? {
                 return Ok(Some(answer));
             }
             let now = self.target.now();
             if now >= deadline {
                 return Ok(None);
             }
-            self.target.pause(deadline.min(now + INTERVAL));
+            self.target.pause(deadline.min(now + POLL_INTERVAL));
         }
     }
 
-    /// Sets the name `OBJECT.PART`.
-    pub(super) fn name(&mut self, object: &str, part: &str, value: u64) {
+    /// Stores a value under the name `OBJECT.PART`.
+    pub(super) fn store_name(&mut self, object: &str, part: &str, value: u64) {
         self.names.insert(format!("{object}.{part}"), value);
     }
 
-    /// Fails if a query of a queue pair reports other attributes.
-    fn attributes(&mut self, wanted: &Wanted) -> Result<(), Stop> {
-        let Wanted { qp, numbers, access, migration } = wanted;
+    /// Fails if a query of a queue pair reports other attributes than expected.
+    fn attributes(&mut self, wanted: &ExpectedAttributes) -> Result<(), Stop> {
+        let ExpectedAttributes { qp, numbers, access, migration } = wanted;
         let is = self.target.attributes(self.objects.card_qp(Some(qp))?.qp)?;
         self.compare(&format!("{qp} has"), numbers, &is.numbers)?;
         if let Some(access) = access.filter(|access| *access != is.access) {
@@ -264,7 +264,7 @@ impl Run<'_> {
         }
     }
 
-    /// Fails if one of the numbers differs.
+    /// Fails if one of the numbers differs from the expected one.
     fn compare(&self, what: &str, wanted: &Numbers, is: &BTreeMap<&'static str, u64>) -> Result<(), Stop> {
         for (name, number) in wanted {
             let (wanted, is) = (number.value(&self.names)?, is.get(name).copied());
@@ -290,7 +290,7 @@ impl Run<'_> {
         Ok(numbers.get(name).map_or(Ok(default), |number| number.value(&self.names))?)
     }
 
-    /// Returns a change of the named attributes.
+    /// Returns a change of these attributes.
     fn change(&self, numbers: &Numbers) -> Result<Change, Stop> {
         let get = |name| numbers.get(name).map(|number| number.value(&self.names)).transpose();
         let byte = |name| Ok::<_, Stop>(get(name)?.map(|value| value as u8));
@@ -318,7 +318,7 @@ impl Run<'_> {
         let qkey = number("qkey", 0x1111_1111)? as u32;
         let caps = [number("sends", 64)?, number("receives", 64)?, number("sges", 4)?, number("inline", 64)?];
         let cqe = number("cqe", 256)? as u32;
-        let begins = self.begins(spec)?;
+        let first_numbers = self.first_numbers(spec)?;
         let srq = spec.srq.as_ref().map(|name| Ok::<_, Stop>(known(&self.objects.srqs, "SRQ", name)?.srq));
         let xrcd = self.objects.xrc_domain(spec.xrcd.as_ref())?;
         let cq = self.target.create_cq(cqe)?;
@@ -333,10 +333,10 @@ impl Run<'_> {
         let (qp, qpn) = self.target.create_qp(&new)?;
         let near = self.card.first_near + self.objects.qps.len() as u32;
         let name = self.objects.indexed(&spec.name);
-        self.name(&name, "qpn", qpn.into());
-        self.name(&name, "near", near.into());
+        self.store_name(&name, "qpn", qpn.into());
+        self.store_name(&name, "near", near.into());
         let card_qp = CardQp { name, qp, cq, qpn, near, qkey, service: spec.service.clone() };
-        self.connect_qp(spec, &card_qp, begins)?;
+        self.connect_qp(spec, &card_qp, first_numbers)?;
         self.objects.qps.push(card_qp);
         Ok(())
     }
@@ -353,9 +353,9 @@ impl Run<'_> {
         let queue = match self.objects.xrc_domain(xrcd)? {
             None => Srq { srq: self.target.create_srq(pd)?, cq: None },
             Some(xrcd) => {
-                let cq = self.target.create_cq(CQE)?;
+                let cq = self.target.create_cq(SRQ_CQ_ENTRIES)?;
                 let (srq, number) = self.target.create_xrc_srq(pd, xrcd, cq)?;
-                self.name(name, "srqn", number.into());
+                self.store_name(name, "srqn", number.into());
                 Srq { srq, cq: Some(cq) }
             }
         };
@@ -366,13 +366,13 @@ impl Run<'_> {
     /// Resets a queue pair and connects it again.
     fn restart(&mut self, spec: &QpSpec) -> Result<(), Stop> {
         let card_qp = self.objects.card_qp(Some(&spec.name))?.clone();
-        let begins = self.begins(spec)?;
+        let first_numbers = self.first_numbers(spec)?;
         self.target.modify_qp(card_qp.qp, &Change { to: "RESET".into(), ..Change::default() })?;
-        self.connect_qp(spec, &card_qp, begins)
+        self.connect_qp(spec, &card_qp, first_numbers)
     }
 
-    /// Returns the path MTU and both first PSNs of a queue pair.
-    fn begins(&self, spec: &QpSpec) -> Result<[u64; 3], Stop> {
+    /// Returns the path MTU, and the first PSN of each direction, of a queue pair.
+    fn first_numbers(&self, spec: &QpSpec) -> Result<[u64; 3], Stop> {
         let number = |name, default| self.attribute(&spec.numbers, name, default);
         let mtu = number("mtu", u64::from(self.card.max_mtu.min(1024)))?;
         if mtu > u64::from(self.card.max_mtu) {
@@ -382,11 +382,11 @@ impl Run<'_> {
     }
 
     /// Moves a queue pair from RESET to the state in the script.
-    fn connect_qp(&mut self, spec: &QpSpec, card_qp: &CardQp, begins: [u64; 3]) -> Result<(), Stop> {
-        for (part, value) in ["mtu", "psn", "first"].into_iter().zip(begins) {
-            self.name(&card_qp.name, part, value);
+    fn connect_qp(&mut self, spec: &QpSpec, card_qp: &CardQp, first_numbers: [u64; 3]) -> Result<(), Stop> {
+        for (part, value) in ["mtu", "psn", "first"].into_iter().zip(first_numbers) {
+            self.store_name(&card_qp.name, part, value);
         }
-        for change in self.ladder(spec, card_qp)? {
+        for change in self.transitions(spec, card_qp)? {
             self.target.modify_qp(card_qp.qp, &change)?;
         }
         Ok(())
@@ -400,7 +400,8 @@ impl Run<'_> {
             rtr.dest = Some((card_qp.near, self.card.near[0]));
             rtr.traffic_class = self.traffic_class(numbers)?;
             rtr.hop_limit = self.change(numbers)?.hop_limit;
-            (rtr.path_mtu, rtr.rq_psn) = (Some(self.begin(card_qp, "mtu")), Some(self.begin(card_qp, "psn")));
+            (rtr.path_mtu, rtr.rq_psn) =
+                (Some(self.first_number(card_qp, "mtu")), Some(self.first_number(card_qp, "psn")));
         }
         if card_qp.is_reliable() {
             rtr.max_dest_rd_atomic = byte("dest_rd_atomic", 4)?;
@@ -410,7 +411,7 @@ impl Run<'_> {
     }
 
     /// Returns the path MTU (`mtu`) or a first PSN (`psn`, `first`) of a queue pair.
-    fn begin(&self, card_qp: &CardQp, part: &str) -> u32 {
+    fn first_number(&self, card_qp: &CardQp, part: &str) -> u32 {
         self.names.get(&format!("{}.{part}", card_qp.name)).map_or(0, |value| *value as u32 & 0xff_ffff)
     }
 
@@ -418,15 +419,15 @@ impl Run<'_> {
         self.attribute(numbers, "dscp", 0).map(|dscp| (dscp as u8) << 2)
     }
 
-    /// Returns the transitions to the state in the script.
-    fn ladder(&self, spec: &QpSpec, card_qp: &CardQp) -> Result<Vec<Change>, Stop> {
+    /// Returns the transitions from RESET to the state in the script.
+    fn transitions(&self, spec: &QpSpec, card_qp: &CardQp) -> Result<Vec<Change>, Stop> {
         let byte = |name, default| self.attribute(&spec.numbers, name, default).map(|value| Some(value as u8));
         let is_ud = card_qp.is_datagram();
         let to = |state: &str| Change { to: state.into(), ..Change::default() };
         let init =
             Change { access: (!is_ud).then_some(spec.access), qkey: is_ud.then_some(card_qp.qkey), ..to("INIT") };
         let rtr = self.to_rtr(&spec.numbers, card_qp)?;
-        let mut rts = Change { sq_psn: Some(self.begin(card_qp, "first")), ..to("RTS") };
+        let mut rts = Change { sq_psn: Some(self.first_number(card_qp, "first")), ..to("RTS") };
         if card_qp.is_reliable() {
             rts.timeout = byte("timeout", ACK_TIMEOUT)?;
             rts.retry_cnt = byte("retry_cnt", 7)?;
@@ -502,35 +503,35 @@ impl Run<'_> {
             wr_id: bind.id.value(&self.names)?,
         };
         let rkey = self.target.bind_window(qp, window, mr, bound)?;
-        self.name(&bind.window, "rkey", rkey.into());
+        self.store_name(&bind.window, "rkey", rkey.into());
         Ok(())
     }
 
     /// Returns the next completion of a queue pair.
     fn completion(&mut self, card_qp: &CardQp) -> Answer<Option<Completed>> {
         let mut new = self.target.poll(card_qp.cq)?;
-        if card_qp.qpn == ANY {
-            new.iter_mut().for_each(|done| done.qpn = ANY);
+        if card_qp.qpn == ANY_QPN {
+            new.iter_mut().for_each(|done| done.qpn = ANY_QPN);
         }
         self.objects.completed.extend(new);
         let at = self.objects.completed.iter().position(|done| done.qpn == card_qp.qpn);
         Ok(at.map(|at| self.objects.completed.remove(at)))
     }
 
-    /// Returns the queue pair with this name; for an SRQ with a completion queue of its own, a
-    /// stand-in for the queue pairs that complete there.
-    fn completes(&self, name: &str) -> Result<CardQp, Stop> {
+    /// Returns the queue pair with this name. For an SRQ with its own completion queue, returns a
+    /// stand-in for all queue pairs that complete there.
+    fn completing_qp(&self, name: &str) -> Result<CardQp, Stop> {
         match self.objects.srqs.get(name).and_then(|queue| queue.cq) {
             Some(cq) => {
                 let nothing = || Stop::Script(format!("`{name}` has no completion queue"));
-                Ok(CardQp { cq, qpn: ANY, ..self.objects.qps.first().ok_or_else(nothing)?.clone() })
+                Ok(CardQp { cq, qpn: ANY_QPN, ..self.objects.qps.first().ok_or_else(nothing)?.clone() })
             }
             None => self.objects.card_qp(Some(name)).cloned(),
         }
     }
 
     fn complete(&mut self, qp: &str, wanted: &Completion, within: &Number) -> Result<(), Stop> {
-        let card_qp = self.completes(qp)?;
+        let card_qp = self.completing_qp(qp)?;
         let id = wanted.id.value(&self.names)?;
         let expected = format!("completion of {qp}: id={id} status={}", wanted.status);
         let Some(done) = self.wait(within, |run| run.completion(&card_qp))? else {
@@ -559,54 +560,54 @@ impl Run<'_> {
         if wrong { Err(differs(expected + &details, done.to_string())) } else { Ok(()) }
     }
 
-    fn connection(&mut self, name: &str, act: &Act) -> Result<(), Stop> {
+    fn connection(&mut self, name: &str, act: &CmStep) -> Result<(), Stop> {
         match act {
-            Act::Listen { space, backlog } => {
+            CmStep::Listen { space, backlog } => {
                 let backlog = self.optional(backlog.as_ref())?;
                 let (id, port) = self.target.listen(space, backlog.map(|backlog| backlog as u32))?;
-                let high = if space == "UDP" { UDP } else { TCP };
-                self.name(name, "port", port.into());
-                self.name(name, "service", high << 16 | u64::from(port));
+                let high = if space == "UDP" { UDP_SPACE } else { TCP_SPACE };
+                self.store_name(name, "port", port.into());
+                self.store_name(name, "service", high << 16 | u64::from(port));
                 self.objects.ids.insert(name.to_owned(), id);
             }
-            Act::Request { of, private, numbers, within } => {
+            CmStep::Request { of, private, numbers, within } => {
                 let listener = self.objects.id(of)?;
                 let matches = |event: &ConnectionEvent| event.listener == Some(listener);
                 let event = self.next_event(&format!("a request for {of}"), within, matches)?;
                 self.check_details(&event, private.as_ref(), numbers)?;
                 self.objects.ids.insert(name.to_owned(), event.id);
             }
-            Act::Connect { qp, space, private, numbers } => {
-                let terms = self.terms(numbers, private.as_ref())?;
+            CmStep::Connect { qp, space, private, numbers } => {
+                let conn_param = self.conn_param(numbers, private.as_ref())?;
                 let port = self.attribute(numbers, "port", 18_515)? as u16;
                 let near = self.card.near[0];
                 if near.to_ip().is_loopback() {
-                    // roxe treats a loopback address as its own host.
+                    // librdmacm resolves a loopback address to its own host.
                     let why = "the near side is on the loopback interface, where librdmacm reaches this host only";
                     return Err(Stop::Unsupported(why.into()));
                 }
-                let id = self.target.connect(space, port, self.objects.card_qp(Some(qp))?.qp, &terms)?;
+                let id = self.target.connect(space, port, self.objects.card_qp(Some(qp))?.qp, &conn_param)?;
                 self.objects.ids.insert(name.to_owned(), id);
             }
-            Act::Accept { qp, state, private, numbers } => {
-                let terms = self.terms(numbers, private.as_ref())?;
-                self.target.accept(self.objects.id(name)?, self.objects.card_qp(Some(qp))?.qp, state, &terms)?;
+            CmStep::Accept { qp, state, private, numbers } => {
+                let conn_param = self.conn_param(numbers, private.as_ref())?;
+                self.target.accept(self.objects.id(name)?, self.objects.card_qp(Some(qp))?.qp, state, &conn_param)?;
             }
-            Act::Establish { qp } => {
+            CmStep::Establish { qp } => {
                 self.target.establish(self.objects.id(name)?, self.objects.card_qp(Some(qp))?.qp)?
             }
-            Act::Reject { private } => {
+            CmStep::Reject { private } => {
                 let private = private.as_ref().map_or(Ok(Vec::new()), |data| data.bytes(&self.names))?;
                 self.target.reject(self.objects.id(name)?, &private)?;
             }
-            Act::Disconnect => self.target.disconnect(self.objects.id(name)?)?,
-            Act::Notify => self.target.notify(self.objects.id(name)?)?,
-            Act::Forget => {
+            CmStep::Disconnect => self.target.disconnect(self.objects.id(name)?)?,
+            CmStep::Notify => self.target.notify(self.objects.id(name)?)?,
+            CmStep::Forget => {
                 self.target.destroy_id(self.objects.id(name)?)?;
                 self.objects.ids.remove(name);
             }
-            Act::Event(awaited) => self.expect_event(name, awaited)?,
-            Act::Quiet { time } => {
+            CmStep::Event(awaited) => self.expect_event(name, awaited)?,
+            CmStep::Quiet { time } => {
                 let id = self.objects.id(name)?;
                 self.pass(time)?;
                 let new = self.target.connection_events()?;
@@ -620,9 +621,9 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn terms(&self, numbers: &Numbers, private: Option<&Data>) -> Result<Terms, Stop> {
+    fn conn_param(&self, numbers: &Numbers, private: Option<&Data>) -> Result<ConnParam, Stop> {
         let number = |name, default| self.attribute(numbers, name, default).map(|value| value as u8);
-        Ok(Terms {
+        Ok(ConnParam {
             private_data: private.map_or(Ok(Vec::new()), |data| data.bytes(&self.names))?,
             depths: [number("responder_resources", 4)?, number("initiator_depth", 4)?],
             retry_cnt: number("retry_cnt", 7)?,
@@ -648,8 +649,8 @@ impl Run<'_> {
         found.ok_or_else(|| differs(expected.into(), others))
     }
 
-    fn expect_event(&mut self, name: &str, awaited: &Awaited) -> Result<(), Stop> {
-        let Awaited { event, status, private, numbers, within } = awaited;
+    fn expect_event(&mut self, name: &str, awaited: &ExpectedCmEvent) -> Result<(), Stop> {
+        let ExpectedCmEvent { event, status, private, numbers, within } = awaited;
         let id = self.objects.id(name)?;
         let expected = format!("event {event} of {name}");
         let matches = |event: &ConnectionEvent| event.id == id && event.listener.is_none();
@@ -677,7 +678,7 @@ impl Run<'_> {
     }
 }
 
-/// Fails if a verb succeeded that must be `refused`, or the other way round.
+/// Fails if the verb succeeded and must be `refused`, or failed and must not.
 fn check_refusal(answer: Answer<()>, refused: bool) -> Result<(), Stop> {
     match (answer, refused) {
         (Ok(()), true) => Err(differs("the verb fails".into(), "the verb succeeds".into())),
