@@ -1,8 +1,8 @@
 //! `rdma` of iproute2 (`man 8 rdma`) for roxe's devices: links, devices, live objects and counters.
 //!
-//! The kernel answers that command over netlink and does not know roxe. `roxe run` and `roxe env`
-//! put a folder first in PATH in which `rdma` is a link to this program, and the view binds this
-//! program over the command. Devices of the kernel precede those of roxe ([`real`]).
+//! The kernel answers the command of iproute2 over netlink and does not know roxe. `roxe run` and
+//! `roxe env` put a folder first in PATH in which `rdma` is a link to this program, and the view
+//! binds this program over the command. Devices of the kernel precede those of roxe ([`real`]).
 
 mod objects;
 mod real;
@@ -56,7 +56,7 @@ pub(crate) fn main(args: &[OsString]) -> Result {
     let text = fs::read_to_string(file).map_err(|cause| format!("cannot read {file}: {cause}"))?;
     for line in text.lines() {
         let words: Vec<&str> = line.split_whitespace().take_while(|word| !word.starts_with('#')).collect();
-        // Devices of the kernel need the system's own command.
+        // The arguments of this line, for the command of iproute2.
         let args: Vec<_> = options.words().chain(words.iter().copied()).map(OsString::from).collect();
         let done = if words.is_empty() { Ok(()) } else { Session { options: &options, args: &args }.command(&words) };
         if let Err(error) = done {
@@ -131,7 +131,7 @@ impl<'a> Options<'a> {
                 'f' => self.force = true,
                 'V' => self.prints_version = true,
                 'h' => self.prints_help = true,
-                // One line for each object, as without it.
+                // The output has one line for each object anyway.
                 'o' => {}
                 'b' => {
                     let value = Some(&letters[at + 1..]).filter(|value| !value.is_empty()).or_else(|| rest.next());
@@ -315,7 +315,8 @@ impl Session<'_> {
         }
     }
 
-    /// Prints devices that appear and vanish with their interfaces, until it is killed.
+    /// Prints devices as they appear and vanish with their interfaces, until this process is
+    /// killed.
     fn monitor(&self, words: &[&str]) -> Result {
         if let Some(word) = words.first() {
             return if choose(word, &["help"]).is_some() { print(USAGE) } else { unknown("mon command", word) };

@@ -15,7 +15,7 @@ mod sysfs;
 
 use crate::output::Result;
 use crate::program;
-use namespace::Space;
+use namespace::Namespaces;
 pub(crate) use namespace::{capabilities, mount_own_proc, unshare_as_root};
 use nix::mount::{MsFlags, mount};
 use roxe_provider::Device;
@@ -91,19 +91,19 @@ pub(crate) fn copy_of_python(program: &Path) -> Option<PathBuf> {
 
 /// Fails if programs of this user cannot have a view.
 pub(crate) fn possible() -> Result<(), ViewError> {
-    space_for(None).map(drop)
+    namespaces_for(None).map(drop)
 }
 
 /// Returns the namespaces that the program needs.
-fn space_for(program: Option<&Path>) -> Result<Space, ViewError> {
+fn namespaces_for(program: Option<&Path>) -> Result<Namespaces, ViewError> {
     if !namespace::root_is_mounted() {
         return Err(ViewError::Root);
     }
     if !Path::new("/sys/class").is_dir() {
         return Err(ViewError::NoSys);
     }
-    let space = Space::needed().ok_or(ViewError::Rights)?;
-    if space == Space::OfUser {
+    let namespaces = Namespaces::needed().ok_or(ViewError::Rights)?;
+    if namespaces == Namespaces::UserAndMount {
         if roxe_provider::is_overflow_user() {
             return Err(ViewError::OverflowUser);
         }
@@ -112,14 +112,14 @@ fn space_for(program: Option<&Path>) -> Result<Space, ViewError> {
         }
         namespace::probe().map_err(ViewError::Namespace)?;
     }
-    Ok(space)
+    Ok(namespaces)
 }
 
 /// Enters the namespaces and returns the devices.
 fn prepare(program: Option<&Path>) -> Result<Vec<Device>, ViewError> {
     let devices = roxe_provider::preview()?;
-    let space = space_for(program)?;
-    namespace::enter(space).map_err(|cause| ViewError::Namespace(cause.to_string()))?;
+    let namespaces = namespaces_for(program)?;
+    namespace::enter(namespaces).map_err(|cause| ViewError::Namespace(cause.to_string()))?;
     Ok(devices)
 }
 
@@ -145,7 +145,7 @@ fn show(cards: &[Device], scratch: &Path, report: impl Fn(ViewError)) -> bool {
 
 /// `roxe probe-view`: tries to enter the namespaces. The parent process reads the error.
 pub(crate) fn probe() -> Result {
-    namespace::enter(Space::OfUser)?;
+    namespace::enter(Namespaces::UserAndMount)?;
     // Fails if this process may not mount.
     Ok(mount(Some("roxe"), "/sys/class", Some("tmpfs"), MsFlags::empty(), None::<&str>)?)
 }

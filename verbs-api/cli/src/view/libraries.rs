@@ -1,6 +1,6 @@
 //! Binds roxe's library over the system's rdma-core and over copies in the program's folders, and
-//! this program over the `rdma` of iproute2, in this mount namespace: for programs that lose or
-//! change the environment, name a full path, or have a copy under another name.
+//! this program over the `rdma` of iproute2, in this mount namespace. It serves programs that lose
+//! or change the environment, name a full path, or have a copy under another name.
 
 use super::sysfs::shows_other_cards;
 use crate::asks::{self, CACHE, FOLDERS};
@@ -15,18 +15,19 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-/// Binds `library` over every file of `found`. Returns the first that failed, with the reason.
+/// Binds `library` over every file of `found`. Fails with the first file that failed, and the
+/// reason.
 pub(super) fn replace(library: &Path, found: &[PathBuf]) -> Result<(), (PathBuf, io::Error)> {
     let bind = |path: &PathBuf| {
         let mounted = mount(Some(library), path, None::<&str>, MsFlags::MS_BIND, None::<&str>);
         mounted.map_err(|cause| (path.clone(), cause.into()))
     };
-    // A failure does not stop the others.
+    // The other files are bound even if one fails.
     found.iter().map(bind).fold(Ok(()), Result::and)
 }
 
-/// Binds this program over the command `rdma`, unless the kernel has devices for it. A failure
-/// leaves the command that PATH finds.
+/// Binds this program over the command `rdma`, unless the kernel has devices. If it fails, programs
+/// use the command that PATH finds.
 pub(super) fn replace_rdma() {
     let Some(own) = own_program().filter(|_| !shows_other_cards()) else { return };
     let files = SYSTEM_COMMANDS.iter().filter_map(|folder| Path::new(folder).join(RDMA).canonicalize().ok());
@@ -50,7 +51,7 @@ pub(super) fn find(library: &Path, program: Option<&Path>) -> Vec<PathBuf> {
         files.entry((meta.dev(), meta.ino())).or_insert(path);
     }
     if let Ok(meta) = library.metadata() {
-        // An outer view may have bound it already.
+        // An outer view may have bound the library already.
         files.remove(&(meta.dev(), meta.ino()));
     }
     files.into_values().filter(|path| Elf::open(path).is_some_and(|elf| elf.kind() == kind)).collect()

@@ -146,6 +146,6 @@ impl History {
     pub(super) fn messages(&self, seq: Seq) -> (i64, i64) {
         let known = self.ends.partition_point(|end| *end <= seq) as i64;
         let unknown = self.sequence.missing(Seq::MIN, seq + 1);
-        (known, if self.sequence.has_forgotten() { i64::MAX / 4 } else { known + unknown })
+        (known, if self.sequence.has_dropped_gaps() { i64::MAX / 4 } else { known + unknown })
     }
 }
