@@ -15,7 +15,7 @@ const DEFAULT_ENTRIES: u32 = 64;
 impl Session {
     pub(super) fn reg(&mut self, args: &Args) -> Result<Value> {
         let length: usize = args.number("length")?;
-        self.table.has_room(length)?;
+        self.table.check_room(length)?;
         if length == 0 {
             return Err(Refusal::invalid("length must not be 0"));
         }
@@ -34,13 +34,13 @@ impl Session {
     }
 
     pub(super) fn alloc_pd(&mut self) -> Result<Value> {
-        self.table.has_room(0)?;
+        self.table.check_room(0)?;
         let pd = Rc::new(Pd::alloc(&self.context)?);
         Ok(json!({"pd": self.table.insert(Object::Pd(pd))}))
     }
 
     fn new_cq(&mut self, entries: u32, reports_tags: bool) -> Result<(u64, Rc<Cq>)> {
-        self.table.has_room(0)?;
+        self.table.check_room(0)?;
         let create: fn(&_, _) -> _ = if reports_tags { Cq::create_for_tags } else { Cq::create };
         let cq = Rc::new(create(&self.context, entries)?);
         Ok((self.table.insert(Object::Cq(Rc::clone(&cq))), cq))
@@ -58,7 +58,7 @@ impl Session {
     }
 
     pub(super) fn create_srq(&mut self, args: &Args) -> Result<Value> {
-        self.table.has_room(0)?;
+        self.table.check_room(0)?;
         let (max_wr, max_sge) = (entries(args, "max_wr")?, args.or("max_sge", 1)?);
         let pd = self.pd(args)?;
         if let Some(tags) = args.optional("tags")? {
@@ -77,13 +77,13 @@ impl Session {
     }
 
     pub(super) fn open_xrcd(&mut self) -> Result<Value> {
-        self.table.has_room(0)?;
+        self.table.check_room(0)?;
         let xrcd = Rc::new(Xrcd::open(&self.context)?);
         Ok(json!({"xrcd": self.table.insert(Object::Xrcd(xrcd))}))
     }
 
     pub(super) fn create_qp(&mut self, args: &Args) -> Result<Value> {
-        self.table.has_room(0)?;
+        self.table.check_room(0)?;
         let kind = args.named("type", names::QP_TYPES)?;
         let pd = self.pd(args)?;
         let srq = args.optional("srq")?.map(|handle| self.table.srq(handle)).transpose()?;
@@ -123,7 +123,7 @@ impl Session {
     }
 
     pub(super) fn create_ah(&mut self, args: &Args) -> Result<Value> {
-        self.table.has_room(0)?;
+        self.table.check_room(0)?;
         let attr = path(args, self.port, || self.gids())?;
         let attr = attr.ok_or_else(|| Refusal::invalid("dgid is missing"))?;
         let ah = Rc::new(Ah::create(&self.pd(args)?, attr)?);
@@ -131,7 +131,7 @@ impl Session {
     }
 
     pub(super) fn alloc_mw(&mut self, args: &Args) -> Result<Value> {
-        self.table.has_room(0)?;
+        self.table.check_room(0)?;
         let kind: u32 = args.or("type", 1)?;
         if !(1..=2).contains(&kind) {
             return Err(Refusal::invalid("type must be 1 or 2"));
