@@ -42,7 +42,7 @@ pub(crate) fn run(args: &Args) -> Result {
     let mut written = Ok(());
     let seconds = progress::Seconds::count(args.seconds);
     let summary = fuzz(&mut *target.card, &options, |finding| {
-        progress::make_room();
+        progress::clear_line();
         let [model, card] = &finding.example;
         output::line(format_args!("{}", finding.cause));
         if !model.is_empty() {

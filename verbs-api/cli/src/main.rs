@@ -1,10 +1,10 @@
 //! The program `roxe`. Each subcommand has the module of its name; this file is the command line.
 //!
-//! - `run.rs` begins `roxe run`: `library.rs` finds the library, `program.rs` and `asks.rs`
+//! - `run.rs` is the start of `roxe run`: `library.rs` finds the library, `program.rs` and `asks.rs`
 //!   inspect the program's file, `view.rs` shows `/sys/class/infiniband`, `checkers.rs` sets up
-//!   valgrind and sanitizers. Background processes report what the program cannot: `stats.rs`
-//!   counters of killed processes, `bypass.rs` other libraries, `unused.rs` devices that were
-//!   never opened
+//!   valgrind and sanitizers. Background processes report what the program itself cannot:
+//!   `stats.rs` the counters of killed processes, `bypass.rs` other libraries, `unused.rs` that no
+//!   device was opened
 //! - `drill.rs` is also `roxe conform`; `roxe_drill`, `roxe_peer` and `roxe_dissect` do the work of
 //!   `drill`, `conform`, `fuzz`, `replay`, `peer`, `check-peer`, `dump` and `judge`
 //! - shared: `files.rs`, `child.rs`, `output.rs`, `progress.rs`, `status.rs`, `token.rs`

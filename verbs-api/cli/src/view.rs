@@ -129,7 +129,7 @@ fn show(cards: &[Device], scratch: &Path, report: impl Fn(ViewError)) -> bool {
     // Read before the class is replaced.
     let outer = sysfs::outer_devices(Path::new(CLASS), Path::new(sysfs::NODES));
     let without = |name: &OsStr| outer.contains(name) || sysfs::has_name_of_ours(name);
-    let open = |names| overlay::Opened { names, without: &without };
+    let open = |names| overlay::OpenFolders { names, without: &without };
     let (sys, dev) = (Path::new("/sys/class"), Path::new("/dev"));
     let class = open(&["infiniband", "infiniband_verbs"]);
     let class = overlay::add(scratch, sys, &class, |to| sysfs::write_class(cards, to));

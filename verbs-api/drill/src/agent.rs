@@ -18,7 +18,7 @@ use roxe_peer::client::{self, Client, ClientError};
 use roxe_peer::protocol::{Command, from_hex, from_runs, names, to_hex};
 use roxe_wire::{Gid, ROCE_PORT};
 use serde_json::{Value, json};
-use sockets::{FIRST, NUMBERS, SPAN, Sockets};
+use sockets::{FIRST_QPN, QPN_RANGE, QPNS_PER_CASE, Sockets};
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -69,7 +69,7 @@ impl AgentCard {
             sockets: Sockets::default(),
             start: Instant::now(),
             near: Gid::default(),
-            first_near: FIRST,
+            first_near: FIRST_QPN,
             handles: BTreeMap::new(),
             is_pipelined: false,
             pools: Pools::default(),
@@ -253,7 +253,7 @@ impl Target for AgentCard {
         } else {
             self.free_all()?;
         }
-        self.first_near = FIRST + (self.first_near - FIRST + NUMBERS) % SPAN;
+        self.first_near = FIRST_QPN + (self.first_near - FIRST_QPN + QPNS_PER_CASE) % QPN_RANGE;
         let near = self.card(ipv6).map(|card| card.near).unwrap_or_default();
         self.near = near[0];
         self.sockets.begin(near).map_err(|error| io_error(&error))
@@ -371,19 +371,19 @@ impl FarSide for AgentCard {
             "max_recv_wr": receives, "max_sge": sges, "max_inline": inline,
         });
         let answer = self.call(Command::CreateQp, arguments)?;
-        let made = (number(&answer, "qp")?, number(&answer, "qpn")? as u32);
+        let created = (number(&answer, "qp")?, number(&answer, "qpn")? as u32);
         if self.is_pipelined && (new.pd, new.srq, new.xrcd) == (None, None, None) {
-            self.pools.qps.add(new.clone(), made);
+            self.pools.qps.add(new.clone(), created);
         } else {
-            self.unreusable.push(made.0);
+            self.unreusable.push(created.0);
         }
-        Ok(made)
+        Ok(created)
     }
 
     fn modify_qp(&mut self, qp: Handle, change: &Change) -> Answer<()> {
         if change.migration.is_some() || change.alternate.is_some() {
             self.require_migration()?;
-            self.sockets.listen_to_all();
+            self.sockets.receive_stranger();
         }
         // The agent adds attributes that a transition requires; a return to RTS requires none.
         let exact = change.to == "RTS" && change.sq_psn.is_none();
@@ -467,17 +467,16 @@ impl FarSide for AgentCard {
     }
 
     fn snapshot(&mut self, queues: &[(Handle, Handle)], regions: &[(Handle, u64)]) -> Answer<Snapshot> {
-        let asked = queues.iter().flat_map(|(qp, cq)| {
+        let queue_commands = queues.iter().flat_map(|(qp, cq)| {
             [(Command::QueryQp, json!({"qp": qp})), (Command::Poll, json!({"cq": cq, "max": 256}))]
         });
         let reads = regions.iter().map(|(mr, len)| (Command::Read, json!({"mr": mr, "length": len, "runs": true})));
-        let events = (Command::Events, Value::Null);
-        let answers = self.call_all(asked.chain(reads).chain([events]))?;
-        let (ours, rest) = answers.split_at(answers.len().min(2 * queues.len()));
-        let (memory, told) = rest.split_at(rest.len().min(regions.len()));
-        let queues = ours.chunks(2).map(|pair| (state(&pair[0]), all_completed(&pair[1])));
+        let answers = self.call_all(queue_commands.chain(reads).chain([(Command::Events, Value::Null)]))?;
+        let (queue_answers, rest) = answers.split_at(answers.len().min(2 * queues.len()));
+        let (memory, events) = rest.split_at(rest.len().min(regions.len()));
+        let queues = queue_answers.chunks(2).map(|pair| (state(&pair[0]), all_completed(&pair[1])));
         let memory = memory.iter().zip(regions).map(|(answer, (_, len))| runs(answer, *len as usize));
-        let events = told.iter().flat_map(all_events).collect();
+        let events = events.iter().flat_map(all_events).collect();
         Ok(Snapshot { queues: queues.collect(), events, memory: memory.collect::<Answer<_>>()? })
     }
 

@@ -166,7 +166,7 @@ impl Session {
         let mut events = Vec::new();
         while events.len() < limits::RESULTS {
             let Some(event) = self.context.event(until)? else { break };
-            // Waits only for the first event.
+            // Only the first event is awaited.
             until = Instant::now();
             let mut value = json!({"type": names::name(names::EVENTS, event.number)});
             match event.source {
@@ -189,7 +189,7 @@ impl Session {
         self.pd = None;
     }
 
-    /// The protection domain in `args`, or that of the session.
+    /// Returns the protection domain in `args`, or that of the session.
     fn pd(&mut self, args: &Args) -> Result<Rc<Pd>> {
         if let Some(handle) = args.optional("pd")? {
             return self.table.pd(handle);

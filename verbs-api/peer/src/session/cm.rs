@@ -105,7 +105,7 @@ impl Session {
                 None => channel.event(until)?,
             };
             let Some(event) = next else { break };
-            // Waits only for the first event.
+            // Only the first event is awaited.
             until = Instant::now();
             events.push(self.cm_event(event)?);
         }
