@@ -236,7 +236,7 @@ fn finish_with(name: &str, result: Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| finish(name, Err(error)))
 }
 
-/// The exit status of a subcommand: 0, or 1 after the error has been printed.
+/// Returns the exit status of a subcommand: 0, or 1 after it has printed the error.
 fn finish(name: &str, result: Result) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
     // The reader of the output may close it, as `head` does.

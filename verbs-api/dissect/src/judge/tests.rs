@@ -173,8 +173,8 @@ fn cnp() -> Packet {
 struct Tape(Vec<Packet>);
 
 impl Tape {
-    /// A connection from its REQ to its DREP: every kind of request, a packet lost after the
-    /// capture, a missing receive, a congestion mark.
+    /// Returns a connection from its REQ to its DREP: every kind of request, a packet lost after
+    /// the capture, a missing receive, a congestion mark.
     fn clean() -> Self {
         let primary =
             Path { local_gid: gid(A), remote_gid: gid(B), local_ack_timeout: TimeCode::new(14), ..Path::default() };
