@@ -9,12 +9,12 @@ const FOLDER: &str = "conform";
 fn main() -> io::Result<()> {
     let root = fs::canonicalize(FOLDER)?;
     println!("cargo::rerun-if-changed={}", root.display());
-    let (mut scripts, mut open) = (Vec::new(), vec![root.clone()]);
-    while let Some(folder) = open.pop() {
+    let (mut scripts, mut folders) = (Vec::new(), vec![root.clone()]);
+    while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder)? {
             let path = entry?.path();
             if path.is_dir() {
-                open.push(path);
+                folders.push(path);
             } else if path.extension().is_some_and(|end| end == "drill") {
                 let name = path.strip_prefix(&root).unwrap_or(&path).with_extension("");
                 scripts.push(format!("({name:?}, include_str!({path:?})),\n"));

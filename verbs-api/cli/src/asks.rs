@@ -1,5 +1,5 @@
-//! Determines from the file of a program whether and how it loads libibverbs: as a linked library,
-//! or by a name for `dlopen`. `roxe run` says nothing about programs without verbs.
+//! Determines from the file of a program if and how it loads libibverbs: as a linked library, or by
+//! a name for `dlopen`. `roxe run` reports nothing about programs without verbs.
 
 use crate::program::{self, Elf};
 use std::collections::BTreeSet;
@@ -16,34 +16,40 @@ pub(crate) const FOLDERS: [&str; 5] = ["/lib", "/usr/lib", "/lib64", "/usr/lib64
 /// Name prefixes of libraries that are, or need, libibverbs.
 const VERBS: [&str; 2] = ["libibverbs", "librdmacm"];
 /// A text in every file that opens libibverbs with `dlopen` or has it linked in statically.
-const NAME: &[u8] = b"libibverbs";
+const VERBS_NAME: &[u8] = b"libibverbs";
 /// Prefix of messages that only the code of rdma-core's libibverbs contains.
-const MESSAGE: &[u8] = b"libibverbs: ";
-/// Size of the largest file that is searched for [`MESSAGE`].
-const SEARCHED: u64 = 256 << 20;
+const VERBS_MESSAGE: &[u8] = b"libibverbs: ";
+/// Maximum size of a file that is searched for [`VERBS_MESSAGE`], in bytes.
+const MAX_SEARCHED: u64 = 256 << 20;
 
 /// Functions of libibumad, libibmad, libibnetdisc and libosmvendor that open /dev/infiniband/umad.
 /// ibstat links the same libraries, but only reads files.
 const OPEN_UMAD: [&str; 4] = ["umad_open_port", "mad_rpc_open_port", "ibnd_discover_fabric", "osm_vendor_new"];
-/// Name prefixes of those libraries.
-const UMAD: [&str; 4] = ["libibumad", "libibmad", "libibnetdisc", "libosmvendor"];
-/// The program that scripts of infiniband-diags start, such as ibhosts.
+/// Name prefixes of the libraries that contain [`OPEN_UMAD`].
+const UMAD_LIBRARIES: [&str; 4] = ["libibumad", "libibmad", "libibnetdisc", "libosmvendor"];
+/// The program that scripts of infiniband-diags, such as ibhosts, start.
 const DISCOVERY: &str = "ibnetdiscover";
-/// Size of the largest script that is searched for [`DISCOVERY`].
-const SCRIPT: u64 = 64 << 10;
+/// Maximum size of a script that is searched for [`DISCOVERY`], in bytes.
+const MAX_SCRIPT: u64 = 64 << 10;
 
+/// The way in which a program gets libibverbs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Asks {
+pub(crate) enum VerbsUse {
     /// The loader loads libibverbs with the program.
     Links,
     /// The program may open libibverbs later, or contain it.
     Names,
 }
 
-/// Returns how `program` loads libibverbs, or `None` if it does not or is not an ELF file.
-pub(crate) fn of(program: &Path) -> Option<Asks> {
+/// Returns the way in which `program` gets libibverbs; `None` if it uses none or is not an ELF
+/// file.
+pub(crate) fn verbs_use(program: &Path) -> Option<VerbsUse> {
     Elf::open(program)?;
-    if needs(program, &VERBS) { Some(Asks::Links) } else { has(program, NAME).then_some(Asks::Names) }
+    if needs(program, &VERBS) {
+        Some(VerbsUse::Links)
+    } else {
+        contains(program, VERBS_NAME).then_some(VerbsUse::Names)
+    }
 }
 
 /// Returns true for programs and scripts of infiniband-diags, opensm and others that send
@@ -51,17 +57,19 @@ pub(crate) fn of(program: &Path) -> Option<Asks> {
 pub(crate) fn sends_mads(program: &Path) -> bool {
     match Elf::open(program) {
         Some(elf) => {
-            let links = |name: &String| UMAD.iter().any(|prefix| name.starts_with(prefix));
-            elf.needed().iter().any(links) && OPEN_UMAD.iter().any(|name| has(program, name.as_bytes()))
+            let links = |name: &String| UMAD_LIBRARIES.iter().any(|prefix| name.starts_with(prefix));
+            elf.needed().iter().any(links) && OPEN_UMAD.iter().any(|name| contains(program, name.as_bytes()))
         }
-        None => program.metadata().is_ok_and(|meta| meta.len() <= SCRIPT) && has(program, DISCOVERY.as_bytes()),
+        None => {
+            program.metadata().is_ok_and(|meta| meta.len() <= MAX_SCRIPT) && contains(program, DISCOVERY.as_bytes())
+        }
     }
 }
 
-/// Returns true if a library with one of these name prefixes is loaded with `program`.
+/// Returns true if the loader loads a library with one of these name prefixes with `program`.
 pub(crate) fn needs(program: &Path, prefixes: &[&str]) -> bool {
     let cache = std::fs::read(CACHE).unwrap_or_default();
-    let mut folders = program::own_folders(program);
+    let mut folders = program::run_path(program);
     let mut seen = BTreeSet::new();
     let mut pending = Elf::open(program).map(|elf| elf.needed()).unwrap_or_default();
     while let Some(name) = pending.pop() {
@@ -70,7 +78,7 @@ pub(crate) fn needs(program: &Path, prefixes: &[&str]) -> bool {
         }
         if let Some(path) = find(&name, &folders, &cache).filter(|_| seen.insert(name)) {
             pending.extend(Elf::open(&path).map(|elf| elf.needed()).unwrap_or_default());
-            folders.extend(program::own_folders(&path));
+            folders.extend(program::run_path(&path));
         }
     }
     false
@@ -80,23 +88,23 @@ pub(crate) fn needs(program: &Path, prefixes: &[&str]) -> bool {
 fn find(name: &str, folders: &[PathBuf], cache: &[u8]) -> Option<PathBuf> {
     let inside = |folder: &Path| Some(folder.join(name)).filter(|path| path.is_file());
     let own = folders.iter().find_map(|folder| inside(folder));
-    let in_cache = || cached(cache).find(|path| path.ends_with(name));
+    let in_cache = || cached_paths(cache).find(|path| path.ends_with(name));
     own.or_else(in_cache).or_else(|| FOLDERS.iter().map(Path::new).find_map(inside))
 }
 
 /// Returns the paths in the loader's cache, which are NUL-terminated.
-pub(crate) fn cached(cache: &[u8]) -> impl Iterator<Item = PathBuf> {
+pub(crate) fn cached_paths(cache: &[u8]) -> impl Iterator<Item = PathBuf> {
     let paths = cache.split(|byte| *byte == 0).filter(|text| text.starts_with(b"/"));
     paths.map(|text| PathBuf::from(OsStr::from_bytes(text)))
 }
 
 /// Returns true if rdma-core's libibverbs is linked into this file.
 pub(crate) fn has_verbs_inside(file: &Path) -> bool {
-    file.metadata().is_ok_and(|meta| meta.len() <= SEARCHED) && has(file, MESSAGE)
+    file.metadata().is_ok_and(|meta| meta.len() <= MAX_SEARCHED) && contains(file, VERBS_MESSAGE)
 }
 
 /// Returns true if the file contains this text.
-fn has(file: &Path, text: &[u8]) -> bool {
+fn contains(file: &Path, text: &[u8]) -> bool {
     let Ok(mut file) = File::open(file) else { return false };
     let (mut bytes, mut kept) = (vec![0; 1 << 16], 0);
     while let Some(got) = file.read(&mut bytes[kept..]).ok().filter(|got| *got > 0) {
@@ -105,7 +113,7 @@ fn has(file: &Path, text: &[u8]) -> bool {
         if starts.any(|at| bytes[at..len].starts_with(text)) {
             return true;
         }
-        // The text may lie across the end of this chunk.
+        // The text may cross the end of this chunk.
         kept = len.min(text.len() - 1);
         bytes.copy_within(len - kept..len, 0);
     }
@@ -122,15 +130,15 @@ mod tests {
         let scratch = Scratch::new("asks");
         for at in [0, 100, 65_530, 65_536, 131_070] {
             let mut text = vec![b'l'; at];
-            assert!(!has(&scratch.file("x", &text, 0o600), NAME), "{at}");
-            text.extend(NAME);
-            assert!(has(&scratch.file("x", &text, 0o600), NAME), "{at}");
+            assert!(!contains(&scratch.file("x", &text, 0o600), VERBS_NAME), "{at}");
+            text.extend(VERBS_NAME);
+            assert!(contains(&scratch.file("x", &text, 0o600), VERBS_NAME), "{at}");
         }
     }
 
     #[test]
-    fn program_without_verbs_asks_for_nothing() {
-        assert_eq!(of(Path::new("/bin/sh")), None);
-        assert_eq!(of(Path::new("/etc/passwd")), None);
+    fn program_without_verbs_has_no_verbs_use() {
+        assert_eq!(verbs_use(Path::new("/bin/sh")), None);
+        assert_eq!(verbs_use(Path::new("/etc/passwd")), None);
     }
 }

@@ -1,5 +1,5 @@
 //! `roxe tell-bypass`: reports programs that load another libibverbs than roxe's, or none, with the
-//! reason, and hands those that load roxe's to [`crate::unused`].
+//! reason. [`crate::unused`] reports programs that load roxe's library and open no device.
 //!
 //! ```text
 //! roxe run ── starts ──► roxe tell-bypass PID ...     another process group, child of init
@@ -8,11 +8,11 @@
 //!                                        └ then the files of the programs that ran
 //! ```
 //!
-//! No code of roxe runs in such a program, so it cannot report itself. A program that ends between
-//! two checks is judged by its file, if roxe's library was never opened (`man inotify`; the watch
-//! is the standard input of this process).
+//! No code of roxe runs in a program that bypasses it, so this process reports the program. A
+//! program that ends between two checks is judged by its file, if no process opened roxe's library
+//! (`man inotify`; the watch is the standard input of this process).
 
-use crate::asks::{self, Asks};
+use crate::asks::{self, VerbsUse};
 use crate::output::Result;
 use crate::unused::{self, Opened};
 use crate::{child, library, program};
@@ -35,14 +35,15 @@ use std::time::{Duration, Instant};
 const VERBS: &str = "libibverbs";
 /// Name that programs ask the loader for.
 const SONAME: &str = "libibverbs.so.1";
-/// Shortest and longest pause between two checks. In between, the pause is a fraction of
-/// the time so far, because most programs load their libraries at once, some much later.
-const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(250)];
-const PART: u32 = 16;
-const LOST: &str = "its environment has lost LD_LIBRARY_PATH, or has another libibverbs first in it (env -i, sudo, or \
+const MIN_PAUSE: Duration = Duration::from_millis(1);
+const MAX_PAUSE: Duration = Duration::from_millis(250);
+/// The pause between two checks is the time so far, divided by this number, within [`MIN_PAUSE`]
+/// and [`MAX_PAUSE`]: most programs load their libraries at once, some much later.
+const PAUSE_DIVISOR: u32 = 16;
+const LOST_PATH: &str = "its environment has lost LD_LIBRARY_PATH, or has another libibverbs first in it (env -i, sudo, or \
                     a script that sets it); start `roxe run` after that";
 pub(crate) const STATIC: &str = "it is linked statically, so it does not load libibverbs";
-const INSIDE: &str =
+const LINKED_INSIDE: &str =
     "rdma-core is linked into that file, so it does not load libibverbs; build it against libibverbs.so.1";
 /// `AT_SECURE` (`man getauxval`).
 const AT_SECURE: u64 = 23;
@@ -88,7 +89,8 @@ impl Args {
 }
 
 /// Starts the process that watches the program which this process is about to become. From here on
-/// only the program may open the library and devices.
+/// only the program may open the library and devices, because the watch ascribes each opening to
+/// it.
 pub(crate) fn watch(args: &Args) -> io::Result<()> {
     let opened = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
     opened.add_watch(&args.library, AddWatchFlags::IN_OPEN)?;
@@ -99,7 +101,7 @@ pub(crate) fn watch(args: &Args) -> io::Result<()> {
 /// Watches until a process of the program has loaded a libibverbs, or the program has ended.
 pub(crate) fn report(args: &Args) -> Result {
     if args.detach {
-        // The program starts only when the watching process does.
+        // The first byte shows that the watching process runs; only then may the program start.
         let mut watcher = args.command().stdout(Stdio::piped()).spawn()?;
         watcher.stdout.take().map(|mut pipe| pipe.read(&mut [0])).transpose()?;
         return Ok(());
@@ -107,12 +109,12 @@ pub(crate) fn report(args: &Args) -> Result {
     println!();
     let ours = fs::metadata(&args.library)?;
     let mut ran = BTreeMap::from_iter(args.program.iter().map(|file| (file.clone(), true)));
-    let was_reported = follow(args, &ours, &mut ran);
+    let was_reported = watch_processes(args, &ours, &mut ran);
     let opened = Opened::read(&mut io::stdin());
     if was_reported {
         return Ok(());
     }
-    let missing = || ran.iter().find_map(|(file, is_led)| Some((file, misses(file, *is_led)?)));
+    let missing = || ran.iter().find_map(|(file, finds_roxe)| Some((file, reason_by_file(file, *finds_roxe)?)));
     if let Some((file, why)) = missing().filter(|_| !opened.library) {
         eprintln!("roxe run: {} has ended without loading roxe: {why}", file.display());
     } else if let Some(program) = args.unused.as_ref().filter(|_| !opened.device && !is_in_use(&ours)) {
@@ -122,34 +124,34 @@ pub(crate) fn report(args: &Args) -> Result {
 }
 
 /// Watches until the program has ended. Returns true if one of its processes was reported.
-fn follow(args: &Args, ours: &Metadata, ran: &mut BTreeMap<PathBuf, bool>) -> bool {
-    let (begin, mut looks, mut searched) = (Instant::now(), !args.blind, BTreeSet::new());
+fn watch_processes(args: &Args, ours: &Metadata, ran: &mut BTreeMap<PathBuf, bool>) -> bool {
+    let (begin, mut checks, mut searched) = (Instant::now(), !args.blind, BTreeSet::new());
     let end = process_end(args.process).ok();
     while is_running(args.process) {
-        for process in if looks { family(args.process) } else { vec![] } {
+        for process in if checks { with_descendants(args.process) } else { vec![] } {
             match loaded(process, ours) {
                 Loaded::Nothing => {
-                    note(process, &args.folder, ran);
+                    record_program(process, &args.folder, ran);
                     let modules = modules(process).into_iter().filter(|path| searched.insert(path.clone()));
                     if let Some(path) = modules.into_iter().find(|path| asks::has_verbs_inside(path)) {
                         let program = fs::read_link(format!("/proc/{process}/exe")).unwrap_or_default();
-                        eprintln!("roxe run: {}", does_not_see(&program, process, &path, INSIDE));
+                        eprintln!("roxe run: {}", bypass_text(&program, process, &path, LINKED_INSIDE));
                         return true;
                     }
                 }
                 Loaded::Ours => {
-                    note(process, &args.folder, ran);
-                    looks = false;
+                    record_program(process, &args.folder, ran);
+                    checks = false;
                 }
                 Loaded::Other(path) => {
-                    // A process that has ended meanwhile cannot be explained any more.
-                    let Some(sentence) = sentence(process, &path, &args.folder) else { continue };
-                    eprintln!("roxe run: {sentence}");
+                    // `explain` returns nothing for a process that has ended meanwhile.
+                    let Some(text) = explain(process, &path, &args.folder) else { continue };
+                    eprintln!("roxe run: {text}");
                     return true;
                 }
             }
         }
-        pause(end.as_ref(), (begin.elapsed() / PART).clamp(PAUSES[0], PAUSES[1]));
+        pause(end.as_ref(), (begin.elapsed() / PAUSE_DIVISOR).clamp(MIN_PAUSE, MAX_PAUSE));
     }
     false
 }
@@ -162,7 +164,7 @@ fn pause(end: Option<&OwnedFd>, time: Duration) {
 }
 
 /// Returns true until the last thread of a process has ended. A zombie counts as ended: its parent
-/// may not wait for it before standard error is closed, which this process holds open, too.
+/// may wait for it only after standard error is closed, which this process holds open.
 fn is_running(process: u32) -> bool {
     let folder = Path::new("/proc").join(process.to_string());
     let stat = fs::read_to_string(folder.join("stat")).unwrap_or_default();
@@ -181,28 +183,30 @@ fn is_in_use(ours: &Metadata) -> bool {
     ids.any(|process| loaded(process, ours) == Loaded::Ours)
 }
 
-/// Records the program of a process, and if its environment leads to roxe.
-fn note(process: u32, folder: &Path, ran: &mut BTreeMap<PathBuf, bool>) {
+/// Records the program of a process, and true if the loader finds roxe by the process's
+/// environment.
+fn record_program(process: u32, folder: &Path, ran: &mut BTreeMap<PathBuf, bool>) {
     // Of a set-uid program only the command line is readable.
     let words = || fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
     let called = || program::find(OsStr::from_bytes(words().split(|byte| *byte == 0).next().unwrap_or_default()));
     let Some(file) = fs::read_link(format!("/proc/{process}/exe")).ok().or_else(called) else { return };
     ran.entry(file).or_insert_with(|| {
-        fs::read(format!("/proc/{process}/environ")).map_or(true, |environment| leads_to(&environment, folder))
+        fs::read(format!("/proc/{process}/environ")).map_or(true, |environment| finds_roxe(&environment, folder))
     });
 }
 
 /// Returns why a program with verbs did not load roxe, judged by its file.
-fn misses(file: &Path, is_led: bool) -> Option<String> {
-    let asks = asks::of(file)?;
+fn reason_by_file(file: &Path, finds_roxe: bool) -> Option<String> {
+    let verbs_use = asks::verbs_use(file)?;
     if program::is_static(file) {
         return Some(STATIC.to_owned());
     }
-    program::goes_its_own_way(file).or_else(|| (asks == Asks::Links && !is_led).then(|| LOST.to_owned()))
+    program::bypass_by_loader(file)
+        .or_else(|| (verbs_use == VerbsUse::Links && !finds_roxe).then(|| LOST_PATH.to_owned()))
 }
 
 /// Returns a process and its descendants (`man proc_pid_task`).
-fn family(process: u32) -> Vec<u32> {
+fn with_descendants(process: u32) -> Vec<u32> {
     let mut all = vec![process];
     let mut at = 0;
     while let Some(parent) = all.get(at) {
@@ -230,12 +234,12 @@ fn loaded(process: u32, ours: &Metadata) -> Loaded {
         let inside = root.join(path.strip_prefix("/").unwrap_or(path));
         fs::metadata(inside).is_ok_and(|meta| (meta.dev(), meta.ino()) == (ours.dev(), ours.ino()))
     };
-    // Unreadable for processes of other users and those that have ended.
-    fs::read(format!("/proc/{process}/maps")).map_or(Loaded::Nothing, |maps| among(&maps, is_ours))
+    // The file is unreadable if the process has ended or belongs to another user.
+    fs::read(format!("/proc/{process}/maps")).map_or(Loaded::Nothing, |maps| find_libibverbs(&maps, is_ours))
 }
 
 /// Finds the libibverbs among mapped files (`man proc_pid_maps`).
-fn among(maps: &[u8], is_ours: impl Fn(&Path) -> bool) -> Loaded {
+fn find_libibverbs(maps: &[u8], is_ours: impl Fn(&Path) -> bool) -> Loaded {
     let mut other = None;
     for line in maps.split(|byte| *byte == b'\n') {
         let Some(at) = line.iter().position(|byte| *byte == b'/') else { continue };
@@ -254,25 +258,25 @@ fn among(maps: &[u8], is_ours: impl Fn(&Path) -> bool) -> Loaded {
     other.map_or(Loaded::Nothing, Loaded::Other)
 }
 
-/// Explains in one line why a process loaded another libibverbs; `None` if it has ended.
-fn sentence(process: u32, path: &Path, folder: &Path) -> Option<String> {
+/// Explains in one line why a process loaded another libibverbs; `None` if the process has ended.
+fn explain(process: u32, path: &Path, folder: &Path) -> Option<String> {
     let read = |file: &str| fs::read(format!("/proc/{process}/{file}")).unwrap_or_default();
     let program = fs::read_link(format!("/proc/{process}/exe")).ok()?;
     let (environment, vector) = (read("environ"), read("auxv"));
-    // Only a living process has an auxiliary vector, so the environment read before is valid.
+    // The process still had an auxiliary vector, so it had not ended when its environment was read.
     if vector.is_empty() {
         return None;
     }
-    let why = why(path, has_rights(&vector), leads_to(&environment, folder));
-    Some(does_not_see(&program, process, path, why))
+    let why = reason(path, has_rights(&vector), finds_roxe(&environment, folder));
+    Some(bypass_text(&program, process, path, why))
 }
 
-fn does_not_see(program: &Path, process: u32, path: &Path, why: &str) -> String {
+fn bypass_text(program: &Path, process: u32, path: &Path, why: &str) -> String {
     format!("{} (process {process}) has loaded {} instead of roxe: {why}", program.display(), path.display())
 }
 
-/// Returns the libraries outside of the system's folders whose code a process runs; none while it
-/// becomes another program.
+/// Returns the libraries outside of the system's folders whose code a process has mapped. Returns
+/// none while the process becomes another program.
 fn modules(process: u32) -> BTreeSet<PathBuf> {
     let program = || fs::read_link(format!("/proc/{process}/exe")).unwrap_or_default();
     let (before, maps) = (program(), fs::read(format!("/proc/{process}/maps")).unwrap_or_default());
@@ -285,12 +289,12 @@ fn modules(process: u32) -> BTreeSet<PathBuf> {
     paths.filter(|path| *path != before && !asks::FOLDERS.iter().any(|folder| path.starts_with(folder))).collect()
 }
 
-fn why(path: &Path, has_rights: bool, is_led: bool) -> &'static str {
+fn reason(path: &Path, has_rights: bool, finds_roxe: bool) -> &'static str {
     if has_rights {
         "it has rights of its own (set-uid, or capabilities by setcap), so the loader ignores LD_LIBRARY_PATH; start a \
          copy of it without them"
-    } else if !is_led {
-        LOST
+    } else if !finds_roxe {
+        LOST_PATH
     } else if !path.file_name().is_some_and(|name| name.as_bytes().starts_with(SONAME.as_bytes())) {
         "it brings a copy of its own; start it with `roxe run --preload`"
     } else {
@@ -299,14 +303,14 @@ fn why(path: &Path, has_rights: bool, is_led: bool) -> &'static str {
 }
 
 /// Returns true if `LD_LIBRARY_PATH` has the folder, and no other libibverbs before it.
-fn leads_to(environment: &[u8], folder: &Path) -> bool {
+fn finds_roxe(environment: &[u8], folder: &Path) -> bool {
     let value = environment.split(|byte| *byte == 0).find_map(|entry| entry.strip_prefix(b"LD_LIBRARY_PATH="));
     let value = OsString::from_vec(value.unwrap_or_default().to_vec());
     let first = std::env::split_paths(&value).find(|entry| entry == folder || entry.join(SONAME).exists());
     first.is_some_and(|entry| entry == folder)
 }
 
-/// Returns true if the auxiliary vector tells the loader not to trust the environment.
+/// Returns true if the auxiliary vector makes the loader ignore the environment.
 fn has_rights(vector: &[u8]) -> bool {
     let word = |bytes: &[u8]| bytes.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes));
     vector.chunks_exact(16).any(|entry| word(entry) == Some(AT_SECURE) && word(&entry[8..]) != Some(0))
@@ -336,33 +340,33 @@ mod tests {
         let ours = |path: &Path| path == Path::new("/opt/lib/libroxe.so");
         let line = |path: &str| format!("7f00-7f01 r-xp 00000000 08:01 12  {path}\n");
         let own = line("/home/me/libs/libibverbs-1a2b3c4d.so.1.14");
-        assert_eq!(among(line("/usr/lib/libc.so.6").as_bytes(), ours), Loaded::Nothing);
+        assert_eq!(find_libibverbs(line("/usr/lib/libc.so.6").as_bytes(), ours), Loaded::Nothing);
         let other = Loaded::Other("/home/me/libs/libibverbs-1a2b3c4d.so.1.14".into());
-        assert_eq!(among(own.as_bytes(), ours), other);
+        assert_eq!(find_libibverbs(own.as_bytes(), ours), other);
         let modules = ["/x/pyverbs/libibverbs_enums.cpython-311.so", "/x/pyverbs/libibverbs.cpython-311.so"];
-        assert_eq!(among(modules.map(line).concat().as_bytes(), ours), Loaded::Nothing);
-        assert_eq!(among((own + &line("/opt/lib/libroxe.so")).as_bytes(), ours), Loaded::Ours);
+        assert_eq!(find_libibverbs(modules.map(line).concat().as_bytes(), ours), Loaded::Nothing);
+        assert_eq!(find_libibverbs((own + &line("/opt/lib/libroxe.so")).as_bytes(), ours), Loaded::Ours);
     }
 
     #[test]
     fn reasons_say_what_to_do() {
         let system = Path::new("/usr/lib/libibverbs.so.1.14.50");
         let copy = Path::new("/x/libibverbs-1a2b3c4d.so.1");
-        for (path, rights, led, part) in [
+        for (path, rights, finds_roxe, part) in [
             (system, true, false, "setcap"),
             (system, false, false, "env -i"),
             (system, false, true, "RPATH"),
             (copy, false, true, "a copy of its own"),
         ] {
-            assert!(why(path, rights, led).contains(part), "{part}");
+            assert!(reason(path, rights, finds_roxe).contains(part), "{part}");
         }
     }
 
     #[test]
     fn environment_and_auxiliary_vector_are_parsed() {
         let environment = b"A=1\0LD_LIBRARY_PATH=/x:/roxe/lib\0B=2";
-        assert!(leads_to(environment, Path::new("/roxe/lib")) && !leads_to(environment, Path::new("/roxe")));
-        assert!(!leads_to(b"", Path::new("/roxe/lib")));
+        assert!(finds_roxe(environment, Path::new("/roxe/lib")) && !finds_roxe(environment, Path::new("/roxe")));
+        assert!(!finds_roxe(b"", Path::new("/roxe/lib")));
         let vector = |value: u64| [AT_SECURE, value, 0, 0].map(u64::to_ne_bytes).concat();
         assert!(has_rights(&vector(1)) && !has_rights(&vector(0)) && !has_rights(&[]));
     }
@@ -371,7 +375,7 @@ mod tests {
     fn ended_process_is_not_explained() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let id = child.id();
-        let report = || sentence(id, Path::new("/x/libibverbs-1a2b3c4d.so.1"), Path::new("/roxe/lib"));
+        let report = || explain(id, Path::new("/x/libibverbs-1a2b3c4d.so.1"), Path::new("/roxe/lib"));
         let while_it_runs = report();
         child.kill().unwrap();
         while fs::read(format!("/proc/{id}/auxv")).is_ok_and(|vector| !vector.is_empty()) {
@@ -384,12 +388,12 @@ mod tests {
     }
 
     #[test]
-    fn process_family_includes_children() {
+    fn descendants_include_children_and_the_process() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let me = std::process::id();
-        let known = family(me).contains(&child.id());
+        let known = with_descendants(me).contains(&child.id());
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(known && family(me).contains(&me));
+        assert!(known && with_descendants(me).contains(&me));
     }
 }

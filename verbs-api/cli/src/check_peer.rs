@@ -96,7 +96,7 @@ pub(crate) fn run(args: &Args) -> Result {
     }
 }
 
-/// Opens the near card: that of the agent that `--near` names, or of one in this process.
+/// Connects to the agent of the near card: the agent of `--near`, or one in this process.
 fn open_near(args: &Args) -> Result<Client> {
     if let Some(near) = &args.near {
         return Ok(Client::open(&token::complete(near, args.near_token_file.as_deref())?)?);
@@ -106,7 +106,7 @@ fn open_near(args: &Args) -> Result<Client> {
     let server = Server::bind(&options)
         .map_err(|refusal| io::Error::other(format!("{refusal}; for roxe's card: roxe run -- roxe check-peer ...")))?;
     let (address, token) = (server.address()?, server.token().to_owned());
-    // It ends with this process.
+    // The agent's thread ends with this process.
     thread::Builder::new().spawn(move || server.serve(false))?;
     Ok(Client::connect(address, &token)?)
 }

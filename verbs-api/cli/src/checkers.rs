@@ -1,9 +1,9 @@
-//! Variables that make valgrind and the sanitizers report the mistakes of a program, and none of
-//! roxe's library.
+//! Variables that make valgrind and the sanitizers report errors of a program, and no false ones
+//! about roxe's library.
 //!
 //! Options that the user set in these variables stay in force. Roxe is not built for
 //! ThreadSanitizer, which sees its allocations and copies, but not its locks. The files in
-//! `verbs-api/cli/suppressions` say more.
+//! `verbs-api/cli/suppressions` explain each suppression.
 
 use crate::files::{fnv1a, place};
 use std::ffi::OsString;
@@ -24,17 +24,18 @@ pub(crate) fn variables(folder: &Path, preloads: bool) -> io::Result<Vec<(&'stat
     let mut option = OsString::from("--suppressions=");
     option.push(valgrind);
     let mut variables = vec![
-        ("VALGRIND_OPTS", joined(option, " ", env::var_os("VALGRIND_OPTS"))),
+        ("VALGRIND_OPTS", join_options(option, " ", env::var_os("VALGRIND_OPTS"))),
         ("TSAN_OPTIONS", thread_sanitizer(folder, env::var_os("TSAN_OPTIONS"))?),
     ];
     if preloads {
-        variables.push(("ASAN_OPTIONS", joined(ANY_LINK_ORDER.into(), ":", env::var_os("ASAN_OPTIONS"))));
+        variables.push(("ASAN_OPTIONS", join_options(ANY_LINK_ORDER.into(), ":", env::var_os("ASAN_OPTIONS"))));
     }
     Ok(variables)
 }
 
-/// Returns `ours`, then the user's options, which win. Those of an earlier `roxe env` have ours.
-fn joined(mut ours: OsString, separator: &str, users: Option<OsString>) -> OsString {
+/// Returns `ours`, then the user's options, which take precedence. Returns the user's options alone
+/// if they contain `ours`, as after an earlier `roxe env`.
+fn join_options(mut ours: OsString, separator: &str, users: Option<OsString>) -> OsString {
     if let Some(users) = users.filter(|users| !users.is_empty()) {
         if users.to_string_lossy().split(separator).any(|word| ours == *word) {
             return users;
@@ -45,16 +46,16 @@ fn joined(mut ours: OsString, separator: &str, users: Option<OsString>) -> OsStr
     ours
 }
 
-/// Returns TSAN_OPTIONS with our suppressions. Only the last file named there counts, so a file of
-/// the user is merged with ours.
+/// Returns TSAN_OPTIONS with roxe's suppressions. Only the last file named there counts, so a file
+/// of the user is merged with roxe's.
 fn thread_sanitizer(folder: &Path, users: Option<OsString>) -> io::Result<OsString> {
     let users = users.unwrap_or_default();
     let Some(theirs) = named_suppressions(&users.to_string_lossy()) else {
         let mut option = OsString::from("suppressions=");
         option.push(place(folder, "tsan.supp", THREAD_SANITIZER)?);
-        return Ok(joined(option, ":", Some(users)));
+        return Ok(join_options(option, ":", Some(users)));
     };
-    // The sanitizer reports an unreadable file itself.
+    // The sanitizer itself reports an unreadable file.
     let Ok(text) = fs::read_to_string(&theirs) else { return Ok(users) };
     if text.starts_with(THREAD_SANITIZER) {
         return Ok(users);
@@ -63,7 +64,7 @@ fn thread_sanitizer(folder: &Path, users: Option<OsString>) -> io::Result<OsStri
     let both = place(folder, &format!("tsan-{:016x}.supp", fnv1a(text.as_bytes())), &text)?;
     let mut option = OsString::from("suppressions=");
     option.push(both);
-    Ok(joined(users, ":", Some(option)))
+    Ok(join_options(users, ":", Some(option)))
 }
 
 /// Returns the file that the last `suppressions=` of a sanitizer's options names.
@@ -81,10 +82,10 @@ mod tests {
     #[test]
     fn options_of_the_user_follow_ours() {
         let ours = || OsString::from("--ours");
-        assert_eq!(joined(ours(), " ", None), "--ours");
-        assert_eq!(joined(ours(), " ", Some("".into())), "--ours");
-        assert_eq!(joined(ours(), " ", Some("--leak-check=full".into())), "--ours --leak-check=full");
-        assert_eq!(joined(ours(), " ", Some("--ours --leak-check=full".into())), "--ours --leak-check=full");
+        assert_eq!(join_options(ours(), " ", None), "--ours");
+        assert_eq!(join_options(ours(), " ", Some("".into())), "--ours");
+        assert_eq!(join_options(ours(), " ", Some("--leak-check=full".into())), "--ours --leak-check=full");
+        assert_eq!(join_options(ours(), " ", Some("--ours --leak-check=full".into())), "--ours --leak-check=full");
     }
 
     #[test]

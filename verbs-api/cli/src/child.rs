@@ -7,13 +7,13 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-/// A child process that is killed when this is dropped.
+/// A child process that is killed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct KillOnDrop(pub(crate) Child);
 
 impl Drop for KillOnDrop {
     fn drop(&mut self) {
-        // Fails if it has ended already.
+        // `kill` fails if the process has ended already.
         _ = self.0.kill();
         _ = self.0.wait();
     }
@@ -22,7 +22,7 @@ impl Drop for KillOnDrop {
 /// Returns a command that runs a subcommand of this program in a process group of its own, which
 /// signals for the caller's group do not reach.
 ///
-/// `roxe run` starts its helpers with `--detach`: that child starts the one that stays and ends, so
+/// `roxe run` starts its helpers with `--detach`. That child starts the lasting helper and ends, so
 /// that the program has no child that it did not start.
 pub(crate) fn background(subcommand: &str) -> Command {
     let mut command = Command::new("/proc/self/exe");

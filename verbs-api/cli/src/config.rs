@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::io::{Write, stdout};
 
 /// Variables that only this program reads.
-const OWN: [Knob; 2] = [
+const PROGRAM_KNOBS: [Knob; 2] = [
     Knob {
         name: "ROXE_LIB",
         default: "next to the program",
@@ -27,9 +27,9 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// Prints the variables. Fails if one has a value that would keep programs from starting.
+/// Prints the variables. Fails if the value of a variable would keep programs from starting.
 pub(crate) fn run(args: &Args) -> Result {
-    let own = OWN.iter().map(|knob| (knob, variable(knob.name).and_then(|value| value.into_string().ok())));
+    let own = PROGRAM_KNOBS.iter().map(|knob| (knob, variable(knob.name).and_then(|value| value.into_string().ok())));
     let rows = settings().chain(own).map(|(knob, value)| {
         let from = if value.is_some() { "environment" } else { "default" };
         (knob, value.unwrap_or_else(|| knob.default.to_owned()), from)

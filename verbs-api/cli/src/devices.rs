@@ -29,7 +29,7 @@ pub(crate) struct Netdev {
 }
 
 impl Netdev {
-    /// Restarts this program with `ROXE_NETDEV` set to the interfaces, unless it is.
+    /// Restarts this program with `ROXE_NETDEV` set to the interfaces, unless it has that value.
     pub(crate) fn apply(&self) -> Result {
         let is_set = |names: &String| variable("ROXE_NETDEV").is_some_and(|value| value == OsStr::new(names));
         let Some(names) = self.netdev.as_ref().filter(|names| !is_set(names)) else { return Ok(()) };
@@ -51,13 +51,13 @@ pub(crate) fn run(args: &Args) -> Result {
         let (state, mtu) = (if port.state == PORT_ACTIVE { "active" } else { "down" }, port.active_mtu.bytes());
         let entries = context.gid_entries().into_iter();
         let gids: Vec<_> = entries.map(|entry| (entry.index, entry.gid.to_ip().to_string())).collect();
-        let mut facts = [device.name(), device.netdev(), state, &mtu.to_string()].map(str::to_owned);
+        let mut cells = [device.name(), device.netdev(), state, &mtu.to_string()].map(str::to_owned);
         if gids.is_empty() {
-            table.row(facts.clone().into_iter().chain(["-".to_owned()]));
+            table.row(cells.clone().into_iter().chain(["-".to_owned()]));
         }
         for (index, address) in &gids {
-            // Further GIDs stand below the first, without the device.
-            table.row(std::mem::take(&mut facts).into_iter().chain([index.to_string(), address.clone()]));
+            // The rows of further GIDs do not repeat the device.
+            table.row(std::mem::take(&mut cells).into_iter().chain([index.to_string(), address.clone()]));
         }
         let gids = gids.iter().map(|(index, address)| json!({"index": index, "address": address}));
         list.push(json!({

@@ -73,7 +73,7 @@ pub(crate) fn run(args: &Args) -> Result {
         folder(),
         proc(),
         interfaces(),
-        // Before a device is opened, which binds the port, too.
+        // Before `card`, which opens a device and thereby binds the port.
         own_port(),
         card(),
         buffers(&read("/proc/sys/net/core/rmem_max"), &read("/proc/sys/net/core/wmem_max")),
@@ -173,7 +173,8 @@ fn own_port() -> Finding {
     port(address, UdpSocket::bind((address, 4791)).map_err(|error| error.kind()), &read("/proc/net/udp"))
 }
 
-/// `bound` is the result of binding port 4791 for this process alone, `table` is /proc/net/udp.
+/// Checks port 4791. `bound` is the result of binding it for this process alone, `table` is
+/// /proc/net/udp.
 fn port<T>(address: IpAddr, bound: Result<T, ErrorKind>, table: &str) -> Finding {
     const WHAT: &str = "port 4791";
     match (bound, owner_of_port(table)) {
@@ -190,8 +191,8 @@ fn port<T>(address: IpAddr, bound: Result<T, ErrorKind>, table: &str) -> Finding
     }
 }
 
-/// Returns the user of the socket on UDP port 4791 (`man proc_net`: the second word is the local
-/// address, the eighth the user).
+/// Returns the user who owns the socket on UDP port 4791 (`man proc_net`: the second word is the
+/// local address, the eighth the user).
 fn owner_of_port(table: &str) -> Option<u32> {
     const PORT: &str = ":12B7";
     let mut rows = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
@@ -211,14 +212,14 @@ fn buffers(receive: &str, send: &str) -> Finding {
             format!("net.core.rmem_max is {receive}, but roxe requests {WANTED}: big messages over udp are slower"),
             "sysctl -w net.core.rmem_max=4194304",
         ),
-        _ => Finding::ok(WHAT, "the system does not tell their largest size"),
+        _ => Finding::ok(WHAT, "the system does not report their largest size"),
     }
 }
 
 fn view() -> Finding {
     match view::possible() {
         Ok(()) => Finding::ok("namespaces", "programs see a /sys/class/infiniband of their own"),
-        // The text says what to do.
+        // The text of these errors has the remedy.
         Err(error @ (ViewError::Root | ViewError::NoSys)) => Finding::limited("namespaces", error.to_string(), ""),
         Err(error @ ViewError::Rights) => Finding::limited(
             "namespaces",
@@ -234,32 +235,28 @@ fn view() -> Finding {
     }
 }
 
-/// Roxe's rings are memory files without a name, so only other programs need /dev/shm.
+/// Checks /dev/shm, which only other programs need: roxe's rings are unnamed memory files.
 fn memory_files() -> Finding {
     if Path::new("/dev/shm").is_dir() {
-        return Finding::ok("/dev/shm", "there (roxe itself does without; MPI and UCX need it)");
+        return Finding::ok("/dev/shm", "exists (MPI and UCX need it, roxe does not)");
     }
-    Finding::limited(
-        "/dev/shm",
-        "not there: roxe does without, but MPI and UCX need it",
-        "mount -t tmpfs tmpfs /dev/shm",
-    )
+    Finding::limited("/dev/shm", "missing: MPI and UCX need it, roxe does not", "mount -t tmpfs tmpfs /dev/shm")
 }
 
-/// Checks a limit in /proc/self/limits; roxe needs `enough`.
-fn limit(what: &'static str, line: &str, limits: &str, enough: u64) -> Finding {
+/// Checks a limit in /proc/self/limits; roxe needs `needed`.
+fn limit(what: &'static str, line: &str, limits: &str, needed: u64) -> Finding {
     let row = limits.lines().find_map(|row| row.strip_prefix(line));
     let soft = row.and_then(|row| row.split_whitespace().next()).unwrap_or("unknown");
     match soft.parse::<u64>() {
-        Ok(count) if count < enough => {
+        Ok(count) if count < needed => {
             Finding::limited(what, format!("{count} at most; every device and connection takes some"), "ulimit -n 4096")
         }
-        _ if enough == 0 => Finding::ok(what, format!("{soft} (roxe locks none, so any limit is enough)")),
+        _ if needed == 0 => Finding::ok(what, format!("{soft} (roxe locks none, so any limit is enough)")),
         _ => Finding::ok(what, soft),
     }
 }
 
-/// `CAP_NET_RAW` in /proc/self/status (`man capabilities`).
+/// Checks for `CAP_NET_RAW` in /proc/self/status (`man capabilities`).
 fn raw_packets(status: &str) -> Finding {
     const NET_RAW: u32 = 13;
     if view::capabilities(status) >> NET_RAW & 1 == 1 {

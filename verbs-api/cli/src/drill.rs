@@ -85,7 +85,7 @@ pub(crate) struct ConformArgs {
 }
 
 impl ConformArgs {
-    /// Returns an option or argument that has an effect only if cases run.
+    /// Returns the name of a given option or argument that has an effect only if cases run.
     fn option_of_runs(&self) -> Option<&'static str> {
         let common = &self.common;
         let given = [
@@ -123,7 +123,7 @@ pub(crate) fn drill(args: &DrillArgs) -> Result<()> {
 }
 
 pub(crate) fn conform(args: &ConformArgs) -> Result<()> {
-    // Read first: a run takes minutes.
+    // An invalid file fails here, before the run, which takes minutes.
     let old = args.compare.as_deref().map(read_report).transpose()?;
     if let Some(new) = args.common.target.strip_suffix(".json").map(|_| Path::new(&args.common.target)) {
         let old = old.ok_or_else(|| format!("{} is a report; --compare FILE compares it", new.display()))?;
@@ -192,7 +192,7 @@ fn environment() -> Option<String> {
     (!settings.is_empty()).then(|| settings.join(" "))
 }
 
-/// Reads a report that was kept.
+/// Reads a report that `roxe conform --json` wrote.
 fn read_report(path: &Path) -> Result<Value> {
     let wrong = |why: String| format!("{} is not a report of `roxe conform --json`: {why}", path.display());
     let value = serde_json::from_str(&files::read_text(path)?).map_err(|error| wrong(error.to_string()))?;
@@ -247,7 +247,7 @@ fn run(
     };
     common.captures.as_deref().map(files::create_folder).transpose()?;
     let mut target = open(common)?;
-    let mut trouble = None;
+    let mut capture_error = None;
     let mut line = progress::Progress::new(scripts.iter().map(|script| script.cases().len()).sum());
     let report = conform::run(scripts, &mut *target.card, &deviations, |event| {
         progress(&event, &mut line);
@@ -256,8 +256,8 @@ fn run(
             let word = tried.outcome.verdict.word();
             output::line(format_args!("{word} {}: tried again, because packets are lost on the way", tried.name()));
         }
-        if let (Some(folder), None) = (&common.captures, &trouble) {
-            trouble = keep_capture(folder, &event).err();
+        if let (Some(folder), None) = (&common.captures, &capture_error) {
+            capture_error = keep_capture(folder, &event).err();
         }
         let Progress::Ended(tried) = event else { return };
         if let Verdict::Fail(failure) | Verdict::Inconclusive(failure) = &tried.outcome.verdict {
@@ -272,10 +272,10 @@ fn run(
         line.step(&tried.name());
     });
     drop(line);
-    trouble.map_or(Ok(report), |error| Err(error.into()))
+    capture_error.map_or(Ok(report), |error| Err(error.into()))
 }
 
-/// Writes a capture of a case that did not pass. Removes it if the case has passed since.
+/// Writes a capture of a case that did not pass; removes it if a later try passes.
 fn keep_capture(folder: &Path, progress: &Progress<'_>) -> Result<(), String> {
     let (Progress::Ended(tried) | Progress::Again(tried)) = progress else { return Ok(()) };
     let name: String = tried.name().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
@@ -289,9 +289,10 @@ fn keep_capture(folder: &Path, progress: &Progress<'_>) -> Result<(), String> {
     }
 }
 
-/// A target, and the agent that this process started for it.
+/// A target with the agent, if this process started one.
 pub(crate) struct Opened {
-    /// Declared first: the agent must end before the connection, whose end it would report.
+    /// Declared first and therefore dropped first: a running agent would report the connection's
+    /// end.
     _agent: Option<KillOnDrop>,
     pub(crate) card: Box<dyn Target>,
 }

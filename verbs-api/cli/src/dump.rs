@@ -34,10 +34,10 @@ pub(crate) struct Args {
 #[derive(Debug, Default, clap::Args)]
 struct Filter {
     /// Print only packets to or from this queue pair, as 17 or 0x11.
-    #[arg(long, value_name = "QPN", value_parser = number)]
+    #[arg(long, value_name = "QPN", value_parser = parse_number)]
     qp: Option<u32>,
     /// Print only this PSN, or PSNs from A to B.
-    #[arg(long, value_name = "PSN|A-B", value_parser = range)]
+    #[arg(long, value_name = "PSN|A-B", value_parser = parse_range)]
     psn: Option<RangeInclusive<u32>>,
     /// Print only opcodes with this text in their name, such as `ack` or `read`; may be repeated.
     #[arg(long, value_name = "TEXT", action = ArgAction::Append)]
@@ -66,7 +66,7 @@ impl Filter {
     }
 }
 
-fn number(text: &str) -> Result<u32, String> {
+fn parse_number(text: &str) -> Result<u32, String> {
     let parsed = match text.strip_prefix("0x") {
         Some(digits) => u32::from_str_radix(digits, 16),
         None => text.parse(),
@@ -74,9 +74,9 @@ fn number(text: &str) -> Result<u32, String> {
     parsed.map_err(|_| "a number such as 17 or 0x11 is needed".to_owned())
 }
 
-fn range(text: &str) -> Result<RangeInclusive<u32>, String> {
+fn parse_range(text: &str) -> Result<RangeInclusive<u32>, String> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
-    Ok(number(first)?..=number(last)?)
+    Ok(parse_number(first)?..=parse_number(last)?)
 }
 
 /// First bytes of a gzip file (RFC 1952).
@@ -101,7 +101,7 @@ pub(crate) fn read(path: &Path, command: &str) -> Result<Vec<u8>> {
 pub(crate) fn run(args: &Args) -> Result {
     let name = args.file.display();
     let file = read(&args.file, "dump")?;
-    let done = match &args.html {
+    let result = match &args.html {
         Some(out) => write_page(&file, args, out),
         None => {
             let has_colour =
@@ -109,7 +109,7 @@ pub(crate) fn run(args: &Args) -> Result {
             dump(&file, args, has_colour, BufWriter::new(stdout().lock()))
         }
     };
-    done.map_err(|error| match error {
+    result.map_err(|error| match error {
         Stop::Output(error) => error.into(),
         other => format!("{name}: {other}").into(),
     })
@@ -157,12 +157,12 @@ fn dump(file: &[u8], args: &Args, has_colour: bool, mut out: impl Write) -> Resu
     }
     writeln!(out, "{counts}")?;
     out.flush()?;
-    unseen(&counts.others).iter().for_each(|note| eprintln!("roxe dump: {note}"));
+    undecoded_note(&counts.others).iter().for_each(|note| eprintln!("roxe dump: {note}"));
     Ok(())
 }
 
 /// Returns a note about frames that may contain packets but are not decoded.
-pub(crate) fn unseen(others: &Others) -> Option<String> {
+pub(crate) fn undecoded_note(others: &Others) -> Option<String> {
     let unseen = others.unseen();
     (unseen.count() > 0).then(|| format!("{} frames that may hold packets are not decoded: {unseen}", unseen.count()))
 }
@@ -191,7 +191,7 @@ pub(crate) fn ladder_of(file: &[u8], title: String, limit: usize) -> Result<Stri
     Ok(ladder_page(file, title, &Args { limit, ..Args::default() })?.0)
 }
 
-/// The page of a capture. A damaged file is shown up to the damage.
+/// Returns the page of a capture. The page shows a damaged file up to the damage.
 fn ladder_page(file: &[u8], title: String, args: &Args) -> Result<(String, Counts), Stop> {
     let (mut counts, mut analysis) = (Counts::default(), Analysis::default());
     let (mut found, mut notes, mut passed) = (Vec::new(), Vec::new(), 0);
@@ -223,7 +223,7 @@ fn ladder_page(file: &[u8], title: String, args: &Args) -> Result<(String, Count
         let others = &counts.others;
         notes.push(format!("{} other frames of the file are no RoCEv2 packets ({others}).", others.count()));
     }
-    notes.extend(unseen(&counts.others));
+    notes.extend(undecoded_note(&counts.others));
     if counts.cut > 0 {
         notes.push(format!("{} packets are cut: their headers are checked, not payload and ICRC.", counts.cut));
     }

@@ -1,6 +1,7 @@
 //! `roxe env`: prints the variables of `roxe run` for shells, GitHub Actions, ctest and IDEs.
 //!
-//! The view of `roxe run` is a namespace and no variable, so programs have none.
+//! Programs started with these variables have no view: it is a namespace, which only `roxe run`
+//! creates.
 
 use crate::files::base_folder;
 use crate::library::link_folder;
@@ -35,7 +36,7 @@ pub(crate) fn run(args: &Args) -> Result {
     // The command only collects the variables; it is not started.
     let mut command = Command::new("");
     let library = set_variables(&args.options, &mut command)?;
-    match check_lasts(&link_folder(&library)?) {
+    match check_outlives_restart(&link_folder(&library)?) {
         Err(why) if matches!(args.format, Format::Cmake | Format::Json) => return Err(why.into()),
         Err(why) => eprintln!("roxe env: warning: {why}"),
         Ok(()) => {}
@@ -49,9 +50,9 @@ pub(crate) fn run(args: &Args) -> Result {
     Ok(stdout().write_all(text.as_bytes())?)
 }
 
-/// Refuses a folder whose name another user can take after the system removed it. CMake and JSON
-/// texts are kept in files and outlive a restart; shells and jobs of GitHub do not.
-fn check_lasts(folder: &Path) -> Result<(), String> {
+/// Fails if another user can create `folder` after the system has removed it. CMake and JSON texts
+/// are kept in files and outlive a restart; shells and jobs of GitHub do not.
+fn check_outlives_restart(folder: &Path) -> Result<(), String> {
     let of_run = base_folder().is_ok_and(|base| folder.starts_with(base));
     if of_run && private_dir::check(folder).is_ok_and(|folder| folder.is_in_shared) {
         return Err(format!(
@@ -96,8 +97,9 @@ const LISTS: [(&str, &str); 6] = [
     ("ASAN_OPTIONS", ":"),
 ];
 
-/// Returns commands that set a variable when CMake or ctest reads them. Lists of this process
-/// (`old`) are removed from `value`, which is put once before the reader's own list.
+/// Returns commands that set a variable when CMake or ctest reads them. `value` ends with this
+/// process's own list `old`, which the commands leave out. They prepend the rest once to the list
+/// of the process that reads them.
 fn cmake(name: &str, value: &str, old: Option<&str>) -> String {
     let old = old.unwrap_or_default();
     let list = LISTS.iter().find(|(list, _)| *list == name).and_then(|(_, separator)| {

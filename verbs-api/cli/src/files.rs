@@ -1,5 +1,5 @@
-//! Files of the user, with errors that name them, and folders that only this user can write: the
-//! loader of a program runs code from them.
+//! Files of the user, with errors that name them, and folders that only this user can write,
+//! because programs load libraries from them.
 //!
 //! Several processes may fill such a folder at once, so every step is atomic or harmless when
 //! another process was faster.
@@ -71,14 +71,16 @@ pub(crate) fn place(folder: &Path, name: &str, content: impl AsRef<[u8]>) -> io:
     Ok(path)
 }
 
-/// Returns a free name to write before renaming. A process with our id that died may have left it.
+/// Returns the name of a new file, to be renamed. Removes a file that an earlier process with this
+/// id left.
 fn fresh_name(folder: &Path, name: &str) -> PathBuf {
     let fresh = folder.join(format!(".{name}.{}", process::id()));
     _ = fs::remove_file(&fresh);
     fresh
 }
 
-/// FNV-1a, 64 bits, for names of folders: the standard hasher may differ between processes.
+/// Returns the 64-bit FNV-1a hash, for names of folders. The standard hasher may differ between
+/// processes.
 pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }

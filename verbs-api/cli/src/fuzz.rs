@@ -33,7 +33,7 @@ pub(crate) struct Args {
     findings: Option<PathBuf>,
 }
 
-/// Runs the cases and prints the findings. Fails if there is one.
+/// Runs the cases and prints the findings. Fails if there is a finding.
 pub(crate) fn run(args: &Args) -> Result {
     args.findings.as_deref().map(files::create_folder).transpose()?;
     let mut target = open(&args.common)?;
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &Args) -> Result {
     let mut written = Ok(());
     let seconds = progress::Seconds::count(args.seconds);
     let summary = fuzz(&mut *target.card, &options, |finding| {
-        progress::make_room();
+        progress::clear_line();
         let [model, card] = &finding.example;
         output::line(format_args!("{}", finding.cause));
         if !model.is_empty() {
@@ -90,10 +90,10 @@ pub(crate) fn run(args: &Args) -> Result {
     Err(format!("the card differs from roxe's transport in {} ways", summary.findings.len()).into())
 }
 
-/// Returns the beginning of a text: payload may be long.
+/// Returns the beginning of a text, because its payload may be long.
 fn shortened(text: &str) -> String {
-    const SHOWN: usize = 100;
-    let shown: String = text.chars().take(SHOWN).collect();
+    const MAX_CHARS: usize = 100;
+    let shown: String = text.chars().take(MAX_CHARS).collect();
     if shown.len() < text.len() { shown + ".." } else { shown }
 }
 

@@ -1,8 +1,8 @@
 //! The text around the command line: the groups of `roxe --help`, examples, man pages,
 //! completions, and the manual that `roxe help TOPIC` prints.
 //!
-//! [`COMMANDS`] is the one table of what help shows beyond the options, which clap knows. The
-//! manual is the folder `docs` of the project. `manual` in this crate is a link to it, because a
+//! clap knows the options; [`COMMANDS`] has everything else that help shows. The manual is the
+//! folder `docs` of the project. `manual` in this crate is a link to that folder, because a
 //! published crate contains only files of its own folder.
 
 use crate::output::Result;
@@ -383,9 +383,9 @@ pub(crate) fn run(args: &Args, mut command: Command) -> Result {
     }
 }
 
-/// Completes the program after `roxe run --` as a shell does, its arguments if the package
+/// Function of bash that completes the program after `roxe run --`, its arguments if the package
 /// bash-completion is loaded, and the rules after `--check=`.
-const IN_BASH: &str = "
+const BASH_COMPLETION: &str = "
 _roxe_or_program() {
     local at
     if [[ ${COMP_WORDS[1]} == run ]]; then
@@ -411,8 +411,8 @@ _roxe_or_program() {
 complete -F _roxe_or_program -o bashdefault -o default roxe
 ";
 
-/// Writes man pages, and completions under the names that shells look for, of the completed command
-/// line.
+/// Writes the man pages of the completed command line, and its completions under the names that
+/// shells look for.
 pub(crate) fn generate(args: &GenerateArgs, command: &Command) -> Result {
     fs::create_dir_all(&args.folder)?;
     let rules = ["all", "warn", "stop", "wait", "suggest"].into_iter().chain(Rule::ALL.iter().map(|rule| rule.name()));
@@ -420,7 +420,7 @@ pub(crate) fn generate(args: &GenerateArgs, command: &Command) -> Result {
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
         let path = clap_complete::generate_to(shell, &mut visible(command), "roxe", &args.folder)?;
         let own = match shell {
-            Shell::Bash => IN_BASH.replace("RULES", &rules),
+            Shell::Bash => BASH_COMPLETION.replace("RULES", &rules),
             Shell::Fish => {
                 format!("complete -c roxe -n '__fish_seen_subcommand_from run env' -l check -xa '{rules}'\n")
             }

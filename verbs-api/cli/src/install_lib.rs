@@ -27,7 +27,7 @@ pub(crate) fn run(args: &Args) -> Result {
 fn install(library: &Path, shim: &Path, folder: &Path) -> Result {
     let failed = |cause| format!("cannot write to {}: {cause}", folder.display());
     let links = || LINKS.iter().chain(&BARE_LINKS);
-    // Do not overwrite the system's rdma-core.
+    // The system's rdma-core must not be overwritten.
     if let Some(name) = links().find(|name| is_foreign(&folder.join(name))) {
         return Err(format!("{} has a {name} that is not roxe's; name another folder", folder.display()).into());
     }

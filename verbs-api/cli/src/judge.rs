@@ -1,5 +1,5 @@
-//! `roxe judge CAPTURE...`: charges against the cards of a capture, as text or JSON.
-//! `roxe_dissect::judge` makes them.
+//! `roxe judge CAPTURE...`: prints charges against the cards of a capture, as text or JSON.
+//! `roxe_dissect::judge` judges the packets.
 
 use crate::dump;
 use crate::output::{self, Result};
@@ -48,8 +48,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     let (mut faults, mut is_unusable, mut reports) = (0, false, Vec::new());
     for path in &args.captures {
-        let about = |error: Box<dyn Error>| format!("{}: {error}", path.display()).into();
-        match dump::read(path, "judge").and_then(|file| judge_file(path, &file, args).map_err(about)) {
+        let with_path = |error: Box<dyn Error>| format!("{}: {error}", path.display()).into();
+        match dump::read(path, "judge").and_then(|file| judge_file(path, &file, args).map_err(with_path)) {
             Ok(judged) => {
                 faults += judged.faults;
                 reports.extend(judged.value);
@@ -104,28 +104,28 @@ fn judge_file(path: &Path, file: &[u8], args: &Args) -> Result<Judged> {
     }
     let judgement = judge(&captured, Vantage { is_complete: args.complete });
     let faults = judgement.faults();
-    let shown = Shown { path, captured: &captured, judgement: &judgement, args };
+    let judged = JudgedFile { path, captured: &captured, judgement: &judgement, args };
     if args.json {
-        let mut value = shown.json();
+        let mut value = judged.json();
         if let Some(broken) = &broken {
             value["broken"] = broken.as_str().into();
         }
         return Ok(Judged { faults, value: Some(value), broken });
     }
-    output::line(shown.text().trim_end());
-    dump::unseen(&others).iter().for_each(|note| eprintln!("roxe judge: {}: {note}", path.display()));
+    output::line(judged.text().trim_end());
+    dump::undecoded_note(&others).iter().for_each(|note| eprintln!("roxe judge: {}: {note}", path.display()));
     Ok(Judged { faults, value: None, broken })
 }
 
 /// A judgement with its file.
-struct Shown<'a> {
+struct JudgedFile<'a> {
     path: &'a Path,
     captured: &'a [Captured<'a>],
     judgement: &'a Judgement,
     args: &'a Args,
 }
 
-impl Shown<'_> {
+impl JudgedFile<'_> {
     fn charges(&self) -> impl Iterator<Item = &Charge> {
         self.judgement.charges.iter().filter(|charge| self.args.advice || charge.class == Class::Fault)
     }

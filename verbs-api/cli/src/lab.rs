@@ -8,15 +8,15 @@
 //!         └─ roxe lab-host 2   ...
 //! ```
 //!
-//! When `lab-switch` ends, the kernel ends every process of its namespace, and with them the
-//! network namespaces; it ends with `roxe lab`, also if that is killed. Nothing is written to the
-//! host's file system. `ip` and `tc` of iproute2 configure the links.
+//! `lab-switch` ends with `roxe lab`, even if `roxe lab` is killed. Then the kernel ends every
+//! process of the process namespace, and with them the network namespaces. Nothing is written to
+//! the machine's file system. `ip` and `tc` of iproute2 configure the links.
 //!
-//! A host that is the kernel's rxe has a guest of QEMU in its namespaces (`guest.rs`).
+//! A host with the kernel's rxe has a guest of QEMU in its namespaces (`guest.rs`).
 //!
-//! `scenario.rs` reads the file, `director.rs` starts the hosts in its order and changes their
-//! links, `control.rs` does so by hand and opens shells, `net.rs` has names and tools, `link.rs`
-//! the impairments, `capture.rs` records.
+//! `scenario.rs` reads the scenario. `director.rs` starts the hosts in the scenario's order and
+//! changes their links; `control.rs` changes links by hand and opens shells. `net.rs` has names and
+//! tools, `link.rs` the impairments, `capture.rs` the captures.
 
 mod capture;
 mod control;
@@ -93,7 +93,7 @@ pub(crate) struct InnerArgs {
     run: Vec<OsString>,
 }
 
-/// Runs the lab, or acts on one that runs; returns the exit status of the first host that failed.
+/// Runs the lab, or acts on a running lab. Returns the exit status of the first host that failed.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     if args.control.is_given() {
         return args.control.run(&args.command);
@@ -117,7 +117,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     // The first child after `unshare` is process 1 of the namespace.
     let status = switch.status()?;
-    // Opening the folder removes what killed programs have left there.
+    // Opening the runtime folder removes the files of killed programs.
     let _ = roxe_provider::runtime_dir();
     Ok(ExitCode::from(status_of(status)))
 }
@@ -130,24 +130,26 @@ fn scenario_of(command: &[OsString]) -> Option<&Path> {
 
 /// Returns arguments of `roxe run` with `rules` in front of their fault rules.
 fn with_rules(run: &[OsString], rules: &str) -> Vec<OsString> {
-    let own =
-        run.iter().take_while(|word| *word != "--").position(|word| word.as_bytes().starts_with(FAULTS.as_bytes()));
+    let own = run
+        .iter()
+        .take_while(|word| *word != "--")
+        .position(|word| word.as_bytes().starts_with(FAULTS_OPTION.as_bytes()));
     let mut run = run.to_vec();
     match own.and_then(|at| run.get_mut(at)) {
         _ if rules.is_empty() => {}
         Some(word) => {
-            let given = OsStr::from_bytes(&word.as_bytes()[FAULTS.len()..]);
-            *word = OsString::from_iter([OsStr::new(FAULTS), OsStr::new(rules), OsStr::new("; "), given]);
+            let given = OsStr::from_bytes(&word.as_bytes()[FAULTS_OPTION.len()..]);
+            *word = OsString::from_iter([OsStr::new(FAULTS_OPTION), OsStr::new(rules), OsStr::new("; "), given]);
         }
-        None => run.insert(0, format!("{FAULTS}{rules}").into()),
+        None => run.insert(0, format!("{FAULTS_OPTION}{rules}").into()),
     }
     run
 }
 
 /// Option of `roxe run` for fault rules.
-const FAULTS: &str = "--faults=";
+const FAULTS_OPTION: &str = "--faults=";
 
-/// `roxe lab-switch`: makes the bridge and the hosts, and prints what they print.
+/// `roxe lab-switch`: creates the bridge and the hosts, and prints the hosts' output.
 pub(crate) fn switch(args: &InnerArgs) -> Result<ExitCode> {
     set_pdeathsig(Signal::SIGKILL)?;
     unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET)?;
@@ -210,18 +212,18 @@ pub(crate) fn switch(args: &InnerArgs) -> Result<ExitCode> {
     Ok(ExitCode::from(status))
 }
 
-/// `roxe lab-host`: makes the network namespace of a host and becomes `roxe run`.
+/// `roxe lab-host`: creates the network namespace of a host and becomes `roxe run`.
 pub(crate) fn host(args: &InnerArgs) -> Result<ExitCode> {
     let (net, number) = (&args.net, args.number);
     unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWUTS | CloneFlags::CLONE_NEWIPC)?;
     sethostname(Net::name(number))?;
-    // Without a file system of its own namespace a program sees the interfaces of the machine
-    // there; roxe does not look.
+    // Without this mount, programs see the interfaces of the machine in /sys, which roxe does not
+    // read.
     let _ = mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), None::<&str>);
     let guest = args.rxe.then(|| Guest::prepare(net, number, args.listens, command_of(&args.run))).transpose()?;
     step()?;
     if net.captures.is_some() {
-        // Otherwise the capture would hold sends of many packets as single frames.
+        // Otherwise the capture would contain a batch of packets (UDP_SEGMENT) as one frame.
         ip("link set eth0 gso_max_segs 1\n")?;
     }
     if guest.is_none() {
@@ -239,7 +241,7 @@ pub(crate) fn host(args: &InnerArgs) -> Result<ExitCode> {
         return guest.run();
     }
     if args.run.is_empty() {
-        // Idle until the switch ends; this process is what keeps the namespaces.
+        // Waits until the switch ends, because this process keeps the namespaces alive.
         let _ = io::stdin().read(&mut [0]);
         return Ok(ExitCode::SUCCESS);
     }

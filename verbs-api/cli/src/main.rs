@@ -1,10 +1,10 @@
 //! The program `roxe`. Each subcommand has the module of its name; this file is the command line.
 //!
-//! - `run.rs` begins `roxe run`: `library.rs` finds the library, `program.rs` and `asks.rs`
-//!   inspect the program's file, `view.rs` shows `/sys/class/infiniband`, `checkers.rs` sets up
-//!   valgrind and sanitizers. Background processes report what the program cannot: `stats.rs`
-//!   counters of killed processes, `bypass.rs` other libraries, `unused.rs` devices that were
-//!   never opened
+//! - `run.rs` is the start of `roxe run`: `library.rs` finds the library, `program.rs` and
+//!   `asks.rs` inspect the program's file, `view.rs` shows `/sys/class/infiniband`, `checkers.rs` sets up
+//!   valgrind and sanitizers. Background processes report what the program itself cannot:
+//!   `stats.rs` the counters of killed processes, `bypass.rs` other libraries, `unused.rs` that no
+//!   device was opened
 //! - `drill.rs` is also `roxe conform`; `roxe_drill`, `roxe_peer` and `roxe_dissect` do the work of
 //!   `drill`, `conform`, `fuzz`, `replay`, `peer`, `check-peer`, `dump` and `judge`
 //! - shared: `files.rs`, `child.rs`, `output.rs`, `progress.rs`, `status.rs`, `token.rs`
@@ -226,7 +226,7 @@ fn main() -> ExitCode {
         Command::CheckPeer(args) => finish("check-peer", check_peer::run(&args)),
         Command::TellStats(args) => finish("tell-stats", stats::print_at_end(&args)),
         Command::TellBypass(args) => finish("tell-bypass", bypass::report(&args)),
-        Command::ProbeView => finish("probe-view", view::try_out()),
+        Command::ProbeView => finish("probe-view", view::probe()),
         Command::DemoServer => finish("demo (server)", demo::serve()),
     }
 }
@@ -236,7 +236,7 @@ fn finish_with(name: &str, result: Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| finish(name, Err(error)))
 }
 
-/// The exit status of a subcommand: 0, or 1 after the error has been printed.
+/// Returns the exit status of a subcommand: 0, or 1 after it has printed the error.
 fn finish(name: &str, result: Result) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
     // The reader of the output may close it, as `head` does.

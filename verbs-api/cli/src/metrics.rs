@@ -4,7 +4,7 @@
 //! Source: <https://prometheus.io/docs/instrumenting/exposition_formats/>
 
 use crate::output::Result;
-use crate::status::{Facts, Process, known, processes};
+use crate::status::{KeyValues, Process, find_processes, processes};
 use roxe_base::private_file;
 use roxe_peer::visitors::{self, Timed};
 use roxe_provider::Counters;
@@ -38,15 +38,15 @@ pub(crate) fn run(args: &Args) -> Result {
     match (&args.listen, &args.output) {
         (Some(address), _) => serve(*address, args.pid, args.per_qp),
         (None, Some(file)) => {
-            let text = text(&known(args.pid)?, true);
+            let text = text(&find_processes(args.pid)?, true);
             let failed = |error| format!("cannot write {}: {error}", file.display());
             Ok(private_file::replace(file, text.as_bytes()).map_err(failed)?)
         }
-        (None, None) => Ok(stdout().write_all(text(&known(args.pid)?, true).as_bytes())?),
+        (None, None) => Ok(stdout().write_all(text(&find_processes(args.pid)?, true).as_bytes())?),
     }
 }
 
-/// Serves requests of every user of this host, and of no other host.
+/// Serves requests from this host; every user of this host can connect.
 fn serve(address: SocketAddr, pid: Option<u32>, per_qp: bool) -> Result {
     if !address.ip().is_loopback() {
         return Err(
@@ -59,18 +59,18 @@ fn serve(address: SocketAddr, pid: Option<u32>, per_qp: bool) -> Result {
         // Clients may disconnect at any time.
         _ = answer(stream, pid, per_qp);
     };
-    Ok(visitors::accept(&listener, CLIENTS, serve)?)
+    Ok(visitors::accept(&listener, MAX_CLIENTS, serve)?)
 }
 
 /// Maximum number of concurrent clients; another client disconnects the oldest.
-const CLIENTS: usize = 16;
+const MAX_CLIENTS: usize = 16;
 
 fn answer(stream: TcpStream, pid: Option<u32>, per_qp: bool) -> io::Result<()> {
     /// Maximum length of a request, in bytes.
     const MAX_REQUEST: u64 = 16 << 10;
     /// Time limit of a request, and of a response.
-    const LIMIT: Duration = Duration::from_secs(2);
-    let mut stream = Timed::new(stream, LIMIT);
+    const TIMEOUT: Duration = Duration::from_secs(2);
+    let mut stream = Timed::new(stream, TIMEOUT);
     let mut lines = BufReader::new((&mut stream).take(MAX_REQUEST)).lines();
     let request = lines.next().unwrap_or_else(|| Ok(String::new()))?;
     while lines.next().transpose()?.is_some_and(|line| !line.is_empty()) {}
@@ -84,11 +84,11 @@ fn answer(stream: TcpStream, pid: Option<u32>, per_qp: bool) -> io::Result<()> {
     let length = body.len();
     let head =
         format!("HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n");
-    stream.restart(LIMIT);
+    stream.restart(TIMEOUT);
     stream.write_all((head + &body).as_bytes())
 }
 
-/// Name, kind and help of a metric, and the name of the value in [`Facts`].
+/// Name, kind and help of a metric, and the name of the value in [`KeyValues`].
 type QpMetric = (&'static str, &'static str, &'static str, &'static str);
 
 const COUNTER: &str = "counter";
@@ -111,8 +111,9 @@ const QP_METRICS: [QpMetric; 14] = [
     ("roxe_qp_rnr_naks_sent_total", COUNTER, "RNR NAKs sent", "rnr_sent"),
 ];
 
-/// Returns the metrics of these processes. `per_qp`: those of each queue pair, with its number and
-/// peer, by which other users could forge packets; otherwise sums for each process.
+/// Returns the metrics of these processes. With `per_qp`, each queue pair has its own values, with
+/// its number and peer, from which other users could forge packets. Otherwise the values are sums
+/// for each process.
 fn text(processes: &[Process], per_qp: bool) -> String {
     let mut out = Exposition(String::new());
     out.begin("roxe_up", GAUGE, "1 for a device of a process that answers");
@@ -156,7 +157,7 @@ fn of_process(process: &Process) -> Vec<Label<'_>> {
     labels
 }
 
-fn of_qp<'a>(process: &'a Process, qp: &'a Facts, per_qp: bool) -> Vec<Label<'a>> {
+fn of_qp<'a>(process: &'a Process, qp: &'a KeyValues, per_qp: bool) -> Vec<Label<'a>> {
     let mut labels = of_process(process);
     labels.extend(per_qp.then(|| ("qpn", qp.text("qpn"))));
     labels
@@ -171,7 +172,7 @@ impl Exposition {
         _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
     }
 
-    /// Writes a sample for each set of labels, with the sum of its values.
+    /// Writes a sample for each set of labels, with the sum of the set's values.
     fn sums<'a>(&mut self, name: &str, values: impl Iterator<Item = (Vec<Label<'a>>, u64)>) {
         let mut sums = BTreeMap::<_, u64>::new();
         for (labels, value) in values {
@@ -255,7 +256,7 @@ mod tests {
     #[test]
     fn sums_hide_queue_pairs_and_peers() {
         let mut process = process(96, "qp qpn=0x11 service=RC state=RTS peer=0x12 address=10.0.0.1 sends=5 error=-");
-        process.qps.push(Facts(process.qps[0].0.clone()));
+        process.qps.push(KeyValues(process.qps[0].0.clone()));
         process.qps[1].0.insert("qpn".to_owned(), "0x13".to_owned());
         let text = text(&[process], false);
         assert!(["0x11", "0x12", "0x13", "10.0.0.1", "qpn="].iter().all(|secret| !text.contains(secret)), "{text}");

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::io::{Write as _, stdout};
 use std::{fmt, process};
 
-/// Result of a subcommand; the text of an error has the failure, its object, and a remedy.
+/// Result of a subcommand. The text of an error names the failure, its object, and a remedy.
 pub(crate) type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
 
 /// Prints a line. Ends this process with success if the reader has closed the pipe, as `head` does.
@@ -15,7 +15,7 @@ pub(crate) fn line(text: impl Display) {
     }
 }
 
-/// Returns a word of a shell that means `word`.
+/// Quotes `word` for a shell, if necessary.
 pub(crate) fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {

@@ -79,9 +79,9 @@ pub(crate) fn is_static(program: &Path) -> bool {
     Elf::open(program).is_some_and(|elf| !elf.has_loader())
 }
 
-/// Returns the folders in which a program has the loader search first (`man ld.so`: `DT_RUNPATH`
-/// and `DT_RPATH`).
-pub(crate) fn own_folders(program: &Path) -> Vec<PathBuf> {
+/// Returns the folders that a program names for the loader to search (`man ld.so`: `DT_RUNPATH` and
+/// `DT_RPATH`).
+pub(crate) fn run_path(program: &Path) -> Vec<PathBuf> {
     Elf::open(program).and_then(|elf| elf.search_path()).map(|path| expand(program, &path)).unwrap_or_default()
 }
 
@@ -93,18 +93,19 @@ fn expand(program: &Path, path: &SearchPath) -> Vec<PathBuf> {
     folders.map(PathBuf::from).filter(|folder| folder.is_absolute()).collect()
 }
 
-/// Returns why the loader of a program does not follow LD_LIBRARY_PATH, judged by its file.
-pub(crate) fn goes_its_own_way(program: &Path) -> Option<String> {
+/// Returns why the loader of a program does not follow LD_LIBRARY_PATH, judged by the program's
+/// file.
+pub(crate) fn bypass_by_loader(program: &Path) -> Option<String> {
     if gains_rights(program) {
         return Some("it gains rights when it starts, so its loader does not follow LD_LIBRARY_PATH".to_owned());
     }
-    let path = Elf::open(program)?.search_path().filter(|path| path.first)?;
+    let path = Elf::open(program)?.search_path().filter(|path| path.is_first)?;
     let folder =
         expand(program, &path).into_iter().find(|folder| LINKS.iter().any(|name| folder.join(name).exists()))?;
     Some(format!("it was linked to look into {} first; `roxe run --preload` leads it to roxe", folder.display()))
 }
 
-const HEADER: usize = 64;
+const HEADER_LEN: usize = 64;
 const PT_LOAD: u32 = 1;
 const PT_DYNAMIC: u32 = 2;
 const PT_INTERP: u32 = 3;
@@ -112,13 +113,13 @@ const DT_NEEDED: u64 = 1;
 const DT_STRTAB: u64 = 5;
 const DT_RPATH: u64 = 15;
 const DT_RUNPATH: u64 = 29;
-/// Upper limit for the size of a table.
-const TABLE_BYTES: u64 = 65_536;
+/// Maximum size of a table, in bytes.
+const MAX_TABLE: u64 = 65_536;
 
 /// A 64-bit ELF file.
 pub(crate) struct Elf {
     file: File,
-    head: [u8; HEADER],
+    head: [u8; HEADER_LEN],
     segments: Vec<Segment>,
 }
 
@@ -134,16 +135,16 @@ struct Segment {
 struct SearchPath {
     /// Folders separated by colons, verbatim.
     folders: String,
-    /// True if they precede those of LD_LIBRARY_PATH.
-    first: bool,
+    /// True if the loader searches them before LD_LIBRARY_PATH.
+    is_first: bool,
 }
 
 impl Elf {
-    /// Returns `None` for other files.
+    /// Opens the file; returns `None` if it is not a 64-bit ELF file.
     pub(crate) fn open(path: &Path) -> Option<Self> {
         const CLASS_64: u8 = 2;
         let file = File::open(path).ok()?;
-        let mut head = [0; HEADER];
+        let mut head = [0; HEADER_LEN];
         file.read_exact_at(&mut head, 0).ok()?;
         if !head.starts_with(b"\x7fELF") || head[4] != CLASS_64 {
             return None;
@@ -159,7 +160,7 @@ impl Elf {
         self.segments.iter().any(|segment| segment.kind == PT_INTERP)
     }
 
-    /// Returns class, byte order and machine, which a replacing library must share.
+    /// Returns class, byte order and machine; a library can replace only one of equal kind.
     pub(crate) fn kind(&self) -> [u8; 4] {
         [self.head[4], self.head[5], self.head[18], self.head[19]]
     }
@@ -168,11 +169,11 @@ impl Elf {
     fn search_path(&self) -> Option<SearchPath> {
         let dynamic = self.dynamic()?;
         let of = |tag| dynamic.texts(tag).next();
-        let (folders, first) = of(DT_RUNPATH).map(|text| (text, false)).or_else(|| Some((of(DT_RPATH)?, true)))?;
-        Some(SearchPath { folders, first })
+        let (folders, is_first) = of(DT_RUNPATH).map(|text| (text, false)).or_else(|| Some((of(DT_RPATH)?, true)))?;
+        Some(SearchPath { folders, is_first })
     }
 
-    /// Returns the names of the libraries that it links.
+    /// Returns the names of the libraries that the file links.
     pub(crate) fn needed(&self) -> Vec<String> {
         self.dynamic().map(|dynamic| dynamic.texts(DT_NEEDED).collect()).unwrap_or_default()
     }
@@ -184,7 +185,7 @@ impl Elf {
         Some(Dynamic { elf: self, strings: self.offset_of(strings)?, table })
     }
 
-    /// Returns the offset in the file of the byte loaded at `address`.
+    /// Returns the file offset of the byte that is loaded at `address`.
     fn offset_of(&self, address: u64) -> Option<u64> {
         let load = |segment: &&Segment| segment.kind == PT_LOAD && (segment.address..).contains(&address);
         let segment = self.segments.iter().filter(load).find(|segment| address - segment.address < segment.len)?;
@@ -193,7 +194,7 @@ impl Elf {
 
     /// Reads up to `len` bytes; fewer at the end of the file.
     fn bytes(&self, offset: u64, len: u64) -> Option<Vec<u8>> {
-        let mut bytes = vec![0; usize::try_from(len.min(TABLE_BYTES)).ok()?];
+        let mut bytes = vec![0; usize::try_from(len.min(MAX_TABLE)).ok()?];
         let got = self.file.read_at(&mut bytes, offset).ok()?;
         bytes.truncate(got);
         Some(bytes)
@@ -298,9 +299,9 @@ mod tests {
     fn truncated_elf_file_has_no_search_path() {
         let scratch = Scratch::new("elf");
         let own = fs::read(std::env::current_exe().unwrap()).unwrap();
-        for len in [0, 20, HEADER, HEADER + 100] {
+        for len in [0, 20, HEADER_LEN, HEADER_LEN + 100] {
             let elf = Elf::open(&scratch.file("elf", &own[..len], 0o644));
-            assert_eq!(elf.is_some(), len >= HEADER, "{len}");
+            assert_eq!(elf.is_some(), len >= HEADER_LEN, "{len}");
             assert!(elf.is_none_or(|elf| elf.search_path().is_none()), "{len}");
         }
     }

@@ -5,8 +5,8 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Shortest time between two updates.
-const PACE: Duration = Duration::from_millis(100);
+/// Minimum time between two updates.
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
 /// Clears the line (`man console_codes`).
 const CLEAR: &str = "\r\x1b[K";
 
@@ -24,11 +24,11 @@ impl Progress {
         Self { total, done: 0, last: None, is_terminal: stderr().is_terminal() }
     }
 
-    /// Counts one more step, called `name`.
+    /// Counts one more step with this name.
     pub(crate) fn step(&mut self, name: &str) {
         self.done += 1;
         let now = Instant::now();
-        if self.is_terminal && self.last.is_none_or(|last| now.duration_since(last) >= PACE) {
+        if self.is_terminal && self.last.is_none_or(|last| now.duration_since(last) >= MIN_INTERVAL) {
             self.last = Some(now);
             write(&line(self.done, self.total, name));
         }
@@ -48,7 +48,7 @@ impl Drop for Progress {
     }
 }
 
-/// A thread that shows elapsed seconds until this is dropped.
+/// A thread that shows the elapsed seconds until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Seconds(Option<(Sender<()>, JoinHandle<()>)>);
 
@@ -77,19 +77,19 @@ impl Drop for Seconds {
 }
 
 /// Removes the line of [`Seconds`], for other output.
-pub(crate) fn make_room() {
+pub(crate) fn clear_line() {
     if stderr().is_terminal() {
         write(CLEAR);
     }
 }
 
-/// Returns the line. Names are cut, because a wrapped line could not be cleared.
+/// Returns the line. Shortens the name, because a wrapped line could not be cleared.
 fn line(done: usize, total: usize, name: &str) -> String {
     let name: String = name.chars().take(50).collect();
     format!("{CLEAR}{done} of {total}  {name}")
 }
 
-/// Ignores errors: the terminal may be closed.
+/// Writes to standard error. Ignores errors, because the terminal may be closed.
 fn write(text: &str) {
     _ = write!(stderr(), "{text}").and_then(|()| stderr().flush());
 }

@@ -1,8 +1,8 @@
 //! `rdma` of iproute2 (`man 8 rdma`) for roxe's devices: links, devices, live objects and counters.
 //!
-//! The kernel answers that command over netlink and does not know roxe. `roxe run` and `roxe env`
-//! put a folder first in PATH in which `rdma` is a link to this program, and the view binds this
-//! program over the command. Devices of the kernel precede those of roxe ([`real`]).
+//! The kernel answers the command of iproute2 over netlink and does not know roxe. `roxe run` and
+//! `roxe env` put a folder first in PATH in which `rdma` is a link to this program, and the view
+//! binds this program over the command. Devices of the kernel precede those of roxe ([`real`]).
 
 mod objects;
 mod real;
@@ -56,7 +56,7 @@ pub(crate) fn main(args: &[OsString]) -> Result {
     let text = fs::read_to_string(file).map_err(|cause| format!("cannot read {file}: {cause}"))?;
     for line in text.lines() {
         let words: Vec<&str> = line.split_whitespace().take_while(|word| !word.starts_with('#')).collect();
-        // Devices of the kernel need the system's own command.
+        // The arguments of this line, for the command of iproute2.
         let args: Vec<_> = options.words().chain(words.iter().copied()).map(OsString::from).collect();
         let done = if words.is_empty() { Ok(()) } else { Session { options: &options, args: &args }.command(&words) };
         if let Err(error) = done {
@@ -117,7 +117,7 @@ impl<'a> Options<'a> {
     fn set(&mut self, word: &str, letters: &'a str, rest: &mut impl Iterator<Item = &'a str>) -> Result {
         let unknown = || Err(format!("unknown option {word}; see rdma -h").into());
         let letters = match letters.strip_prefix('-') {
-            Some(name) => match LONG.iter().find(|(long, _)| *long == name) {
+            Some(name) => match LONG_OPTIONS.iter().find(|(long, _)| *long == name) {
                 Some((_, letter)) => *letter,
                 None => return unknown(),
             },
@@ -131,7 +131,7 @@ impl<'a> Options<'a> {
                 'f' => self.force = true,
                 'V' => self.prints_version = true,
                 'h' => self.prints_help = true,
-                // One line for each object, as without it.
+                // The output has one line for each object anyway.
                 'o' => {}
                 'b' => {
                     let value = Some(&letters[at + 1..]).filter(|value| !value.is_empty()).or_else(|| rest.next());
@@ -152,8 +152,8 @@ impl<'a> Options<'a> {
     }
 }
 
-/// Long options and the letters that they stand for.
-const LONG: [(&str, &str); 9] = [
+/// Long options and their letters.
+const LONG_OPTIONS: [(&str, &str); 9] = [
     ("version", "V"),
     ("help", "h"),
     ("json", "j"),
@@ -247,7 +247,7 @@ impl Session<'_> {
         self.show_link(place, false, |cards| {
             let qps = if kind == ObjectKind::Srq { answers(Query::Objects(ObjectKind::Qp))? } else { Vec::new() };
             let all = answers(Query::Objects(kind))?;
-            Ok(chosen(cards.iter().flat_map(|card| card.objects(kind, &all, &qps)), &filters))
+            Ok(select(cards.iter().flat_map(|card| card.objects(kind, &all, &qps)), &filters))
         })
     }
 
@@ -286,7 +286,7 @@ impl Session<'_> {
                 let (place, filters) = Filter::parse(rest, &["cntn", "lqpn", "pid", "qp-type"])?;
                 self.show_link(place, false, |cards| {
                     let qps = answers(Query::Objects(ObjectKind::Qp))?;
-                    Ok(chosen(cards.iter().flat_map(|card| card.counters_of_qps(&qps)), &filters))
+                    Ok(select(cards.iter().flat_map(|card| card.counters_of_qps(&qps)), &filters))
                 })
             }
             None => unknown("parameter", word),
@@ -315,7 +315,8 @@ impl Session<'_> {
         }
     }
 
-    /// Prints devices that appear and vanish with their interfaces, until it is killed.
+    /// Prints devices as they appear and vanish with their interfaces, until this process is
+    /// killed.
     fn monitor(&self, words: &[&str]) -> Result {
         if let Some(word) = words.first() {
             return if choose(word, &["help"]).is_some() { print(USAGE) } else { unknown("mon command", word) };
@@ -329,7 +330,7 @@ impl Session<'_> {
         };
         let mut before = names()?;
         loop {
-            sleep(PERIOD);
+            sleep(MONITOR_INTERVAL);
             let now = names()?;
             let changes = [("[REGISTER]", &now, &before), ("[UNREGISTER]", &before, &now)];
             for (event, with, without) in changes {
@@ -356,7 +357,7 @@ impl Session<'_> {
         }
     }
 
-    /// Prints the records of the device with this name, or of all.
+    /// Prints the records of the device with this name, or of all devices.
     fn show(&self, device: Option<&str>, records: impl Fn(&[&Card]) -> Result<Vec<Record>>) -> Result {
         let tool = real::find();
         let first = tool.as_ref().map_or(Ok(0), Tool::next_index)?;
@@ -378,8 +379,8 @@ impl Session<'_> {
         print(&(others + &records.iter().map(|record| record.text() + "\n").collect::<String>()))
     }
 
-    /// Shows objects as [`Session::show`] does, of a device with a port: `DEV`, `DEV/` or `DEV/1`.
-    /// Without a port number `needs_port` refuses it; port 0 and `-` have nothing.
+    /// Prints records as [`Session::show`] does, for the place `DEV`, `DEV/` or `DEV/1`. Fails
+    /// without a port number if `needs_port`. Port 0 and `-` have no records.
     fn show_link(
         &self,
         place: Option<&str>,
@@ -398,18 +399,18 @@ impl Session<'_> {
     }
 }
 
-fn chosen(found: impl Iterator<Item = Record>, filters: &[Filter<'_>]) -> Vec<Record> {
+fn select(found: impl Iterator<Item = Record>, filters: &[Filter<'_>]) -> Vec<Record> {
     found.filter(|record| filters.iter().all(|filter| filter.takes(record))).collect()
 }
 
-/// Time between two looks of `rdma monitor`.
-const PERIOD: Duration = Duration::from_millis(200);
+/// Interval at which `rdma monitor` lists the devices.
+const MONITOR_INTERVAL: Duration = Duration::from_millis(200);
 
 fn wrong_name(name: &str) -> Box<dyn std::error::Error> {
     format!("wrong device name: {name}; see rdma link, and roxe run --netdev for other interfaces").into()
 }
 
-/// Keys by which objects of a kind are chosen.
+/// Returns the keys by which objects of a kind can be selected.
 fn allowed(kind: ObjectKind) -> &'static [&'static str] {
     match kind {
         ObjectKind::Qp => &["lqpn", "rqpn", "pid", "sq-psn", "rq-psn", "type", "path-mig-state", "state", "pdn"],

@@ -9,7 +9,7 @@ use crate::files::{FolderError, base_folder, place_link, private_folder};
 use crate::library::{self, LINKS, LibraryError, SHIM, is_own_program};
 use crate::output::Result;
 use crate::program::{self, ProgramError};
-use crate::view::{self, Shown};
+use crate::view::{self, ViewParts};
 use crate::{asks, bypass, checkers, stats, unused};
 use roxe_base::private_file::{self, names_process, with_process_id};
 use roxe_check::{Selection, Suppressions};
@@ -197,8 +197,8 @@ pub(crate) fn run(args: &Args) -> RunError {
     }
 }
 
-/// Refuses `--check RULE` and `--weakest SEED` without `=`: clap takes the second word for the
-/// program, which `file` shows not to exist.
+/// Refuses `--check RULE` and `--weakest SEED` without `=`. clap takes the second word for the
+/// program; `file` is `None` if there is no such program.
 fn check_detached(options: &Options, program: &OsStr, file: Option<&Path>) -> Result<(), RunError> {
     let Some(word) = program.to_str().filter(|_| file.is_none()) else { return Ok(()) };
     let is_bare = |option: &Option<String>| option.as_deref() == Some("on");
@@ -230,11 +230,11 @@ fn prepare(args: &Args) -> Result<Command, RunError> {
             Err(error) => eprintln!("roxe run: counters of killed processes will not be printed: {error}"),
         }
     }
-    let mut shown = Shown::default();
+    let mut view_parts = ViewParts::default();
     if !args.no_view && wants_view(variable("ROXE_VIEW"))? {
-        shown = show_view(&args.options, &library, file.as_deref(), &mut command)?;
+        view_parts = show_view(&args.options, &library, file.as_deref(), &mut command)?;
     }
-    let missing = file.as_deref().and_then(|file| misses_roxe(file, shown, args.options.preload));
+    let missing = file.as_deref().and_then(|file| reason_of_bypass(file, view_parts, args.options.preload));
     if let Some(why) = &missing {
         eprintln!("roxe run: {} may not use roxe: {why}", Path::new(program).display());
     }
@@ -249,51 +249,51 @@ fn prepare(args: &Args) -> Result<Command, RunError> {
     Ok(command)
 }
 
-/// Starts the process that reports a program which bypasses roxe or opens no device, unless a
-/// bypass was reported already.
+/// Starts the process that reports a program which bypasses roxe or opens no device. It does not
+/// start if a bypass was reported already.
 fn watch(args: &Args, library: &Path, file: Option<&Path>, was_reported: bool) -> Result<(), RunError> {
-    let looks = args.options.explain || stderr().is_terminal();
+    let reports_bypass = args.options.explain || stderr().is_terminal();
     let file = file.filter(|_| !was_reported);
-    // A `roxe run` in this one reports its own program.
+    // A nested `roxe run` reports its own program.
     let unused = file.filter(|file| !unused::asks_for_help(&args.command) && !is_own_program(file));
-    if looks || unused.is_some_and(unused::may_use_verbs) {
+    if reports_bypass || unused.is_some_and(unused::may_use_verbs) {
         let watched = bypass::Args {
             process: std::process::id(),
             library: library.into(),
             folder: library::link_folder(library)?,
-            program: file.filter(|_| looks).map(Path::to_owned),
+            program: file.filter(|_| reports_bypass).map(Path::to_owned),
             unused: unused.map(Path::to_owned),
-            blind: !looks,
+            blind: !reports_bypass,
             explain: args.options.explain,
             detach: true,
         };
-        // Without it, the program runs all the same.
+        // The program runs even if the watching process does not start.
         _ = bypass::watch(&watched);
     }
     Ok(())
 }
 
 /// Returns why a program will not load roxe, judged by its file.
-fn misses_roxe(program: &Path, shown: Shown, preload: bool) -> Option<String> {
+fn reason_of_bypass(program: &Path, view_parts: ViewParts, preload: bool) -> Option<String> {
     if program::is_static(program) {
-        return asks::of(program).map(|_| bypass::STATIC.to_owned());
+        return asks::verbs_use(program).map(|_| bypass::STATIC.to_owned());
     }
-    if shown.library || preload && !program::gains_rights(program) {
+    if view_parts.library || preload && !program::gains_rights(program) {
         return None;
     }
-    program::goes_its_own_way(program).or_else(|| {
+    program::bypass_by_loader(program).or_else(|| {
         let copy = view::copy_of_python(program)?;
         Some(format!("it may load {}; `roxe run --preload` leads it to roxe", copy.display()))
     })
 }
 
-/// Sets the variables of `command` that lead it to roxe and that pass the options. Returns the
-/// library.
+/// Sets the variables of `command` with which its loader finds roxe, and those that pass the
+/// options. Returns the path of roxe's library.
 pub(crate) fn set_variables(options: &Options, command: &mut Command) -> Result<PathBuf, RunError> {
     let library = library::find()?;
     let folder = library::link_folder(&library)?;
     command.env("LD_LIBRARY_PATH", prepend(folder.as_os_str(), std::env::var_os("LD_LIBRARY_PATH")));
-    // Without PATH the system's default applies, which a value would replace.
+    // If PATH is not set, the system's default applies, and a new value would replace it.
     if let Some(path) = std::env::var_os("PATH").filter(|path| !path.is_empty())
         && let Some(commands) = library::commands(&folder)?
     {
@@ -308,8 +308,8 @@ pub(crate) fn set_variables(options: &Options, command: &mut Command) -> Result<
     Ok(library)
 }
 
-/// Passes the options to the library by variables. Checks them here, because the program would only
-/// find no device.
+/// Passes the options to the library by variables. Checks their values here, because with an
+/// invalid value the program would just find no device.
 fn set_options(options: &Options, command: &mut Command) -> Result<(), RunError> {
     if let Some(card) = &options.profile {
         check_value("ROXE_PROFILE", card).map_err(RunError::Profile)?;
@@ -356,12 +356,12 @@ fn choose_seed(text: &str) -> Result<String, RunError> {
     Ok(text)
 }
 
-/// Returns the absolute path of a file that the program will write: the program may change its
-/// folder. The folder of the file must exist, unless its name has a `%p`.
+/// Returns the absolute path of a file that the program will write, because the program may change
+/// its working folder. Fails if the folder of the file does not exist and its name has no `%p`.
 fn written_file(option: &'static str, file: &Path) -> Result<PathBuf, RunError> {
     let path = std::path::absolute(file).and_then(|path| {
         let is_known = !path.parent().is_some_and(names_process);
-        // This process becomes the program and keeps its id.
+        // The program keeps the id of this process.
         if is_known { private_file::check(&with_process_id(&path)).map(|()| path) } else { Ok(path) }
     });
     path.map_err(|cause| RunError::File { option, file: file.into(), why: cause.to_string() })
@@ -376,7 +376,7 @@ fn read_suppressions(file: &Path) -> Result<PathBuf, RunError> {
     path.map_err(|why| RunError::File { option: "--suppressions", file: file.into(), why })
 }
 
-/// Returns the fault rules; `@FILE` with an absolute path.
+/// Returns the fault rules, with an absolute path in `@FILE`.
 fn located_rules(rules: &str) -> Result<String, RunError> {
     check_value("ROXE_FAULTS", rules).map_err(RunError::Faults)?;
     let Some(file) = rules.trim().strip_prefix('@') else { return Ok(rules.to_owned()) };
@@ -415,15 +415,15 @@ fn show_view(
     library: &Path,
     program: Option<&Path>,
     command: &mut Command,
-) -> Result<Shown, RunError> {
+) -> Result<ViewParts, RunError> {
     let scratch = private_folder(&base_folder()?.join("view"))?;
     let chosen = [("ROXE_NETDEV", &options.netdev), ("ROXE_PROFILE", &options.profile)];
     preset(chosen.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?.into()))).collect());
-    let shown = view::enter(library, program, &scratch, |error| eprintln!("roxe run: {error}"));
-    if shown.counters {
+    let view_parts = view::enter(library, program, &scratch, |error| eprintln!("roxe run: {error}"));
+    if view_parts.counters {
         command.env("ROXE_COUNTERS", view::CLASS);
     }
-    Ok(shown)
+    Ok(view_parts)
 }
 
 /// Prepends `value` to a list separated by colons.

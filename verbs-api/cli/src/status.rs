@@ -8,10 +8,10 @@ use std::fs;
 use std::io;
 use std::time::Duration;
 
-/// Time limit for a process to answer; a stopped process does not.
-const LIMIT: Duration = Duration::from_millis(500);
+/// Time limit for an answer: a stopped process never answers.
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A device of a process.
+/// A device that a process has open; a process with two devices has two entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) pid: String,
@@ -25,17 +25,17 @@ pub(crate) struct Process {
     pub(crate) netdev: String,
     /// Names and values, in the order of the legend.
     pub(crate) counters: Vec<(String, u64)>,
-    pub(crate) qps: Vec<Facts>,
+    pub(crate) qps: Vec<KeyValues>,
     /// True if the process answered completely.
     pub(crate) answers: bool,
 }
 
-/// The words `name=value` of a line, such as the values of a queue pair.
+/// The words `name=value` of a line, such as the attributes of a queue pair.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Facts(pub(crate) BTreeMap<String, String>);
+pub(crate) struct KeyValues(pub(crate) BTreeMap<String, String>);
 
-impl Facts {
-    pub(crate) fn of(line: &str) -> Self {
+impl KeyValues {
+    pub(crate) fn parse(line: &str) -> Self {
         let words = line.split(' ').filter_map(|word| word.split_once('='));
         Self(words.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
     }
@@ -62,7 +62,7 @@ impl Process {
         self.counters.iter().find(|(known, _)| known == name).map_or(0, |(_, value)| *value)
     }
 
-    /// Parses an answer to a process in the network namespace `here`.
+    /// Parses an answer; `here` is the network namespace of this process.
     pub(crate) fn of(answer: &Answer, here: u64) -> Self {
         let is_here = answer.namespace == here;
         let mut process = Self {
@@ -81,7 +81,7 @@ impl Process {
                 (Some("counter"), Some(name), Some(value)) => {
                     process.counters.push((name.to_owned(), value.parse().unwrap_or(0)));
                 }
-                (Some("qp"), ..) => process.qps.push(Facts::of(line)),
+                (Some("qp"), ..) => process.qps.push(KeyValues::parse(line)),
                 _ => {}
             }
         }
@@ -97,14 +97,14 @@ pub(crate) fn command_of(process: u32) -> String {
     printable(String::from_utf8_lossy(&command).trim_end_matches('\n'))
 }
 
-/// Returns the devices of all processes of this user, or of one.
+/// Returns the devices of all processes of this user, or of the process `process`.
 pub(crate) fn processes(process: Option<u32>) -> io::Result<Vec<Process>> {
     let here = network_namespace()?;
-    Ok(ask(process, LIMIT)?.iter().map(|answer| Process::of(answer, here)).collect())
+    Ok(ask(process, ANSWER_TIMEOUT)?.iter().map(|answer| Process::of(answer, here)).collect())
 }
 
-/// Returns the devices as [`processes`] does, but fails if process `pid` has no device open.
-pub(crate) fn known(process: Option<u32>) -> Result<Vec<Process>> {
+/// Returns the devices as [`processes`] does, but fails if the given process has no device open.
+pub(crate) fn find_processes(process: Option<u32>) -> Result<Vec<Process>> {
     let found = processes(process)?;
     match process {
         Some(pid) if found.is_empty() => {
@@ -120,14 +120,15 @@ pub(crate) mod tests {
 
     /// Returns a process with this counter and line of a queue pair.
     pub(crate) fn process(sent_bytes: u64, qp: &str) -> Process {
-        let text =
-            format!("device roxe0 lo\ncounter sent_packets 3\ncounter sent_bytes {sent_bytes}\n{qp}\nnews of later\n");
+        let text = format!(
+            "device roxe0 lo\ncounter sent_packets 3\ncounter sent_bytes {sent_bytes}\n{qp}\na later kind of line\n"
+        );
         // No process has this number.
         Process::of(&Answer { process: u32::MAX, ifindex: 1, text, is_whole: true, ..Answer::default() }, 0)
     }
 
-    /// Returns two processes of one PID, the second one in another network namespace. The PID is
-    /// that of this process.
+    /// Returns two processes with the PID of this process, the second one in another network
+    /// namespace.
     pub(crate) fn equal_pids(sent_bytes: [u64; 2]) -> Vec<Process> {
         let answer = |(namespace, sent_bytes)| {
             let text = format!("device roxe0 eth0\ncounter sent_bytes {sent_bytes}\nqp qpn=0x11 sends=5\n");

@@ -1,8 +1,8 @@
 //! `roxe sweep -- PROGRAM`: tries every error path of a verbs program, one fault in each run.
 //!
 //! ```text
-//! plan.rs     the census of a first run becomes the list of faults to try
-//! trial.rs    one run: namespaces of its own, a time limit, the reports of its processes
+//! plan.rs     the faults to try, from the census of a first run: its calls, completions, packets
+//! trial.rs    one run in its own namespaces, with a time limit and the reports of its processes
 //! verdict.rs  the class of a run, and findings grouped by the place where the program broke
 //! report.rs   text, HTML, JUnit XML, SARIF and JSON
 //! ```
@@ -60,10 +60,10 @@ pub(crate) struct Args {
     #[arg(short, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     jobs: Option<u16>,
     /// Time after which a run hangs [default: five times the first run, and 3 s].
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     timeout: Option<Duration>,
     /// Start no further runs after this time; the most different faults are tried first.
-    #[arg(long = "for", value_name = "TIME", value_parser = time)]
+    #[arg(long = "for", value_name = "TIME", value_parser = parse_time)]
     budget: Option<Duration>,
     /// Write the findings to this file: .html, .xml (JUnit), .sarif or .json; may be repeated. For
     /// .html each finding is run once more to capture its packets.
@@ -85,7 +85,7 @@ pub(crate) struct Args {
 }
 
 /// Parses a time such as `500ms`, `30s` or `10m`.
-fn time(text: &str) -> Result<Duration, String> {
+fn parse_time(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text} is not a time; write 500ms, 30s or 10m");
     let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let value: u32 = number.parse().map_err(|_| wrong())?;
@@ -98,14 +98,15 @@ fn time(text: &str) -> Result<Duration, String> {
     Some(unit * value).filter(|time| !time.is_zero()).ok_or_else(wrong)
 }
 
-/// Factor of the first run's time after which, plus [`GRACE`], a run hangs.
+/// Without --timeout, a run hangs after this factor times the first run's time, plus
+/// [`HANG_MARGIN`].
 const HANG_FACTOR: u32 = 5;
-const GRACE: Duration = Duration::from_secs(3);
+const HANG_MARGIN: Duration = Duration::from_secs(3);
 
 /// Maximum time of a run for which pairs of weaknesses are tried one by one.
-const SHORT: Duration = Duration::from_secs(1);
+const MAX_RUN_FOR_PAIRS: Duration = Duration::from_secs(1);
 
-/// Maximum time of a run for which weaknesses are narrowed to occasions.
+/// Maximum time of a run for which a weakness is narrowed to the occasions that matter.
 const MAX_RUN_TO_NARROW: Duration = Duration::from_secs(5);
 
 /// Maximum number of packets that a report shows for a finding.
@@ -113,9 +114,9 @@ const MAX_PACKETS: usize = 2000;
 
 /// Runs the sweep; the exit status is 0 without findings and 1 with some.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let folder = Folder::make(args.resume.as_deref(), &args.command)?;
+    let folder = Folder::open(args.resume.as_deref(), &args.command)?;
     if let Some(fault) = &args.fault {
-        return repeat(args, &folder, &Fault::parse(fault)?);
+        return run_fault(args, &folder, &Fault::parse(fault)?);
     }
     let limits = Limits { time: args.timeout.unwrap_or(Duration::from_secs(600)), census: true, ..Limits::default() };
     let first = Trial::run(&folder.path, "first", &Fault::none(), &args.command, limits)?;
@@ -157,22 +158,22 @@ impl Args {
 
     /// Returns the time after which a run hangs, from the run without faults.
     fn limit_after(&self, plain: &Trial) -> Duration {
-        self.timeout.unwrap_or(plain.time * HANG_FACTOR + GRACE)
+        self.timeout.unwrap_or(plain.time * HANG_FACTOR + HANG_MARGIN)
     }
 }
 
 /// The folder of a sweep.
 struct Folder {
     path: PathBuf,
-    /// True if the folder is removed at the end, which that of `--resume` is not.
+    /// True if the folder is removed at the end; the folder of `--resume` stays.
     is_temporary: bool,
 }
 
 impl Folder {
-    /// Creates a temporary folder, or opens the folder to keep, which has only results of
-    /// `command`.
-    fn make(kept: Option<&Path>, command: &[OsString]) -> Result<Self> {
-        if let Some(path) = kept {
+    /// Opens the folder of `--resume`, or creates a temporary one. Fails if the folder has results
+    /// of another command.
+    fn open(resume: Option<&Path>, command: &[OsString]) -> Result<Self> {
+        if let Some(path) = resume {
             files::create_folder(path)?;
             let (file, words) = (path.join("command"), command.join(OsStr::new("\0")));
             if fs::read(&file).is_ok_and(|known| known != words.as_bytes()) {
@@ -199,13 +200,13 @@ impl Drop for Folder {
     }
 }
 
-/// Makes one run for `--fault` and prints the program's output.
-fn repeat(args: &Args, folder: &Folder, fault: &Fault) -> Result<ExitCode> {
+/// Makes the run of `--fault`, which prints the program's output, and prints its verdict.
+fn run_fault(args: &Args, folder: &Folder, fault: &Fault) -> Result<ExitCode> {
     let bench = Bench::make(args, folder, args.timeout.unwrap_or(Duration::from_secs(60)))?;
     let limits = Limits { time: args.limit_after(&bench.plain), shows: true, ..Limits::default() };
     let trial = Trial::run(&folder.path, "fault", fault, &args.command, limits)?;
     let judged = judge(fault, &trial, &bench.plain);
-    output::line(report::one(&judged));
+    output::line(report::run_text(&judged));
     Ok(if judged.class.is_finding() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -227,12 +228,12 @@ impl<'a> Bench<'a> {
         Ok(Self { args, folder, limit, plain, start: Instant::now() })
     }
 
-    /// Returns true after the time of `--for`.
-    fn is_over(&self) -> bool {
+    /// Returns true once the time of `--for` has passed.
+    fn is_out_of_time(&self) -> bool {
         self.args.budget.is_some_and(|budget| self.start.elapsed() > budget)
     }
 
-    /// Makes the run `name` with a fault.
+    /// Makes a run with a fault in the folder `name`, and judges it.
     fn judge(&self, name: &str, fault: &Fault) -> Result<Judged> {
         let limits = Limits { time: self.limit, ..Limits::default() };
         let trial = Trial::run(&self.folder.path, name, fault, &self.args.command, limits)?;
@@ -248,17 +249,17 @@ impl<'a> Bench<'a> {
         let next = AtomicUsize::new(0);
         let shared = Mutex::new((known, Progress::new(todo.len())));
         let work = |job: usize| -> Result<(), String> {
-            // The first run is always made.
-            let is_due = |at: &usize| *at == 0 || !self.is_over();
-            let take = || todo.get(Some(next.fetch_add(1, Ordering::Relaxed)).filter(is_due)?);
-            while let Some(fault) = take() {
+            // The first fault is tried even if `--for` is shorter than the runs without faults.
+            let is_due = |at: &usize| *at == 0 || !self.is_out_of_time();
+            let next_fault = || todo.get(Some(next.fetch_add(1, Ordering::Relaxed)).filter(is_due)?);
+            while let Some(fault) = next_fault() {
                 let judged = self.judge(&format!("run{job}"), fault).map_err(|error| {
-                    // The other jobs begin no more runs.
+                    // Stops the other jobs after their current run.
                     next.store(todo.len(), Ordering::Relaxed);
                     error.to_string()
                 })?;
                 let (results, progress) = &mut *shared.lock().unwrap_or_else(PoisonError::into_inner);
-                verdict::keep(&file, &judged.line());
+                verdict::append(&file, &judged.line());
                 results.push(judged);
                 let findings = results.iter().filter(|judged| judged.class.is_finding()).count();
                 progress.step(&status(self.start, next.load(Ordering::Relaxed), todo.len(), findings));
@@ -275,35 +276,35 @@ impl<'a> Bench<'a> {
             })
         })?;
         let (results, _) = shared.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let of = |fault: &Fault| results.iter().find(|judged| judged.fault == fault.text).cloned();
-        Ok(faults.iter().filter_map(of).collect())
+        let result = |fault: &Fault| results.iter().find(|judged| judged.fault == fault.text).cloned();
+        Ok(faults.iter().filter_map(result).collect())
     }
 
-    /// Reduces the weaknesses of findings on the weakest card to those that matter, as far as the
-    /// time of `--for` allows.
+    /// Reduces the faults of findings on the weakest card to the weaknesses that matter, until the
+    /// time of `--for` has passed.
     fn reduced(&self, mut findings: Vec<Finding>) -> Result<Vec<Finding>> {
-        for finding in findings.iter_mut().take_while(|_| !self.is_over()) {
+        for finding in findings.iter_mut().take_while(|_| !self.is_out_of_time()) {
             let Some(seed) = plan::seed_of(&finding.fault) else { continue };
             let breaks = |names: &[String]| {
-                Ok(!self.is_over() && self.judge("reduce", &Fault::weakest(seed, names))?.class == finding.class)
+                Ok(!self.is_out_of_time() && self.judge("reduce", &Fault::weakest(seed, names))?.class == finding.class)
             };
-            let mut names = fewest(breaks, self.plain.time < SHORT)?;
+            let mut names = fewest(breaks, self.plain.time < MAX_RUN_FOR_PAIRS)?;
             if self.plain.time < MAX_RUN_TO_NARROW {
                 names = narrowed(breaks, names)?;
             }
             finding.fault = Fault::weakest(seed, &names).text;
-            finding.cause = plan::in_words(&names);
+            finding.cause = plan::describe_weaknesses(&names);
         }
         Ok(findings)
     }
 
-    /// Adds the packets to each finding, from one more run.
+    /// Repeats the run of each finding with a capture, and adds its packets to the finding.
     fn add_packets(&self, findings: &mut [Finding]) -> Result<()> {
-        for finding in findings.iter_mut().take_while(|_| !self.is_over()) {
+        for finding in findings.iter_mut().take_while(|_| !self.is_out_of_time()) {
             let limits = Limits { time: self.limit, capture: true, ..Limits::default() };
             let fault = Fault::parse(&finding.fault)?;
             let trial = Trial::run(&self.folder.path, "packets", &fault, &self.args.command, limits)?;
-            // The capture may keep the fault from happening: packets take another way.
+            // With a capture, packets take another path, on which the fault may not occur.
             if judge(&fault, &trial, &self.plain).class == finding.class
                 && let Some(pid) = trial.faulted_process()
                 && let Ok(capture) = files::read(&self.folder.path.join(format!("packets/{pid}.pcapng")))
@@ -349,8 +350,8 @@ fn fewest(breaks: impl Fn(&[String]) -> Result<bool>, pairs: bool) -> Result<Vec
 const MAX_OCCASIONS: u32 = 1 << 16;
 
 /// Limits each weakness to the fewest occasions in a row with which the program still `breaks`.
-/// Halves ranges, and keeps only those that were seen to break. If the failure depends on
-/// timing, the range may stay too wide.
+/// Halves the range, and keeps a half only if the program broke with it. If the failure depends
+/// on timing, the range may stay too wide.
 fn narrowed(breaks: impl Fn(&[String]) -> Result<bool>, mut names: Vec<String>) -> Result<Vec<String>> {
     for at in 0..names.len() {
         let name = names[at].clone();
@@ -384,7 +385,7 @@ fn narrowed(breaks: impl Fn(&[String]) -> Result<bool>, mut names: Vec<String>) 
     Ok(names)
 }
 
-/// Prints the table, writes the reports and decides on the exit status.
+/// Prints the table, writes the reports and returns the exit status.
 fn finish(args: &Args, faults: &[Fault], judged: &[Judged], findings: &[Finding]) -> Result<ExitCode> {
     let known: BTreeSet<String> = match &args.baseline {
         Some(path) if path.exists() => files::read_text(path)?.lines().map(str::to_owned).collect(),
@@ -438,10 +439,10 @@ mod tests {
 
     #[test]
     fn time_without_unit_is_refused() {
-        assert_eq!(time("500ms"), Ok(Duration::from_millis(500)));
-        assert_eq!((time("30s"), time("10m")), (Ok(Duration::from_secs(30)), Ok(Duration::from_secs(600))));
+        assert_eq!(parse_time("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!((parse_time("30s"), parse_time("10m")), (Ok(Duration::from_secs(30)), Ok(Duration::from_secs(600))));
         for text in ["", "s", "30", "0s", "1h", "-1s"] {
-            assert!(time(text).unwrap_err().contains("is not a time"), "{text}");
+            assert!(parse_time(text).unwrap_err().contains("is not a time"), "{text}");
         }
     }
 }

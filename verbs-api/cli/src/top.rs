@@ -1,7 +1,7 @@
 //! `roxe top`: a table of the queue pairs of running programs, redrawn every second.
 
 use crate::output::{Result, Table};
-use crate::status::{Facts, Process, known};
+use crate::status::{KeyValues, Process, find_processes};
 use roxe_provider::legend_of;
 use serde_json::{Value, json};
 use std::io::{IsTerminal, Write, stdout};
@@ -23,11 +23,11 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "json")]
     counters: bool,
     /// Seconds between two tables.
-    #[arg(long, value_name = "S", default_value = "1", value_parser = seconds)]
+    #[arg(long, value_name = "S", default_value = "1", value_parser = parse_seconds)]
     interval: Duration,
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+fn parse_seconds(text: &str) -> Result<Duration, String> {
     let parsed = text.parse::<f64>().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     parsed.filter(|interval| !interval.is_zero()).ok_or_else(|| "a number of seconds above 0 is needed".to_owned())
 }
@@ -58,7 +58,7 @@ struct Snapshot {
 
 impl Snapshot {
     fn take(pid: Option<u32>) -> Result<Self> {
-        let processes = known(pid)?;
+        let processes = find_processes(pid)?;
         Ok(Self { at: Instant::now(), processes })
     }
 
@@ -127,15 +127,15 @@ fn table(before: &Snapshot, now: &Snapshot, seconds: f64) -> Table {
     table
 }
 
-/// Returns true if a queue pair was not connected between two looks, which sets new PSNs and makes
-/// rates meaningless.
-fn is_same_connection(old: &Facts, qp: &Facts) -> bool {
+/// Returns true if a queue pair was not connected anew between two snapshots. A new connection
+/// sets new PSNs, from which no rate follows.
+fn is_same_connection(old: &KeyValues, qp: &KeyValues) -> bool {
     let is_same = |name| old.text(name) == qp.text(name);
     let was_connected = !["RESET", "INIT", "RTR"].contains(&old.text("state"));
     is_same("peer") && is_same("address") && (is_same("state") || was_connected)
 }
 
-fn cells(old: &Facts, qp: &Facts, seconds: f64) -> [String; 15] {
+fn cells(old: &KeyValues, qp: &KeyValues, seconds: f64) -> [String; 15] {
     let grown = |name: &str, bits: u32| (qp.number(name).wrapping_sub(old.number(name)) & ((1 << bits) - 1)) as f64;
     let megabytes = |name| rate(qp.number(name).saturating_sub(old.number(name)) as f64 / 1e6, seconds);
     let peer = match qp.text("address") {
@@ -185,7 +185,7 @@ fn json(snapshot: &Snapshot) -> Value {
     let value = |text: &String| text.parse::<u64>().map_or_else(|_| text.as_str().into(), Value::from);
     let processes = snapshot.processes.iter().map(|process| {
         let counters: Value = process.counters.iter().map(|(name, value)| (name.clone(), *value)).collect();
-        let of_qp = |qp: &Facts| qp.0.iter().map(|(name, text)| (name.clone(), value(text))).collect::<Value>();
+        let of_qp = |qp: &KeyValues| qp.0.iter().map(|(name, text)| (name.clone(), value(text))).collect::<Value>();
         json!({
             "pid": process.pid.parse::<u32>().ok(),
             "program": process.command,
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn first_look_has_no_rates() {
+    fn first_table_has_no_rates() {
         let snapshot = snapshot(5, "qp qpn=0x11 service=UD state=RTS address=- sends=5 outstanding=0 window=0 error=-");
         let text = table(&snapshot, &snapshot, 0.0).to_string();
         assert_eq!(
@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn interval_is_a_positive_number_of_seconds() {
-        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
-        assert!(["0", "-1", "soon", "1e99"].iter().all(|text| seconds(text).is_err()));
+        assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert!(["0", "-1", "soon", "1e99"].iter().all(|text| parse_seconds(text).is_err()));
     }
 }

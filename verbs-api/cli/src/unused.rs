@@ -1,10 +1,10 @@
-//! Reports programs that could have used roxe's card and opened no device, after their
-//! exit, with a likely remedy.
+//! Reports programs that could have used roxe's card and opened no device, after their exit, with a
+//! likely remedy.
 //!
 //! Some libraries choose their transport themselves and silently bypass roxe, such as Open MPI as
-//! Debian configures it. A process that lists the devices opens a file in a folder
-//! ([`roxe_provider::watched_dir`]), and one that starts a device opens another. An inotify watch
-//! reports both.
+//! Debian configures it. A process that lists the devices opens a file in the folder
+//! [`roxe_provider::watched_dir`], and a process that starts a device opens another file there. An
+//! inotify watch reports both.
 
 use crate::asks;
 use nix::sys::inotify::AddWatchFlags;
@@ -13,7 +13,7 @@ use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// Bytes of `inotify_event` before its name.
+/// Length in bytes of `inotify_event` before its name.
 const HEADER: usize = 16;
 /// Libraries of Open MPI's launcher and of programs built with it.
 const OPEN_MPI: [&str; 2] = ["libopen-rte.so", "libmpi.so.40"];
@@ -43,7 +43,7 @@ impl Opened {
             let word = |at: usize| header[at..].first_chunk().map_or(0, |word| u32::from_ne_bytes(*word));
             let (mask, len) = (word(4), word(12) as usize);
             let name = rest.get(..len).unwrap_or_default().split(|byte| *byte == 0).next().unwrap_or_default();
-            // After an overflow, a device may have been started.
+            // Events lost by an overflow may include the start of a device.
             self.device |= name == STARTED.as_bytes() || mask & AddWatchFlags::IN_Q_OVERFLOW.bits() != 0;
             self.list |= name == LISTED.as_bytes();
             let kind = mask & (AddWatchFlags::IN_OPEN | AddWatchFlags::IN_ISDIR).bits();
@@ -59,16 +59,16 @@ pub(crate) fn asks_for_help(words: &[OsString]) -> bool {
         || matches!(words, [_, word] if word == "-h" || word == "-V")
 }
 
-/// Returns true if the file of a program shows that it uses verbs, or may choose them.
+/// Returns true if, judged by its file, a program uses verbs or may choose them.
 pub(crate) fn may_use_verbs(file: &Path) -> bool {
-    asks::of(file).is_some() || is_open_mpi(file)
+    asks::verbs_use(file).is_some() || is_open_mpi(file)
 }
 
 fn is_open_mpi(file: &Path) -> bool {
     asks::needs(file, &OPEN_MPI)
 }
 
-/// Reports that `program`, which has ended, opened no device; `ran` are the files of its processes.
+/// Reports that `program`, which has ended, opened no device; `ran` has the files of its processes.
 pub(crate) fn report<'a>(program: &'a Path, ran: impl Iterator<Item = &'a PathBuf>, opened: Opened, explain: bool) {
     let mut files = std::iter::once(program).chain(ran.map(PathBuf::as_path));
     let (line, more) = match files.find(|file| is_open_mpi(file)) {
@@ -82,9 +82,9 @@ pub(crate) fn report<'a>(program: &'a Path, ran: impl Iterator<Item = &'a PathBu
 }
 
 /// Summary of the report, and more lines for `--explain`.
-type Words = (&'static str, &'static [&'static str]);
+type ReportText = (&'static str, &'static [&'static str]);
 
-const MPI: Words = (
+const MPI: ReportText = (
     "Open MPI was set to other transports (Debian's openmpi-mca-params.conf switches ucx and ofi off); start it with \
      `mpirun --mca pml ucx -x UCX_TLS=rc_v,self`",
     &[
@@ -95,15 +95,15 @@ const MPI: Words = (
     ],
 );
 
-const NOT_USED: Words = (
+const NOT_USED: ReportText = (
     "libibverbs was loaded, but no process listed the devices; choose verbs in the program's settings (UCX_TLS=rc_v,self \
      for UCX, FI_PROVIDER=verbs for libfabric)",
-    WAYS,
+    REMEDIES,
 );
 
-const ONLY_LISTED: Words = ("a process listed the devices and opened none of them", WAYS);
+const ONLY_LISTED: ReportText = ("a process listed the devices and opened none of them", REMEDIES);
 
-const WAYS: &[&str] = &[
+const REMEDIES: &[&str] = &[
     "what it sees   roxe run -- ibv_devinfo",
     "other names    --profile cx6 for programs that look for mlx5_0, ROXE_DEVICE_NAME for others",
     "GID index 3    --profile cx6, or ROXE_GID_LAYOUT=mellanox",

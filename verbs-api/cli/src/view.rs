@@ -1,11 +1,12 @@
 //! The view: `/sys/class/infiniband` and `/dev/infiniband` of roxe's devices under `roxe run`,
 //! because some programs look for a card there.
 //!
-//! The program starts in a mount namespace, and unless its user is root in a user namespace, where
-//! it keeps its user and group but set-uid programs have no effect. Users with some capabilities
-//! would lose them there and get no view. Roxe's library is bound over other copies of libibverbs
-//! and librdmacm, for programs that do not follow LD_LIBRARY_PATH. Failures are reported, and the
-//! program starts without that part.
+//! The program starts in a mount namespace. Unless its user is root, the program also starts in a
+//! user namespace, where it keeps its user and group, but set-uid programs gain no rights. A
+//! program with some capabilities would lose them there, so it gets no view. Roxe's library is
+//! bound over other copies of libibverbs and librdmacm, for programs that do not follow
+//! LD_LIBRARY_PATH. If a part of the view fails, `roxe run` reports it and the program starts
+//! without that part.
 
 mod libraries;
 mod namespace;
@@ -14,7 +15,7 @@ mod sysfs;
 
 use crate::output::Result;
 use crate::program;
-use namespace::Space;
+use namespace::Namespaces;
 pub(crate) use namespace::{capabilities, mount_own_proc, unshare_as_root};
 use nix::mount::{MsFlags, mount};
 use roxe_provider::Device;
@@ -58,50 +59,51 @@ pub(crate) enum ViewError {
 
 /// The parts of the view that a program has.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Shown {
+pub(crate) struct ViewParts {
     pub(crate) counters: bool,
     /// True if roxe's library replaces all other copies.
     pub(crate) library: bool,
 }
 
-/// Moves this process, which will become `program`, to the view, with `library` in place of all
-/// others. `scratch` is a folder to mount on meanwhile. Calls `report` for each failure.
-pub(crate) fn enter(library: &Path, program: Option<&Path>, scratch: &Path, report: impl Fn(ViewError)) -> Shown {
+/// Moves this process, which will become `program`, into the view, with `library` in place of all
+/// other copies. `scratch` is a folder for temporary mounts. Calls `report` for each failure.
+pub(crate) fn enter(library: &Path, program: Option<&Path>, scratch: &Path, report: impl Fn(ViewError)) -> ViewParts {
     let others = libraries::find(library, program);
     match prepare(program) {
         Ok(devices) => {
-            let laid = libraries::replace(library, &others).map_err(|(path, cause)| ViewError::Library { path, cause });
-            let library = laid.map_err(&report).is_ok();
+            let replaced =
+                libraries::replace(library, &others).map_err(|(path, cause)| ViewError::Library { path, cause });
+            let library = replaced.map_err(&report).is_ok();
             libraries::replace_rdma();
-            Shown { counters: show(&devices, scratch, report), library }
+            ViewParts { counters: show(&devices, scratch, report), library }
         }
         Err(error) => {
             report(error);
-            Shown::default()
+            ViewParts::default()
         }
     }
 }
 
-/// Returns a copy of libibverbs in a package of this Python, which has a name of its own.
+/// Returns the copy of libibverbs that a package of this Python bundles under another name.
 pub(crate) fn copy_of_python(program: &Path) -> Option<PathBuf> {
     program::is_python(program).then(|| libraries::packaged(program)).flatten()
 }
 
 /// Fails if programs of this user cannot have a view.
 pub(crate) fn possible() -> Result<(), ViewError> {
-    space_for(None).map(drop)
+    namespaces_for(None).map(drop)
 }
 
 /// Returns the namespaces that the program needs.
-fn space_for(program: Option<&Path>) -> Result<Space, ViewError> {
+fn namespaces_for(program: Option<&Path>) -> Result<Namespaces, ViewError> {
     if !namespace::root_is_mounted() {
         return Err(ViewError::Root);
     }
     if !Path::new("/sys/class").is_dir() {
         return Err(ViewError::NoSys);
     }
-    let space = Space::needed().ok_or(ViewError::Rights)?;
-    if space == Space::OfUser {
+    let namespaces = Namespaces::needed().ok_or(ViewError::Rights)?;
+    if namespaces == Namespaces::UserAndMount {
         if roxe_provider::is_overflow_user() {
             return Err(ViewError::OverflowUser);
         }
@@ -110,23 +112,24 @@ fn space_for(program: Option<&Path>) -> Result<Space, ViewError> {
         }
         namespace::probe().map_err(ViewError::Namespace)?;
     }
-    Ok(space)
+    Ok(namespaces)
 }
 
 /// Enters the namespaces and returns the devices.
 fn prepare(program: Option<&Path>) -> Result<Vec<Device>, ViewError> {
     let devices = roxe_provider::preview()?;
-    let space = space_for(program)?;
-    namespace::enter(space).map_err(|cause| ViewError::Namespace(cause.to_string()))?;
+    let namespaces = namespaces_for(program)?;
+    namespace::enter(namespaces).map_err(|cause| ViewError::Namespace(cause.to_string()))?;
     Ok(devices)
 }
 
-/// Puts both folders in place. Returns true if that of the counters is.
+/// Mounts both folders. Returns true if `/sys/class/infiniband`, which has the counters, is
+/// mounted.
 fn show(cards: &[Device], scratch: &Path, report: impl Fn(ViewError)) -> bool {
     // Read before the class is replaced.
     let outer = sysfs::outer_devices(Path::new(CLASS), Path::new(sysfs::NODES));
     let without = |name: &OsStr| outer.contains(name) || sysfs::has_name_of_ours(name);
-    let open = |names| overlay::Opened { names, without: &without };
+    let open = |names| overlay::OpenFolders { names, without: &without };
     let (sys, dev) = (Path::new("/sys/class"), Path::new("/dev"));
     let class = open(&["infiniband", "infiniband_verbs"]);
     let class = overlay::add(scratch, sys, &class, |to| sysfs::write_class(cards, to));
@@ -140,9 +143,9 @@ fn show(cards: &[Device], scratch: &Path, report: impl Fn(ViewError)) -> bool {
     shown
 }
 
-/// `roxe probe-view`: tries to enter the namespaces. The parent reads the error.
-pub(crate) fn try_out() -> Result {
-    namespace::enter(Space::OfUser)?;
+/// `roxe probe-view`: tries to enter the namespaces. The parent process reads the error.
+pub(crate) fn probe() -> Result {
+    namespace::enter(Namespaces::UserAndMount)?;
     // Fails if this process may not mount.
     Ok(mount(Some("roxe"), "/sys/class", Some("tmpfs"), MsFlags::empty(), None::<&str>)?)
 }

@@ -3,7 +3,7 @@
 //!
 //! A packet of a connected service carries only its destination queue pair. The source queue pair
 //! is found through the comment of the recording process, messages of the connection manager, or
-//! responses, whose PSNs are those of their requests.
+//! responses, which carry the PSNs of their requests.
 
 use crate::event::{Cause, Event};
 use crate::reader::{Captured, Integrity};
@@ -83,12 +83,12 @@ pub struct Analysis {
 }
 
 impl Analysis {
-    /// Returns all flows so far; findings have their indexes.
+    /// Returns all flows so far; a finding has the index of its flow.
     pub fn flows(&self) -> &[Flow] {
         &self.flows
     }
 
-    /// Returns all messages so far; findings have their indexes.
+    /// Returns all messages so far; a finding has the index of its message.
     pub fn messages(&self) -> &[Message] {
         &self.messages
     }
@@ -273,7 +273,7 @@ impl Analysis {
             let (end, is_whole) = message.last;
             let is_own = requests.message_at(seq) == Some(*index);
             // READs and atomics end with their own response, or with a response to a later request.
-            let is_done = if asks_for_data(message.operation) { ends_read || !is_own } else { is_whole };
+            let is_done = if has_data_response(message.operation) { ends_read || !is_own } else { is_whole };
             if end > last || !is_done {
                 break;
             }
@@ -287,7 +287,7 @@ impl Analysis {
     }
 }
 
-const fn asks_for_data(operation: Operation) -> bool {
+const fn has_data_response(operation: Operation) -> bool {
     matches!(operation, Operation::ReadRequest | Operation::CompareSwap | Operation::FetchAdd)
 }
 
@@ -347,10 +347,10 @@ pub(crate) struct Responses {
 
 /// Maximum number of searches for the requests of a flow of responses.
 const MAX_SEARCHES: u32 = 64;
-/// Number of visited flows after which a search is limited to the [`NEWEST`] flows, so that the
-/// time is linear in the length of any capture.
+/// Number of visited flows after which a search visits only the newest [`MAX_NEWEST`] flows, so
+/// that the time is linear in the length of any capture.
 const MAX_VISITS: usize = 1 << 26;
-const NEWEST: usize = 1024;
+const MAX_NEWEST: usize = 1024;
 
 /// Finds the two flows of a connection.
 #[derive(Debug, Default)]
@@ -359,14 +359,14 @@ pub(crate) struct Pairing {
     requested: HashMap<(Gid, CommId), Qpn>,
     /// Peers of queue pairs.
     connected: HashMap<(Gid, Qpn), Qpn>,
-    /// Flow of requests for a flow of responses, or the number of failed searches.
-    answered: HashMap<usize, Result<usize, u32>>,
+    /// Flow of requests by flow of responses, or the number of failed searches.
+    request_flows: HashMap<usize, Result<usize, u32>>,
     /// Number of visited flows.
     visits: usize,
 }
 
 impl Pairing {
-    /// Learns the source of this packet.
+    /// Learns the source queue pair of the packet's flow.
     fn learn(&mut self, flows: &mut [Flow], flow: usize, captured: &Captured<'_>, packet: &Packet<'_>) {
         match Mad::of_packet(packet) {
             Some(Ok(mad)) => self.learn_connection(captured, &mad.message),
@@ -409,7 +409,7 @@ impl Pairing {
         flow: usize,
         psn: Psn,
     ) -> Option<usize> {
-        let attempts = match self.answered.get(&flow) {
+        let attempts = match self.request_flows.get(&flow) {
             Some(Ok(found)) => return Some(*found),
             Some(Err(MAX_SEARCHES)) => return None,
             Some(Err(attempts)) => attempts + 1,
@@ -418,17 +418,17 @@ impl Pairing {
         let Flow { key, source, .. } = flows[flow];
         let known = source.and_then(|qpn| by_key.get(&key.back(qpn)).copied());
         let found = known.or_else(|| {
-            let is_asked = |other: &Flow| {
+            let is_candidate = |other: &Flow| {
                 key.back(other.key.qpn) == other.key
                     && source.is_none_or(|qpn| qpn == other.key.qpn)
                     && other.source.is_none_or(|qpn| qpn == key.qpn)
                     && other.requests.as_ref().is_some_and(|requests| requests.covers(psn))
             };
-            let first = if self.visits < MAX_VISITS { 0 } else { flows.len().saturating_sub(NEWEST) };
+            let first = if self.visits < MAX_VISITS { 0 } else { flows.len().saturating_sub(MAX_NEWEST) };
             self.visits = self.visits.saturating_add(flows.len() - first);
-            flows.get(first..)?.iter().rposition(is_asked).map(|at| first + at)
+            flows.get(first..)?.iter().rposition(is_candidate).map(|at| first + at)
         });
-        self.answered.insert(flow, found.ok_or(attempts));
+        self.request_flows.insert(flow, found.ok_or(attempts));
         if let Some(found) = found {
             flows[flow].source = Some(flows[found].key.qpn);
             flows[found].source = Some(key.qpn);
@@ -437,8 +437,8 @@ impl Pairing {
     }
 }
 
-/// Returns the source queue pair in the comment of the sending process. The comment of a receiving
-/// process has the destination.
+/// Returns the source queue pair in the comment of the sending process; the comment of a receiving
+/// process has the destination queue pair.
 pub(crate) fn sender(captured: &Captured<'_>) -> Option<Qpn> {
     let remark = (captured.direction == Some(Direction::Outbound)).then_some(captured.remark)?;
     let number = remark.strip_prefix("qp 0x")?.split(' ').next()?;
@@ -461,6 +461,6 @@ mod tests {
         };
         assert_eq!(visits(&mut pairing, 0), 5000);
         pairing.visits = MAX_VISITS;
-        assert_eq!(visits(&mut pairing, 1), NEWEST);
+        assert_eq!(visits(&mut pairing, 1), MAX_NEWEST);
     }
 }

@@ -24,16 +24,16 @@ pub enum Event {
     Malformed(ParseError),
     /// The ICRC is wrong.
     WrongIcrc,
-    /// The capture lacks some of its headers.
+    /// The capture lacks some headers of the packet.
     Cut,
-    /// Packets before it are not in the capture.
+    /// Packets before this packet are not in the capture.
     Gap {
         /// Expected PSN.
         expected: Psn,
         /// Number of missing packets.
         missing: u32,
     },
-    /// The packet is from a gap.
+    /// The packet fills a gap.
     FillsGap {
         /// Cause, if it was retransmitted.
         cause: Cause,
@@ -44,7 +44,7 @@ pub enum Event {
         times: u32,
         /// Cause.
         cause: Cause,
-        /// True if an acknowledgement for it was seen.
+        /// True if the packet was acknowledged before.
         is_acknowledged: bool,
     },
     /// The PSN is far from the expected one: a new connection.
@@ -56,7 +56,7 @@ pub enum Event {
     RepeatedAck,
     /// A response that was sent before.
     RepeatedResponse,
-    /// Responses before it are not in the capture.
+    /// Responses before this response are not in the capture.
     ResponseGap {
         /// Expected PSN.
         expected: Psn,

@@ -1,9 +1,10 @@
 //! Explains captures, for `roxe dump` and for reports.
 //!
-//! [`items`] finds the packets of a file, an [`Analysis`] returns the verdict on each in its
-//! context, [`words`](words()) and [`sections`] describe it, [`page`](page()) draws it as a page of
-//! HTML. [`judge`] says which cards break which rules.
-//! A capture is hostile input: no bytes cause a panic, and none of them become markup.
+//! [`items`] finds the packets of a file. An [`Analysis`] returns the verdict on each packet in its
+//! context. [`words`](words()) and [`sections`] describe a packet, and [`page`](page()) draws a
+//! page of HTML. [`judge`] reports which cards break which rules.
+//!
+//! A capture is hostile input: no bytes cause a panic, and no bytes become markup.
 #![forbid(unsafe_code)]
 
 mod analysis;

@@ -26,7 +26,7 @@ pub struct Counts {
     pub packets: usize,
     /// Damaged packets.
     pub bad: usize,
-    /// Packets that the capture cut.
+    /// Packets that the capture does not have to their end.
     pub cut: usize,
     /// Other frames.
     pub others: Others,
@@ -61,7 +61,7 @@ impl Counts {
         }
     }
 
-    fn troubles(&self) -> [(&'static str, usize, Tone); 5] {
+    fn problem_counts(&self) -> [(&'static str, usize, Tone); 5] {
         [
             ("retransmissions", self.retransmissions, Tone::Warning),
             ("RNR NAKs", self.rnrs, Tone::Warning),
@@ -83,8 +83,8 @@ impl fmt::Display for Counts {
         if others.count() > 0 {
             write!(f, " ({others})")?;
         }
-        let troubles = self.troubles().into_iter().filter(|(_, count, _)| *count > 0);
-        troubles.into_iter().try_for_each(|(name, count, _)| write!(f, "; {name}: {count}"))
+        let problems = self.problem_counts().into_iter().filter(|(_, count, _)| *count > 0);
+        problems.into_iter().try_for_each(|(name, count, _)| write!(f, "; {name}: {count}"))
     }
 }
 
@@ -101,13 +101,13 @@ pub struct Page {
     pub columns: Vec<(String, String)>,
     /// Packets from top to bottom, in the format of the page's script.
     pub rows: Vec<Value>,
-    /// Messages; rows have their indexes.
+    /// Messages; a row has the index of its message.
     pub messages: Vec<Value>,
     /// Headers of the rows.
     pub shapes: Shapes,
 }
 
-/// Returns the page of a capture with the packets of `found` and the counts of all packets.
+/// Returns the page of a capture: the packets in `found`, and the counts of all packets.
 pub fn page(
     title: String,
     found: &[(Captured<'_>, Finding)],
@@ -132,7 +132,7 @@ pub fn page(
         number("queue pairs", ends, Tone::Good),
         number("messages", all.len(), Tone::Good),
     ];
-    facts.extend(counts.troubles().map(|(name, count, tone)| number(name, count, tone)));
+    facts.extend(counts.problem_counts().map(|(name, count, tone)| number(name, count, tone)));
     facts.push(number("damaged", counts.bad, Tone::Bad));
     facts.push(number("cut", counts.cut, Tone::Warning));
     facts.push(("span", format!("{:.6} s", counts.span as f64 / 1e9), Tone::Good.name()));
@@ -188,14 +188,14 @@ fn row(
     let message = finding.message.and_then(|message| places.get(&message)).map_or(-1, |place| *place as i64);
     let is_response = header.is_some_and(|header| header.opcode().operation().is_response());
     let flags = u8::from(is_response) | u8::from(captured.is_lost()) << 1;
-    let way = match captured.direction {
+    let direction = match captured.direction {
         Some(Direction::Outbound) => "sent",
         Some(Direction::Inbound) => "received",
         None => "",
     };
     let sections: Vec<Value> = sections(captured).iter().map(|section| shapes.value(section)).collect();
     let words = words(captured, finding);
-    json!([frame, time, from, to, label, verdict, tone, words, remark, message, flags, way, sections])
+    json!([frame, time, from, to, label, verdict, tone, words, remark, message, flags, direction, sections])
 }
 
 /// Returns the label of an arrow: opcode, PSN, MSN, length.
@@ -258,8 +258,8 @@ pub fn render(page: &Page) -> String {
     )
 }
 
-/// Escapes text for elements and attributes of XML and HTML. XML allows no other control characters
-/// than tabs and newlines.
+/// Escapes text for elements and attributes of XML and HTML. Replaces control characters except
+/// tabs and newlines, which XML does not allow.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {

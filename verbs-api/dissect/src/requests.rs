@@ -14,7 +14,7 @@ pub(crate) struct Requests {
     repeats: HashMap<Seq, u32>,
     /// Newest acknowledged request.
     acknowledged: Option<Seq>,
-    /// PSN of the newest NAK, as a sequence number, and the cause.
+    /// Sequence number of the newest NAK, and the cause of the retransmissions that follow it.
     nak: Option<(Seq, Cause)>,
     /// Newest retransmission and its cause.
     resent: Option<(Seq, Cause)>,
@@ -77,7 +77,7 @@ impl Requests {
                 self.resent = Some((seq, cause));
                 Event::FillsGap { cause }
             }
-            Place::Again => {
+            Place::SentBefore => {
                 let cause = self.cause_of(seq);
                 self.resent = Some((seq, cause));
                 let times = self.repeats.entry(seq).or_insert(1);
@@ -88,7 +88,7 @@ impl Requests {
         (seq, event)
     }
 
-    /// Returns the cause of a retransmission: a NAK, or the cause of the previous packet's.
+    /// Returns the cause of a retransmission: a NAK, or the cause of the retransmission before it.
     fn cause_of(&mut self, seq: Seq) -> Cause {
         if let Some((_, cause)) = self.nak.take_if(|(expected, _)| *expected <= seq) {
             return cause;

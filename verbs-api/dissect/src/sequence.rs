@@ -1,6 +1,6 @@
 //! Sequence numbers of the requests to one queue pair: the next number, and the gaps.
 //!
-//! PSNs have 24 bits and wrap; a [`Seq`] does not, so that sequence numbers have an order.
+//! PSNs have 24 bits and wrap. A [`Seq`] does not wrap, so sequence numbers have an order.
 
 use roxe_wire::{MAX_PAYLOAD, Psn};
 use std::collections::BTreeMap;
@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 /// A sequence number that does not wrap.
 pub(crate) type Seq = i64;
 
-/// Distance of PSNs above which a request belongs to another connection.
-const JUMP: i64 = 1 << 16;
+/// Distance of PSNs from which on a request belongs to another connection.
+const MAX_DISTANCE: i64 = 1 << 16;
 /// Smallest path MTU.
 const MIN_PAYLOAD: u32 = 256;
 /// Maximum number of remembered gaps. Above it, the oldest gap is dropped.
@@ -25,7 +25,7 @@ pub(crate) fn read_span(len: u32, mtu: Option<u32>) -> (i64, i64) {
     (packets(mtu.unwrap_or(MAX_PAYLOAD as u32)), packets(mtu.unwrap_or(MIN_PAYLOAD)))
 }
 
-/// Place of a request among those before it.
+/// Place of a request among the requests seen before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Next,
@@ -34,8 +34,8 @@ pub(crate) enum Place {
     InGap,
     /// Before the first request.
     BeforeFirst,
-    /// Sent before.
-    Again,
+    /// The request was sent before.
+    SentBefore,
     /// Too far away to belong to the same connection.
     OutOfReach,
 }
@@ -49,8 +49,8 @@ pub(crate) struct Sequence {
     next: (Seq, Seq),
     /// Ranges of requests that were not seen: begin and end.
     gaps: BTreeMap<Seq, Seq>,
-    /// True if a gap was forgotten.
-    has_forgotten: bool,
+    /// True if a gap was dropped.
+    has_dropped_gaps: bool,
 }
 
 impl Sequence {
@@ -69,8 +69,8 @@ impl Sequence {
         self.next
     }
 
-    pub(crate) const fn has_forgotten(&self) -> bool {
-        self.has_forgotten
+    pub(crate) const fn has_dropped_gaps(&self) -> bool {
+        self.has_dropped_gaps
     }
 
     /// Returns the sequence number of `psn` nearest to the next one.
@@ -80,7 +80,7 @@ impl Sequence {
 
     pub(crate) fn place(&self, seq: Seq) -> Place {
         let (least, most) = self.next;
-        if seq >= most + JUMP || seq < least - JUMP {
+        if seq >= most + MAX_DISTANCE || seq < least - MAX_DISTANCE {
             Place::OutOfReach
         } else if seq > most {
             Place::AfterGap
@@ -91,7 +91,7 @@ impl Sequence {
         } else if self.is_missing(seq) {
             Place::InGap
         } else {
-            Place::Again
+            Place::SentBefore
         }
     }
 
@@ -104,36 +104,36 @@ impl Sequence {
         let place = self.place(seq);
         match place {
             Place::AfterGap => {
-                self.open(self.next.1, seq);
+                self.add_gap(self.next.1, seq);
                 self.next = (seq + least, seq + most);
             }
             Place::Next => self.next = (seq + least, seq + most),
-            Place::InGap => self.close(seq, seq + least),
+            Place::InGap => self.remove_gap(seq, seq + least),
             Place::BeforeFirst => {
                 if seq + least < self.first {
-                    self.open(seq + least, self.first);
+                    self.add_gap(seq + least, self.first);
                 }
                 self.first = seq;
             }
-            Place::Again | Place::OutOfReach => {}
+            Place::SentBefore | Place::OutOfReach => {}
         }
         place
     }
 
     /// Adds `begin..end` to the gaps.
-    fn open(&mut self, begin: Seq, end: Seq) {
+    fn add_gap(&mut self, begin: Seq, end: Seq) {
         self.gaps.insert(begin, end);
         if self.gaps.len() > MAX_GAPS {
             self.gaps.pop_first();
-            self.has_forgotten = true;
+            self.has_dropped_gaps = true;
         }
     }
 
     /// Removes `begin..end` from the gaps.
-    fn close(&mut self, begin: Seq, end: Seq) {
+    fn remove_gap(&mut self, begin: Seq, end: Seq) {
         let gaps = self.gaps.range(..end).rev().map(|(first, last)| (*first, *last));
-        let hit: Vec<_> = gaps.take_while(|(_, last)| *last > begin).collect();
-        for (first, last) in hit {
+        let overlapping: Vec<_> = gaps.take_while(|(_, last)| *last > begin).collect();
+        for (first, last) in overlapping {
             self.gaps.remove(&first);
             for (first, last) in [(first, begin.min(last)), (end.max(first), last)] {
                 if first < last {
@@ -174,7 +174,7 @@ mod tests {
         sequence.add(10, ONE);
         assert_eq!(sequence.add(7, ONE), Place::BeforeFirst);
         assert_eq!((sequence.first(), sequence.next()), (7, (11, 11)));
-        assert_eq!((sequence.place(8), sequence.place(7)), (Place::InGap, Place::Again));
+        assert_eq!((sequence.place(8), sequence.place(7)), (Place::InGap, Place::SentBefore));
     }
 
     #[test]
@@ -184,17 +184,17 @@ mod tests {
         let seq = sequence.nearest(Psn::new(1));
         assert_eq!((seq, sequence.add(seq, ONE)), (0x100_0001, Place::AfterGap));
         assert_eq!(sequence.nearest(Psn::new(0xff_ffff)), 0xff_ffff);
-        assert_eq!(sequence.place(seq + JUMP + 1), Place::OutOfReach);
+        assert_eq!(sequence.place(seq + MAX_DISTANCE + 1), Place::OutOfReach);
     }
 
     #[test]
-    fn oldest_of_too_many_gaps_is_forgotten() {
+    fn oldest_of_too_many_gaps_is_dropped() {
         let mut sequence = Sequence::new(Psn::new(0));
         for gap in 0..=MAX_GAPS as Seq {
             sequence.add(2 * gap + 1, ONE);
         }
-        assert!(sequence.has_forgotten());
-        assert_eq!((sequence.place(0), sequence.place(2)), (Place::Again, Place::InGap));
+        assert!(sequence.has_dropped_gaps());
+        assert_eq!((sequence.place(0), sequence.place(2)), (Place::SentBefore, Place::InGap));
     }
 
     #[test]

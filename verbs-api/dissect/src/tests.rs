@@ -7,11 +7,12 @@ use roxe_wire::{
 };
 use std::net::Ipv4Addr;
 
-/// Queue pairs of the requester at 10.0.0.1 and the responder at 10.0.0.2.
+/// Queue pair of the requester at 10.0.0.1.
 const REQUESTER: u32 = 0x11;
+/// Queue pair of the responder at 10.0.0.2.
 const RESPONDER: u32 = 0x22;
 
-/// A capture in the making.
+/// A capture to which tests add packets.
 struct Tape {
     bytes: Vec<u8>,
     time: u64,

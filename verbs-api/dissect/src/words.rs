@@ -11,13 +11,13 @@ pub fn words(captured: &Captured<'_>, finding: &Finding) -> String {
         return finding.event.words(roxe_wire::Psn::default()).unwrap_or_default();
     };
     let verdict = finding.event.words(packet.header.bth.psn);
-    let does = if captured.is_cut() && Mad::of_packet(&packet).is_some() {
+    let operation = if captured.is_cut() && Mad::of_packet(&packet).is_some() {
         Some("connection manager: not captured".to_owned())
     } else {
-        does(&packet, finding)
+        operation_of(&packet, finding)
     };
-    let mut text = match (verdict, does) {
-        (Some(verdict), Some(does)) => format!("{verdict}; {does}"),
+    let mut text = match (verdict, operation) {
+        (Some(verdict), Some(operation)) => format!("{verdict}; {operation}"),
         (Some(text), None) | (None, Some(text)) => text,
         (None, None) => String::new(),
     };
@@ -27,12 +27,12 @@ pub fn words(captured: &Captured<'_>, finding: &Finding) -> String {
         (captured.net.is_marked(), "; a switch marked it (ECN)"),
         (packet.header.bth.solicited, "; solicited: wakes a waiting receiver"),
     ];
-    marks.iter().filter(|(is, _)| *is).for_each(|(_, mark)| text.push_str(mark));
+    marks.iter().filter(|(is_set, _)| *is_set).for_each(|(_, mark)| text.push_str(mark));
     text
 }
 
 /// Describes the operation of a packet; `None` if the verdict is enough.
-fn does(packet: &Packet<'_>, finding: &Finding) -> Option<String> {
+fn operation_of(packet: &Packet<'_>, finding: &Finding) -> Option<String> {
     let len = packet.payload.len();
     Some(match packet.header.kind {
         Kind::RcRequest(request) => of_request(request, len),

@@ -1,30 +1,30 @@
-//! A target behind an agent: verbs of the far side are commands over TCP (`roxe_peer`), packets go
-//! through a UDP socket of this host.
+//! A target behind an agent: verbs of the far side are commands over TCP (`roxe_peer`), and packets
+//! of the near side go through a UDP socket of this host.
 //!
 //! Both ends of RoCEv2 use the same port, so the near side needs an address of its own: on the
 //! card's host, another loopback address.
 //!
-//! When pipelined (`Target::pipeline`), commands without a result are sent together with the next
-//! one that has a result, or before the next packet, and objects are reused.
+//! When pipelined (`Target::pipeline`), objects are reused, and commands without a result are sent
+//! together with the next command that has a result, or before the next packet.
 
 mod sockets;
 
 use crate::target::{
-    Answer, Attributes, Bound, Card, Change, Completed, ConnectionEvent, Datagram, Event, Extensions, FarSide, Handle,
-    NewQp, Piece, QUERIED, REPORTED, Refused, Region, Snapshot, Source, TagWork, Target, Terms, Work,
+    Answer, Attributes, Bound, Card, Change, Completed, ConnParam, ConnectionEvent, Datagram, Event, Extensions,
+    FarSide, Handle, NewQp, Piece, QUERIED, REPORTED, Refused, Region, Snapshot, Source, TagWork, Target, Work,
 };
 use roxe_net::udp::max_payload;
 use roxe_peer::client::{self, Client, ClientError};
 use roxe_peer::protocol::{Command, from_hex, from_runs, names, to_hex};
 use roxe_wire::{Gid, ROCE_PORT};
 use serde_json::{Value, json};
-use sockets::{FIRST, NUMBERS, SPAN, Sockets};
+use sockets::{FIRST_QPN, QPN_RANGE, QPNS_PER_CASE, Sockets};
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Longest time that a packet waits in the socket before this process runs.
+/// Maximum time that a packet waits in the socket before this process runs.
 const JITTER: Duration = Duration::from_millis(3);
 /// Maximum number of commands in one message.
 const MAX_PENDING: usize = 128;
@@ -32,8 +32,8 @@ const MAX_PENDING: usize = 128;
 const FLUSH_GLOBAL: u32 = 1 << 8;
 /// Renewals after which all objects are freed, because the agent limits the number of objects.
 const MAX_RENEWALS: u32 = 64;
-/// Maximum number of queue pairs that cannot be reused; then all objects are freed.
-const MAX_LEFT: usize = 512;
+/// Number of queue pairs that cannot be reused at which all objects are freed.
+const MAX_UNREUSABLE: usize = 512;
 
 /// A card that an agent drives.
 pub struct AgentCard {
@@ -47,12 +47,12 @@ pub struct AgentCard {
     /// Address handles by destination, traffic class and hop limit.
     handles: BTreeMap<([u8; 16], [u8; 2]), Handle>,
     is_pipelined: bool,
-    stock: Stock,
-    /// Queue pairs of the current case that cannot be reused: those with objects of their own, such
-    /// as an SRQ, which keeps its receives.
-    single: Vec<Handle>,
+    pools: Pools,
+    /// Queue pairs of the current case that cannot be reused, because they use objects such as an
+    /// SRQ, which keeps its receives.
+    unreusable: Vec<Handle>,
     /// Number of such queue pairs of earlier cases.
-    left: usize,
+    old_unreusable: usize,
     renewals: u32,
     /// For each command that is sent but not answered, true if a refusal is an error.
     pending: Vec<bool>,
@@ -69,12 +69,12 @@ impl AgentCard {
             sockets: Sockets::default(),
             start: Instant::now(),
             near: Gid::default(),
-            first_near: FIRST,
+            first_near: FIRST_QPN,
             handles: BTreeMap::new(),
             is_pipelined: false,
-            stock: Stock::default(),
-            single: Vec::new(),
-            left: 0,
+            pools: Pools::default(),
+            unreusable: Vec::new(),
+            old_unreusable: 0,
             renewals: 0,
             pending: Vec::new(),
             client,
@@ -92,7 +92,7 @@ impl AgentCard {
         let max_mtu = hello["port"]["active_mtu"].as_u64().unwrap_or(1024) as u32;
         let (device, version) = (self.client.name().to_owned(), &hello["version"]);
         let is_far = |gid: &Gid| !self.client.is_local() && gid.to_ip().is_loopback();
-        let mut trouble = String::from(if addresses.iter().any(is_far) {
+        let mut reason = String::from(if addresses.iter().any(is_far) {
             "the card is on the loopback interface of its host; start the agent there with --device and another card"
         } else {
             "the card has no RoCE v2 address but link-local ones; give its interface an address"
@@ -106,7 +106,7 @@ impl AgentCard {
             let (pair, near_port, max_datagram) = match measured {
                 Ok(opened) => opened,
                 Err(error) => {
-                    trouble = format!("cannot open sockets for packets to {}: {error}", address.to_ip());
+                    reason = format!("cannot open sockets for packets to {}: {error}", address.to_ip());
                     continue;
                 }
             };
@@ -123,7 +123,7 @@ impl AgentCard {
                 max_datagram,
             });
         }
-        if self.cards.is_empty() { Err(Refused::broken(trouble)) } else { Ok(()) }
+        if self.cards.is_empty() { Err(Refused::broken(reason)) } else { Ok(()) }
     }
 
     /// Returns the address of the card in the family of the current case.
@@ -134,8 +134,8 @@ impl AgentCard {
 
     /// Sends a command after the pending ones, and waits for its answer.
     fn call(&mut self, command: Command, arguments: Value) -> Answer<Value> {
-        let nothing = || Refused::broken("the agent sent no response");
-        self.call_all([(command, arguments)])?.pop().ok_or_else(nothing)
+        let missing = || Refused::broken("the agent sent no response");
+        self.call_all([(command, arguments)])?.pop().ok_or_else(missing)
     }
 
     /// Sends commands together, after the pending ones, and waits for their answers.
@@ -144,9 +144,9 @@ impl AgentCard {
             self.client.ask(command, arguments).map_err(refused)?;
         }
         let mut answers = self.client.answers().map_err(refused)?.into_iter();
-        for (matters, answer) in std::mem::take(&mut self.pending).into_iter().zip(&mut answers) {
+        for (must_succeed, answer) in std::mem::take(&mut self.pending).into_iter().zip(&mut answers) {
             if let Err(refusal) = answer.map_err(ClientError::Refused).map_err(refused)
-                && matters
+                && must_succeed
             {
                 return Err(refusal);
             }
@@ -154,9 +154,9 @@ impl AgentCard {
         answers.map(|answer| answer.map_err(ClientError::Refused).map_err(refused)).collect()
     }
 
-    /// Sends a command whose result is not needed; when pipelined, without waiting for the answer.
-    /// When pipelined, a later call reports a refusal if it `matters`; otherwise it is ignored.
-    fn issue(&mut self, command: Command, arguments: Value, matters: bool) -> Answer<()> {
+    /// Sends a command whose result is not needed. When pipelined, does not wait for the answer; a
+    /// later call then fails with a refusal of this command if `must_succeed`, or ignores it.
+    fn issue(&mut self, command: Command, arguments: Value, must_succeed: bool) -> Answer<()> {
         if !self.is_pipelined {
             return self.call(command, arguments).map(|_| ());
         }
@@ -164,7 +164,7 @@ impl AgentCard {
             self.call_all([])?;
         }
         self.client.ask(command, arguments).map_err(refused)?;
-        self.pending.push(matters);
+        self.pending.push(must_succeed);
         Ok(())
     }
 
@@ -195,20 +195,20 @@ impl AgentCard {
     fn free_all(&mut self) -> Answer<()> {
         self.call(Command::Reset, Value::Null)?;
         self.handles.clear();
-        self.stock = Stock::default();
-        (self.single, self.left) = (Vec::new(), 0);
+        self.pools = Pools::default();
+        (self.unreusable, self.old_unreusable) = (Vec::new(), 0);
         Ok(())
     }
 
     /// Prepares the objects of the previous case for the next one.
     fn reuse(&mut self) -> Answer<()> {
-        if self.left >= MAX_LEFT {
+        if self.old_unreusable >= MAX_UNREUSABLE {
             return self.free_all();
         }
-        self.left += self.single.len();
-        self.stock.regions.put_back();
-        let (qps, queues) = (self.stock.qps.put_back(), self.stock.queues.put_back());
-        let qps = qps.into_iter().map(|(qp, _)| qp).chain(std::mem::take(&mut self.single));
+        self.old_unreusable += self.unreusable.len();
+        self.pools.regions.release_all();
+        let (qps, queues) = (self.pools.qps.release_all(), self.pools.queues.release_all());
+        let qps = qps.into_iter().map(|(qp, _)| qp).chain(std::mem::take(&mut self.unreusable));
         for qp in qps {
             self.issue(Command::ModifyQp, json!({"qp": qp, "to": "RESET", "exact": true}), true)?;
         }
@@ -219,7 +219,7 @@ impl AgentCard {
     }
 }
 
-/// Returns a new GUID for the near side: cards remember GUIDs of earlier connections.
+/// Returns a new GUID for the near side, because cards remember the GUIDs of earlier connections.
 fn guid() -> u64 {
     let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
     since.as_nanos() as u64 | 1
@@ -253,7 +253,7 @@ impl Target for AgentCard {
         } else {
             self.free_all()?;
         }
-        self.first_near = FIRST + (self.first_near - FIRST + NUMBERS) % SPAN;
+        self.first_near = FIRST_QPN + (self.first_near - FIRST_QPN + QPNS_PER_CASE) % QPN_RANGE;
         let near = self.card(ipv6).map(|card| card.near).unwrap_or_default();
         self.near = near[0];
         self.sockets.begin(near).map_err(|error| io_error(&error))
@@ -266,7 +266,7 @@ impl Target for AgentCard {
     fn send(&mut self, datagram: &Datagram) -> Answer<()> {
         self.flush()?;
         self.sockets.send(&datagram.net, &datagram.bytes).map_err(|error| match error.raw_os_error() {
-            // Fragments would not do either: the ICRC covers the IP header.
+            // Fragments do not help: the ICRC covers the IP header of the whole packet.
             Some(libc::EMSGSIZE) => Refused::unsupported(format!(
                 "{} bytes are more than the MTU of the near side's link",
                 datagram.bytes.len()
@@ -302,7 +302,7 @@ impl Target for AgentCard {
             return self.free_all();
         }
         self.reuse()?;
-        self.stock = Stock::default();
+        self.pools = Pools::default();
         Ok(())
     }
 }
@@ -321,7 +321,7 @@ impl FarSide for AgentCard {
         edge: Option<u64>,
     ) -> Answer<Region> {
         let is_plain = (pd, edge) == (None, None);
-        if is_plain && let Some(region) = self.stock.regions.take(&(length, access)) {
+        if is_plain && let Some(region) = self.pools.regions.take(&(length, access)) {
             self.issue(Command::Write, json!({"mr": region.mr, "fill": fill, "length": length}), true)?;
             return Ok(region);
         }
@@ -337,7 +337,7 @@ impl FarSide for AgentCard {
         let key = |name| word(name).map(|key| key as u32);
         let region = Region { mr: word("mr")?, addr: word("addr")?, lkey: key("lkey")?, rkey: key("rkey")? };
         if self.is_pipelined && is_plain {
-            self.stock.regions.keep((length, access), region);
+            self.pools.regions.add((length, access), region);
         }
         Ok(region)
     }
@@ -347,12 +347,12 @@ impl FarSide for AgentCard {
     }
 
     fn create_cq(&mut self, cqe: u32) -> Answer<Handle> {
-        if let Some(cq) = self.stock.queues.take(&cqe) {
+        if let Some(cq) = self.pools.queues.take(&cqe) {
             return Ok(cq);
         }
         let cq = self.create(Command::CreateCq, json!({"cqe": cqe}), "cq")?;
         if self.is_pipelined {
-            self.stock.queues.keep(cqe, cq);
+            self.pools.queues.add(cqe, cq);
         }
         Ok(cq)
     }
@@ -362,7 +362,7 @@ impl FarSide for AgentCard {
     }
 
     fn create_qp(&mut self, new: &NewQp) -> Answer<(Handle, u32)> {
-        if let Some(known) = self.stock.qps.take(new) {
+        if let Some(known) = self.pools.qps.take(new) {
             return Ok(known);
         }
         let [sends, receives, sges, inline] = new.caps;
@@ -371,19 +371,19 @@ impl FarSide for AgentCard {
             "max_recv_wr": receives, "max_sge": sges, "max_inline": inline,
         });
         let answer = self.call(Command::CreateQp, arguments)?;
-        let made = (number(&answer, "qp")?, number(&answer, "qpn")? as u32);
+        let created = (number(&answer, "qp")?, number(&answer, "qpn")? as u32);
         if self.is_pipelined && (new.pd, new.srq, new.xrcd) == (None, None, None) {
-            self.stock.qps.keep(new.clone(), made);
+            self.pools.qps.add(new.clone(), created);
         } else {
-            self.single.push(made.0);
+            self.unreusable.push(created.0);
         }
-        Ok(made)
+        Ok(created)
     }
 
     fn modify_qp(&mut self, qp: Handle, change: &Change) -> Answer<()> {
         if change.migration.is_some() || change.alternate.is_some() {
             self.require_migration()?;
-            self.sockets.listen_to_all();
+            self.sockets.receive_stranger();
         }
         // The agent adds attributes that a transition requires; a return to RTS requires none.
         let exact = change.to == "RTS" && change.sq_psn.is_none();
@@ -466,18 +466,17 @@ impl FarSide for AgentCard {
         self.call(Command::Write, json!({"mr": mr, "offset": at, "hex": to_hex(bytes)})).map(|_| ())
     }
 
-    fn look(&mut self, queues: &[(Handle, Handle)], regions: &[(Handle, u64)]) -> Answer<Snapshot> {
-        let asked = queues.iter().flat_map(|(qp, cq)| {
+    fn snapshot(&mut self, queues: &[(Handle, Handle)], regions: &[(Handle, u64)]) -> Answer<Snapshot> {
+        let queue_commands = queues.iter().flat_map(|(qp, cq)| {
             [(Command::QueryQp, json!({"qp": qp})), (Command::Poll, json!({"cq": cq, "max": 256}))]
         });
         let reads = regions.iter().map(|(mr, len)| (Command::Read, json!({"mr": mr, "length": len, "runs": true})));
-        let events = (Command::Events, Value::Null);
-        let answers = self.call_all(asked.chain(reads).chain([events]))?;
-        let (ours, rest) = answers.split_at(answers.len().min(2 * queues.len()));
-        let (memory, told) = rest.split_at(rest.len().min(regions.len()));
-        let queues = ours.chunks(2).map(|pair| (state(&pair[0]), all_completed(&pair[1])));
+        let answers = self.call_all(queue_commands.chain(reads).chain([(Command::Events, Value::Null)]))?;
+        let (queue_answers, rest) = answers.split_at(answers.len().min(2 * queues.len()));
+        let (memory, events) = rest.split_at(rest.len().min(regions.len()));
+        let queues = queue_answers.chunks(2).map(|pair| (state(&pair[0]), all_completed(&pair[1])));
         let memory = memory.iter().zip(regions).map(|(answer, (_, len))| runs(answer, *len as usize));
-        let events = told.iter().flat_map(all_events).collect();
+        let events = events.iter().flat_map(all_events).collect();
         Ok(Snapshot { queues: queues.collect(), events, memory: memory.collect::<Answer<_>>()? })
     }
 
@@ -486,12 +485,12 @@ impl FarSide for AgentCard {
     }
 }
 
-/// Adds the terms of a connection to the arguments of a command.
-fn with_terms(mut arguments: Value, terms: &Terms) -> Value {
-    let [responder, initiator] = terms.depths;
-    arguments["hex"] = to_hex(&terms.private_data).into();
+/// Adds the parameters of a connection to the arguments of a command.
+fn with_conn_param(mut arguments: Value, conn_param: &ConnParam) -> Value {
+    let [responder, initiator] = conn_param.depths;
+    arguments["hex"] = to_hex(&conn_param.private_data).into();
     (arguments["responder_resources"], arguments["initiator_depth"]) = (responder.into(), initiator.into());
-    (arguments["retry_cnt"], arguments["rnr_retry"]) = (terms.retry_cnt.into(), terms.rnr_retry.into());
+    (arguments["retry_cnt"], arguments["rnr_retry"]) = (conn_param.retry_cnt.into(), conn_param.rnr_retry.into());
     arguments
 }
 
@@ -502,15 +501,15 @@ impl Extensions for AgentCard {
         Ok((number(&answer, "cm")?, number(&answer, "port")? as u16))
     }
 
-    fn connect(&mut self, space: &str, port: u16, qp: Handle, terms: &Terms) -> Answer<Handle> {
+    fn connect(&mut self, space: &str, port: u16, qp: Handle, conn_param: &ConnParam) -> Answer<Handle> {
         let (from, to) = (self.address()?, self.near);
         let arguments =
             json!({"gid": to.to_string(), "from": from.to_string(), "port": port, "space": space, "qp": qp});
-        self.create(Command::CmConnect, with_terms(arguments, terms), "cm")
+        self.create(Command::CmConnect, with_conn_param(arguments, conn_param), "cm")
     }
 
-    fn accept(&mut self, id: Handle, qp: Handle, state: &str, terms: &Terms) -> Answer<()> {
-        self.call(Command::CmAccept, with_terms(json!({"cm": id, "qp": qp, "to": state}), terms)).map(|_| ())
+    fn accept(&mut self, id: Handle, qp: Handle, state: &str, conn_param: &ConnParam) -> Answer<()> {
+        self.call(Command::CmAccept, with_conn_param(json!({"cm": id, "qp": qp, "to": state}), conn_param)).map(|_| ())
     }
 
     fn establish(&mut self, id: Handle, qp: Handle) -> Answer<()> {
@@ -611,8 +610,9 @@ fn is_link_local(gid: Gid) -> bool {
     matches!(gid.to_ip(), IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
-/// Returns the addresses of the near side and of a stranger, a host without connections (zero if
-/// there is none): those given, the next two after a loopback address, or that of the route.
+/// Returns the addresses of the near side and of a stranger, a host without connections; zero if
+/// there is no stranger. They are the given addresses, the next two after a loopback address, or
+/// the source address of the route to the card.
 fn near_addresses(card: Gid, given: &[IpAddr]) -> io::Result<[Gid; 2]> {
     let mut given = given.iter().filter(|ip| ip.is_ipv4() == card.is_ipv4()).map(|ip| Gid::from(*ip));
     if let Some(near) = given.next() {
@@ -699,7 +699,7 @@ fn bits(list: &Value, table: names::Table) -> u32 {
 
 /// Returns the attributes in the answer to a query.
 fn attributes(answer: &Value) -> Attributes {
-    let of_the_agent = |name| match name {
+    let name_of_agent = |name| match name {
         "mtu" => "path_mtu",
         "rd_atomic" => "max_rd_atomic",
         "dest_rd_atomic" => "max_dest_rd_atomic",
@@ -707,7 +707,7 @@ fn attributes(answer: &Value) -> Attributes {
         name => name,
     };
     Attributes {
-        numbers: QUERIED.into_iter().filter_map(|name| Some((name, answer[of_the_agent(name)].as_u64()?))).collect(),
+        numbers: QUERIED.into_iter().filter_map(|name| Some((name, answer[name_of_agent(name)].as_u64()?))).collect(),
         access: bits(&answer["access"], names::ACCESS),
         migration: answer["path_mig"].as_str().unwrap_or_default().to_owned(),
     }
@@ -726,39 +726,40 @@ fn connection_event(value: &Value) -> ConnectionEvent {
 
 /// Objects to reuse, each with its attributes, and true if the current case uses it.
 #[derive(Debug)]
-struct Shelf<M, T>(Vec<(M, T, bool)>);
+struct Pool<M, T>(Vec<(M, T, bool)>);
 
 #[derive(Debug, Default)]
-struct Stock {
+struct Pools {
     /// Memory regions by length and access.
-    regions: Shelf<(u64, u32), Region>,
+    regions: Pool<(u64, u32), Region>,
     /// Completion queues by entries.
-    queues: Shelf<u32, Handle>,
+    queues: Pool<u32, Handle>,
     /// Queue pairs, with their numbers.
-    qps: Shelf<NewQp, (Handle, u32)>,
+    qps: Pool<NewQp, (Handle, u32)>,
 }
 
-impl<M, T> Default for Shelf<M, T> {
+impl<M, T> Default for Pool<M, T> {
     fn default() -> Self {
         Self(Vec::new())
     }
 }
 
-impl<M: PartialEq, T: Copy> Shelf<M, T> {
+impl<M: PartialEq, T: Copy> Pool<M, T> {
     /// Takes an unused object with these attributes.
     fn take(&mut self, wanted: &M) -> Option<T> {
-        let (_, object, is_used) = self.0.iter_mut().find(|(made, _, is_used)| !*is_used && made == wanted)?;
+        let (_, object, is_used) =
+            self.0.iter_mut().find(|(attributes, _, is_used)| !*is_used && attributes == wanted)?;
         *is_used = true;
         Some(*object)
     }
 
     /// Adds an object of the current case.
-    fn keep(&mut self, made: M, object: T) {
-        self.0.push((made, object, true));
+    fn add(&mut self, attributes: M, object: T) {
+        self.0.push((attributes, object, true));
     }
 
     /// Makes all objects of the last case available, and returns them.
-    fn put_back(&mut self) -> Vec<T> {
+    fn release_all(&mut self) -> Vec<T> {
         self.0.iter_mut().filter_map(|(_, object, is_used)| std::mem::take(is_used).then_some(*object)).collect()
     }
 }

@@ -1,4 +1,4 @@
-//! The clauses that cases cite, from `tests/clauses.txt`, and the class of each.
+//! The clauses that cases cite, from `clauses.txt`, and the class of each.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ impl Class {
     /// All classes, in their order in reports.
     pub const ALL: [Self; 3] = [Self::Strict, Self::Advisory, Self::Host];
 
-    /// Returns its name in reports.
+    /// Returns the name of the class in reports.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Strict => "strict",
@@ -45,7 +45,7 @@ impl Class {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Clause {
-    /// Part of the protocol.
+    /// Heading of the list, such as `Responder: duplicates`.
     pub(crate) section: String,
     /// Sections of the specification, drivers, captures.
     pub(crate) sources: String,
@@ -66,8 +66,8 @@ impl Clause {
     }
 }
 
-/// Parses the list of clauses, by name.
-pub(crate) fn known() -> BTreeMap<String, Clause> {
+/// Returns the clauses of the list by name.
+pub(crate) fn all() -> BTreeMap<String, Clause> {
     let mut clauses = BTreeMap::<String, Clause>::new();
     let (mut section, mut open) = ("", String::new());
     for line in LIST.lines() {
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn clauses_are_parsed_with_their_texts() {
-        let clauses = known();
+        let clauses = all();
         assert!(clauses.len() > 150);
         let clause = &clauses["CHECK-ATOMIC-ALIGNED"];
         assert_eq!(clause.section, "Responder: checks and refusals");
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn class_follows_section_and_sources() {
-        let known = known();
+        let known = all();
         for (name, class) in [
             ("CHECK-ATOMIC-ALIGNED", Class::Strict),
             ("NAK-IMPLIED", Class::Strict),

@@ -1,4 +1,4 @@
-//! The catalogue of conformance cases, run against a target.
+//! Runs the catalogue of conformance cases against a target.
 //!
 //! A file of known deviations lists cases that may fail: `SCRIPT: REASON` or `SCRIPT [PARAMETERS]:
 //! REASON`; `SCRIPT` may end in `*`, and `#` begins a comment.
@@ -10,7 +10,7 @@ use crate::target::Target;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Name and text of each script of `tests/conform`, which the build script lists.
+/// Name and text of each script in `tests/conform`; the build script generates this list.
 const CASES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/cases.rs"));
 
 /// The result of a case.
@@ -22,9 +22,9 @@ pub struct Tried {
     pub title: String,
     /// Clauses that the script cites; the script judges the first.
     pub clauses: Vec<String>,
-    /// Class of that clause.
+    /// Class of the first clause.
     pub class: Class,
-    /// Sources of that clause.
+    /// Sources of the first clause.
     pub sources: String,
     /// Values of loops.
     pub parameters: String,
@@ -37,7 +37,7 @@ pub struct Tried {
 }
 
 impl Tried {
-    /// Returns the script with the values of loops.
+    /// Returns the name of the case: its script, with the values of loops if it has any.
     pub fn name(&self) -> String {
         case_name(&self.script, &self.parameters)
     }
@@ -55,18 +55,19 @@ pub struct Report {
     pub target: String,
     /// Facts about the run, such as the driver of the card: names and values.
     pub facts: Vec<(String, String)>,
-    /// Cases, in the order they ran.
+    /// Cases, in the order in which they ran.
     pub tried: Vec<Tried>,
-    /// Number of cases that failed and passed, because packets are lost or the card is not steady.
+    /// Number of cases that failed and passed, because the path loses packets or the card behaves
+    /// differently from run to run.
     pub unsteady: usize,
-    /// The loss of the agent, if it was lost.
+    /// Set if the connection to the agent was lost.
     pub lost: Option<Lost>,
 }
 
-/// The loss of the agent.
+/// The loss of the connection to the agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lost {
-    /// The case in which it was lost, with values of loops.
+    /// Name of the case during which the connection was lost.
     pub case: String,
     /// Script of that case.
     pub script: String,
@@ -110,8 +111,8 @@ impl Report {
     }
 }
 
-/// Returns the scripts of the catalogue whose name contains one of `filters`; without filters, all.
-/// Fails if a script of the catalogue is invalid, which a test excludes.
+/// Returns the scripts of the catalogue whose name contains one of `filters`, or all without
+/// filters. Fails if a script of the catalogue is invalid, which a test excludes.
 pub fn catalogue(filters: &[String]) -> Result<Vec<Script>, ScriptError> {
     let wanted = |name: &str| filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()));
     let cases = CASES.iter().filter(|(name, _)| wanted(name));
@@ -130,16 +131,16 @@ pub enum Progress<'a> {
 }
 
 /// Tolerated delay of the judge, shorter than any timer of a case.
-const ON_TIME: Duration = Duration::from_millis(20);
-/// Maximum number of tries of a case.
-const TRIES: u32 = 10;
-/// Maximum number of packets of a failing run on a lossy path: of more packets, the path often
-/// loses one.
-const LOSSY_PACKETS: usize = 40;
+const MAX_LATENESS: Duration = Duration::from_millis(20);
+/// Maximum number of runs of a case.
+const MAX_TRIES: u32 = 10;
+/// Maximum number of packets of a run that can convict a card behind a lossy path: in a longer run,
+/// the path often loses a packet.
+const MAX_LOSSY_PACKETS: usize = 40;
 /// Number of failures that convict a card.
 const FAILURES: usize = 2;
-/// Number of failures that convict a card behind a path that loses packets: a loss often fails a
-/// case although the card is right.
+/// Number of failures that convict a card behind a path that loses packets, where a loss often
+/// fails a case although the card is right.
 pub(crate) const LOSSY_FAILURES: usize = 4;
 /// Number of passes after a failure that acquit a card.
 const PASSES: u32 = 2;
@@ -153,7 +154,7 @@ struct Judged {
     is_mixed: bool,
 }
 
-/// Runs a case until its verdict is certain; a known deviation is tolerated.
+/// Runs a case until its verdict is certain. A failure that is a known deviation is tolerated.
 fn try_case(
     script: &Script,
     case: &Case,
@@ -171,14 +172,14 @@ fn try_case(
     (judged, start.elapsed())
 }
 
-/// Place of a failure: its step, the number of packets so far, opcode and PSN of the last one.
+/// Place of a failure: its step, the number of packets so far, opcode and PSN of the last packet.
 #[derive(Debug, PartialEq, Eq)]
 struct Place(String, usize, Option<(u8, [u8; 3])>);
 
 impl Place {
     fn of(failure: &Failure, outcome: &Outcome) -> Self {
         let packets = outcome.log.packets();
-        let last = packets.last().and_then(|seen| seen.datagram.bytes.first_chunk::<12>());
+        let last = packets.last().and_then(|packet| packet.datagram.bytes.first_chunk::<12>());
         let last = last.map(|bytes| (bytes[0], [bytes[9], bytes[10], bytes[11]]));
         Self(failure.at.clone(), packets.len(), last)
     }
@@ -190,10 +191,10 @@ fn agreeing(places: &[Place]) -> usize {
 }
 
 /// Calls `run` for a case until the verdict is certain: a card fails if it fails [`FAILURES`] or
-/// [`LOSSY_FAILURES`] times before it passes twice. After a failure, tries in which the judge is
-/// late do not count, nor does a late failure before it. If too many tries do not decide, the case
-/// is inconclusive; so it is on a lossy path if it is long, or fails at different places, as a loss
-/// does.
+/// [`LOSSY_FAILURES`] times before it passes twice. A failure does not count if the judge was late;
+/// after a failure that counts, a late pass does not count either. The case is inconclusive if
+/// [`MAX_TRIES`] runs do not decide. On a lossy path, a failing case is also inconclusive if it is
+/// long, or fails at different places, as it does when packets are lost.
 fn judge(is_lossy: bool, mut run: impl FnMut() -> Outcome) -> Judged {
     let (mut tries, mut passes) = (0, 0);
     let (mut failed, mut places) = (None, Vec::new());
@@ -201,12 +202,12 @@ fn judge(is_lossy: bool, mut run: impl FnMut() -> Outcome) -> Judged {
     loop {
         tries += 1;
         let outcome = run();
-        let is_late = outcome.late > ON_TIME;
+        let is_late = outcome.late > MAX_LATENESS;
         match &outcome.verdict {
             Verdict::Fail(failure) if !is_late => {
                 places.push(Place::of(failure, &outcome));
                 if places.len() >= convicts {
-                    let is_long = outcome.log.packets().len() > LOSSY_PACKETS;
+                    let is_long = outcome.log.packets().len() > MAX_LOSSY_PACKETS;
                     let is_loss = is_lossy && (is_long || agreeing(&places) + 1 < places.len());
                     let why = "packets are lost on the way, not always the same";
                     let outcome = if is_loss { inconclusive(outcome, why) } else { outcome };
@@ -222,7 +223,8 @@ fn judge(is_lossy: bool, mut run: impl FnMut() -> Outcome) -> Judged {
                 }
             }
             Verdict::Fail(_) | Verdict::Pass => {}
-            // The target is lost, maybe because of the failure; one lost packet may be the failure.
+            // The target is lost, maybe by the failure before. On a lossy path, that failure may
+            // have been a lost packet.
             Verdict::Inconclusive(_) => {
                 let outcome = failed.filter(|_| !is_lossy).unwrap_or(outcome);
                 return Judged { outcome, tries, is_mixed: passes > 0 };
@@ -231,10 +233,10 @@ fn judge(is_lossy: bool, mut run: impl FnMut() -> Outcome) -> Judged {
                 return Judged { outcome, tries, is_mixed: passes > 0 };
             }
         }
-        if tries >= TRIES {
+        if tries >= MAX_TRIES {
             let is_pass = matches!(outcome.verdict, Verdict::Pass);
             let outcome = if is_pass { failed.unwrap_or(outcome) } else { outcome };
-            let why = if outcome.late > ON_TIME {
+            let why = if outcome.late > MAX_LATENESS {
                 format!("the judge was late by {:.0?}", outcome.late)
             } else {
                 format!("{} of {tries} runs failed while the judge was on time", places.len())
@@ -253,7 +255,7 @@ fn inconclusive(mut outcome: Outcome, why: &str) -> Outcome {
     outcome
 }
 
-/// Runs all cases of `scripts`; calls `progress` at begin and end of each.
+/// Runs all cases of `scripts`; calls `progress` at the begin and at the end of each case.
 pub fn run(
     scripts: &[Script],
     target: &mut dyn Target,
@@ -264,7 +266,7 @@ pub fn run(
     let mut report = Report { target: name, facts: target.identity(), tried: Vec::new(), unsteady: 0, lost: None };
     let cases: Vec<_> =
         scripts.iter().flat_map(|script| script.cases().iter().map(move |case| (script, case))).collect();
-    let (known, mut judged_as_lossy) = (clauses::known(), Vec::new());
+    let (known, mut judged_as_lossy) = (clauses::all(), Vec::new());
     for (script, case) in &cases {
         let parameters = case.to_string();
         progress(Progress::Begins(script, &parameters));
@@ -296,7 +298,7 @@ pub fn run(
     if report.unsteady == 0 {
         return report;
     }
-    // The path loses packets: run the cases again that failed before the loss was known.
+    // The path loses packets. Cases that failed before this was known run again.
     for (tried, ((script, case), is_lossy)) in report.tried.iter_mut().zip(cases.iter().zip(judged_as_lossy)) {
         if !matches!(tried.outcome.verdict, Verdict::Fail(_)) || is_lossy {
             continue;
@@ -304,7 +306,7 @@ pub fn run(
         let (again, took) = try_case(script, case, target, deviations, true);
         (tried.tries, tried.took) = (tried.tries + again.tries, tried.took + took);
         if target.is_lost() {
-            // The failure of the earlier runs stands: a loss does not acquit the card.
+            // The earlier verdict stands: the loss of the agent does not acquit the card.
             report.lost = Some(Lost::during(tried, 0));
             break;
         }

@@ -1,4 +1,4 @@
-//! Builds packets from the specification in a script, and compares packets with one.
+//! Builds packets from the specification in a script, and compares received packets with it.
 
 use crate::layout::{self, Field};
 use crate::mad;
@@ -9,8 +9,8 @@ use roxe_wire::{NetHeader, Packet, Psn};
 
 pub(crate) type Values = Vec<(&'static str, u64)>;
 
-/// Returns the bytes of a packet with ICRC. Fields that the script does not name have their
-/// `default` values. Fails if the script has an unknown field or name.
+/// Returns the bytes of a packet with ICRC. Fields that the script does not set have the values in
+/// `default`. Fails if the script has an unknown field or name.
 pub(crate) fn build(spec: &Spec, default: &Values, net: &NetHeader, names: &Names) -> Result<Vec<u8>, String> {
     let payload = spec.payload.as_ref().map_or(Ok(Vec::new()), |data| data.bytes(names))?;
     let (fields, len) = spec.layout();
@@ -81,7 +81,7 @@ pub(crate) fn differences(spec: &Spec, packet: &[u8], names: &Names) -> Result<V
         let field = find(fields, spec, name)?;
         let (wanted, is) = (field.fit(number.value(names)?), field.get(packet).unwrap_or_default());
         if wanted != is {
-            found.push(format!("{name} is {}, not {}", shown(name, is), shown(name, wanted)));
+            found.push(format!("{name} is {}, not {}", format_value(name, is), format_value(name, wanted)));
         }
     }
     let syndrome = find(fields, spec, "syndrome").ok().and_then(|field| field.get(packet));
@@ -92,7 +92,7 @@ pub(crate) fn differences(spec: &Spec, packet: &[u8], names: &Names) -> Result<V
     if let Some(data) = &spec.payload {
         let (mut wanted, is) = (data.bytes(names)?, layout::payload(packet, len).unwrap_or_default());
         if spec.message.is_some() {
-            // Private data has a fixed length, filled up with zeros.
+            // Private data has a fixed length and is padded with zeros.
             wanted.resize(wanted.len().max(is.len()), 0);
         }
         found.extend(bytes_differ("payload", &wanted, is));
@@ -100,7 +100,7 @@ pub(crate) fn differences(spec: &Spec, packet: &[u8], names: &Names) -> Result<V
     Ok(found)
 }
 
-/// Describes the first difference of two byte strings.
+/// Describes the first difference of two byte strings; `what` names them.
 pub(crate) fn bytes_differ(what: &str, wanted: &[u8], is: &[u8]) -> Option<String> {
     if wanted.len() != is.len() {
         return Some(format!("{what} has {} bytes, not {}", is.len(), wanted.len()));
@@ -110,15 +110,15 @@ pub(crate) fn bytes_differ(what: &str, wanted: &[u8], is: &[u8]) -> Option<Strin
     Some(format!("{what} differs from byte {at}: {}, not {}", show(is), show(wanted)))
 }
 
-fn shown(name: &str, value: u64) -> String {
+fn format_value(name: &str, value: u64) -> String {
     match name {
         "psn" | "msn" | "dmalen" | "pad" => value.to_string(),
         _ => format!("{value:#x}"),
     }
 }
 
-/// Returns true if a packet that is not the expected one is passed over. `is_same_qp`: it goes to
-/// the queue pair of the expected one.
+/// Returns true if the step ignores this packet, which is not the expected one. `is_same_qp` is
+/// true if the packet goes to the queue pair of the expected one.
 pub(crate) fn is_skipped(
     spec: &Spec,
     skips: Skips,
@@ -126,7 +126,7 @@ pub(crate) fn is_skipped(
     packet: &[u8],
     names: &Names,
 ) -> Result<bool, String> {
-    // A CNP belongs to no request.
+    // A CNP answers no request, so it may arrive at any time.
     if packet.first() == Some(&0x81) && spec.opcode != 0x81 {
         return Ok(true);
     }
@@ -147,8 +147,8 @@ pub(crate) fn is_skipped(
     }
 }
 
-/// Returns why a packet of the card is malformed; `to` are the queue pairs of the near side.
-pub(crate) fn flaw(net: &NetHeader, packet: &[u8], to: &[u32]) -> Option<String> {
+/// Returns why a packet of the card is malformed; `near_qpns` are the queue pairs of the near side.
+pub(crate) fn flaw(net: &NetHeader, packet: &[u8], near_qpns: &[u32]) -> Option<String> {
     let (_, len) = layout::fields(*packet.first()?);
     let get = |name| layout::get(packet, name);
     let Some(body) = packet.len().checked_sub(len + layout::ICRC_LEN) else {
@@ -177,7 +177,7 @@ pub(crate) fn flaw(net: &NetHeader, packet: &[u8], to: &[u32]) -> Option<String>
         return Some(flaw);
     }
     let dqpn = get("dqpn").unwrap_or_default();
-    let is_known = to.iter().any(|qpn| u64::from(*qpn) == dqpn);
+    let is_known = near_qpns.iter().any(|qpn| u64::from(*qpn) == dqpn);
     (!is_known).then(|| format!("its destination is queue pair {dqpn:#x}, which the near side does not have"))
 }
 

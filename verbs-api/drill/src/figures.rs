@@ -17,7 +17,7 @@ impl Unit {
         [Self::Time, Self::Number].into_iter().find(|unit| unit.word() == word)
     }
 
-    /// Returns its name in scripts and reports.
+    /// Returns the name of the unit in scripts and reports.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Time => "time",

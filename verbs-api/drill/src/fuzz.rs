@@ -1,11 +1,11 @@
-//! `roxe fuzz`: runs generated cases on a card and on roxe's transport, the model, and shortens
-//! those that differ to scripts.
+//! `roxe fuzz`: runs generated cases on a card and on roxe's transport, the model. Shortens cases
+//! in which the two differ to scripts.
 //!
 //! `generate` makes cases as lines of a script. `compare` ignores differences that the standard
-//! allows, `title` describes the others. The shortest lines that still differ become a script that
-//! expects the model's behaviour. Every case has an honest connection, whose packets the card must
-//! acknowledge. Cases are pipelined (`Target::pipeline`); a difference must show again with new
-//! objects, as in its script.
+//! allows, `title` describes the others. The fewest lines that still show a difference become a
+//! script that expects the model's behaviour. Every case has an honest connection, whose packets
+//! the card must acknowledge. Cases are pipelined (`Target::pipeline`); a difference must occur
+//! again with new objects, as when its script runs.
 
 mod compare;
 mod generate;
@@ -15,7 +15,7 @@ use crate::run::trace::{Trace, shared_queue, trace};
 use crate::script::Script;
 use crate::target::Target;
 use crate::virtual_card::VirtualCard;
-use compare::{Difference, What, describe, differences};
+use compare::{Difference, DifferenceKind, describe, differences};
 use generate::{NAMES, Random};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -29,7 +29,7 @@ pub struct Options {
     pub seed: u64,
     /// Time after which no case begins.
     pub time: Duration,
-    /// Largest number of cases.
+    /// Maximum number of cases.
     pub cases: u64,
     /// Time without a packet that ends a case.
     pub settle: Duration,
@@ -52,9 +52,9 @@ pub struct Finding {
     pub script: String,
 }
 
-/// A difference that a repetition of its case does not show.
+/// A difference that does not occur again when its case is repeated.
 #[derive(Clone, Debug, Default)]
-pub struct Once {
+pub struct Unreproduced {
     /// Number of cases.
     pub count: u64,
     /// Seed of the last case.
@@ -72,15 +72,15 @@ pub struct Summary {
     pub packets: u64,
     /// Total time.
     pub took: Duration,
-    /// Time of second looks, reproducing and shortening, included in `took`.
+    /// Additional time for the card, and time of reproducing and shortening; included in `took`.
     pub shortening: Duration,
     /// Packets of reproducing and shortening, included in `packets`.
     pub shortening_packets: u64,
-    /// Cases with a difference that a repetition does not show, such as a lost packet.
+    /// Cases with a difference that does not occur again, such as a lost packet.
     pub passing: u64,
-    /// These differences by their causes.
-    pub once: BTreeMap<String, Once>,
-    /// Cases in which the card did late what was expected.
+    /// Differences that do not occur again, by their causes.
+    pub once: BTreeMap<String, Unreproduced>,
+    /// Cases in which the card behaved like the model only in its additional time.
     pub late: u64,
     /// Cases that the card refused.
     pub refused: u64,
@@ -89,24 +89,26 @@ pub struct Summary {
 }
 
 /// Minimum time without a packet that ends a run to reproduce a difference.
-const SETTLE_AGAIN: Duration = Duration::from_millis(150);
+const MIN_SETTLE_TO_REPRODUCE: Duration = Duration::from_millis(150);
 
-struct Lab<'a> {
+/// The card, and counts of the cases that ran on it.
+struct CardRunner<'a> {
     card: &'a mut dyn Target,
     packets: u64,
-    /// Cases that the card refused, and in which it was late.
+    /// Cases that the card refused.
     refused: u64,
+    /// Cases in which the card was late.
     late: u64,
-    /// Time of second looks.
+    /// Additional time that the card got.
     waited: Duration,
 }
 
-/// A function that returns true if a difference needs no second look at the card.
+/// A function that returns true if the card needs no additional time because of a difference.
 type IsKnown<'a> = &'a dyn Fn(&Difference) -> bool;
 
-impl Lab<'_> {
-    /// Runs these lines on card and model, and returns the differences. A card with a difference
-    /// that is not known gets more time. Fails if the card is lost.
+impl CardRunner<'_> {
+    /// Runs these lines on card and model, and returns the differences. A card with an unknown
+    /// difference gets additional time. Fails if the card is lost.
     fn differences(
         &mut self,
         lines: &[String],
@@ -136,19 +138,19 @@ impl Lab<'_> {
 
     /// Runs these lines with new objects and more time, and returns the difference that `is_same`.
     /// Fails if the card is lost.
-    fn again(
+    fn reproduce(
         &mut self,
         lines: &[String],
         is_same: IsKnown<'_>,
         settle: Duration,
     ) -> Result<Option<Difference>, String> {
         self.card.renew().map_err(|refused| refused.to_string())?;
-        let found = self.differences(lines, SETTLE_AGAIN.max(settle), &|_| false)?;
+        let found = self.differences(lines, MIN_SETTLE_TO_REPRODUCE.max(settle), &|_| false)?;
         Ok(found.into_iter().find(is_same))
     }
 
-    /// Returns the fewest of these lines that differ as `found`, and their difference; `None` if a
-    /// repetition does not show it. Fails if the card is lost.
+    /// Returns the fewest of these lines that show the difference `found`, and their difference;
+    /// `None` if the difference does not occur again. Fails if the card is lost.
     fn shortest(
         &mut self,
         lines: &[String],
@@ -156,14 +158,14 @@ impl Lab<'_> {
         is_same: IsKnown<'_>,
         settle: Duration,
     ) -> Result<Option<(Vec<String>, Difference)>, String> {
-        if self.again(lines, is_same, settle)?.is_none() {
+        if self.reproduce(lines, is_same, settle)?.is_none() {
             return Ok(None);
         }
         let short = shorten(lines, &found.qp, |lines| {
             self.differences(lines, settle, &|_| true).map(|all| all.iter().any(is_same))
         })?;
-        let sure = self.again(&short, is_same, settle)?;
-        Ok(sure.map(|sure| (short, sure)))
+        let reproduced = self.reproduce(&short, is_same, settle)?;
+        Ok(reproduced.map(|difference| (short, difference)))
     }
 }
 
@@ -171,11 +173,11 @@ impl Lab<'_> {
 /// Fails if the card or its agent is lost; the text names the last case.
 pub fn fuzz(card: &mut dyn Target, options: &Options, mut progress: impl FnMut(&Finding)) -> Result<Summary, String> {
     let start = Instant::now();
-    let mut lab = Lab { card, packets: 0, refused: 0, late: 0, waited: Duration::ZERO };
+    let mut runner = CardRunner { card, packets: 0, refused: 0, late: 0, waited: Duration::ZERO };
     let mut found: BTreeMap<String, Finding> = BTreeMap::new();
     let mut summary = Summary::default();
-    lab.card.pipeline().map_err(|refused| refused.to_string())?;
-    let card = lab.card.card(false).ok_or("the card has no IPv4 address")?;
+    runner.card.pipeline().map_err(|refused| refused.to_string())?;
+    let card = runner.card.card(false).ok_or("the card has no IPv4 address")?;
     while summary.cases < options.cases && start.elapsed() < options.time {
         let seed = options.seed.wrapping_add(summary.cases);
         let mut lines = generate::case(&mut Random::new(seed));
@@ -186,16 +188,16 @@ pub fn fuzz(card: &mut dyn Target, options: &Options, mut progress: impl FnMut(&
             generate::without_stranger(&mut lines);
         }
         generate::shorten_datagrams(&mut lines, card.max_datagram);
-        let gone = |why: String| format!("{why}; the last case is that of --seed {seed}");
+        let with_seed = |why: String| format!("{why}; the last case is that of --seed {seed}");
         let cause_of = |difference: &Difference| difference.cause(service(&lines), is_requester(&lines));
         summary.cases += 1;
-        let (refused, late, waited) = (lab.refused, lab.late, lab.waited);
+        let (refused, late, waited) = (runner.refused, runner.late, runner.waited);
         let is_known = |difference: &Difference| found.contains_key(&cause_of(difference));
-        let differing = lab.differences(&lines, options.settle, &is_known).map_err(gone)?;
-        summary.refused += lab.refused - refused;
-        summary.late += lab.late - late;
-        summary.shortening += lab.waited - waited;
-        let (mut causes, mut is_passing) = (BTreeSet::new(), false);
+        let differing = runner.differences(&lines, options.settle, &is_known).map_err(with_seed)?;
+        summary.refused += runner.refused - refused;
+        summary.late += runner.late - late;
+        summary.shortening += runner.waited - waited;
+        let (mut causes, mut is_unreproduced) = (BTreeSet::new(), false);
         for difference in differing {
             let cause = cause_of(&difference);
             if !causes.insert(cause.clone()) {
@@ -205,28 +207,28 @@ pub fn fuzz(card: &mut dyn Target, options: &Options, mut progress: impl FnMut(&
                 known.count += 1;
                 continue;
             }
-            let (begin, sent) = (Instant::now(), lab.packets);
+            let (begin, sent) = (Instant::now(), runner.packets);
             let is_same = |other: &Difference| cause_of(other) == cause;
-            let shown = lab.shortest(&lines, &difference, &is_same, options.settle).map_err(gone)?;
+            let shortest = runner.shortest(&lines, &difference, &is_same, options.settle).map_err(with_seed)?;
             summary.shortening += begin.elapsed();
-            summary.shortening_packets += lab.packets - sent;
-            let Some((short, sure)) = shown else {
-                is_passing = true;
+            summary.shortening_packets += runner.packets - sent;
+            let Some((short, difference)) = shortest else {
+                is_unreproduced = true;
                 let once = summary.once.entry(cause).or_default();
-                *once = Once { count: once.count + 1, seed, example: [difference.model, difference.card] };
+                *once = Unreproduced { count: once.count + 1, seed, example: [difference.model, difference.card] };
                 continue;
             };
-            let script = script(&short, &sure, &cause, seed);
-            let example = [sure.model, sure.card];
+            let script = script(&short, &difference, &cause, seed);
+            let example = [difference.model, difference.card];
             let finding = Finding { cause: cause.clone(), example, seed, count: 1, script };
             progress(&finding);
             found.insert(cause, finding);
         }
-        summary.passing += u64::from(is_passing);
+        summary.passing += u64::from(is_unreproduced);
     }
     summary.findings = found.into_values().collect();
     summary.findings.sort_by_key(|finding| std::cmp::Reverse(finding.count));
-    (summary.packets, summary.took) = (lab.packets, start.elapsed());
+    (summary.packets, summary.took) = (runner.packets, start.elapsed());
     Ok(summary)
 }
 
@@ -241,15 +243,16 @@ fn service(lines: &[String]) -> &str {
     services.clone().find(|service| *service != "RC").or_else(|| services.clone().next()).unwrap_or_default()
 }
 
-/// Maximum number of tries to shorten a case, and their time limit.
-const TRIES: usize = 150;
-const TIME: Duration = Duration::from_secs(10);
-/// Settle time for the model, in virtual time.
-const SETTLE: Duration = Duration::from_millis(5);
+/// Maximum number of runs that shorten a case.
+const MAX_TRIES: usize = 150;
+/// Time limit for shortening a case.
+const MAX_TIME: Duration = Duration::from_secs(10);
+/// Time without a packet that ends a run of the model, on the virtual clock.
+const MODEL_SETTLE: Duration = Duration::from_millis(5);
 
-/// Removes lines while `shows` returns true for the rest: first connections other than `qp`, then
-/// the earlier packets of a connection, then halves, quarters and so on (delta debugging). Fails as
-/// `shows` does.
+/// Removes lines while `shows` returns true for the rest. Removes connections other than `qp`
+/// first, then the earlier packets of a connection, then halves, quarters and so on (delta
+/// debugging). Fails as `shows` does.
 fn shorten(
     lines: &[String],
     qp: &str,
@@ -257,7 +260,7 @@ fn shorten(
 ) -> Result<Vec<String>, String> {
     let (mut tries, begin) = (0, Instant::now());
     let mut try_instead = |lines: &mut Vec<String>, rest: Vec<String>| {
-        if rest.len() >= lines.len() || tries >= TRIES || begin.elapsed() > TIME {
+        if rest.len() >= lines.len() || tries >= MAX_TRIES || begin.elapsed() > MAX_TIME {
             return Ok(false);
         }
         tries += 1;
@@ -269,8 +272,8 @@ fn shorten(
     };
     let mut lines = lines.to_vec();
     let without = |lines: &[String], names: &[&str]| {
-        let goes = |line: &&String| !names.iter().any(|name| is_about(line, name));
-        lines.iter().filter(goes).cloned().collect()
+        let stays = |line: &&String| !names.iter().any(|name| is_about(line, name));
+        lines.iter().filter(stays).cloned().collect()
     };
     let others: Vec<_> = NAMES.into_iter().filter(|name| *name != qp).collect();
     let rest = without(&lines, &others);
@@ -293,7 +296,7 @@ fn shorten(
         let mut at = 0;
         while at < lines.len() {
             let end = at + size;
-            let stays = |(place, line): &(usize, &String)| !(at..end).contains(place) || !may_go(line);
+            let stays = |(place, line): &(usize, &String)| !(at..end).contains(place) || !is_removable(line);
             let rest = lines.iter().enumerate().filter(stays).map(|(_, line)| line.clone()).collect();
             if !try_instead(&mut lines, rest)? {
                 at = end;
@@ -330,9 +333,9 @@ fn is_about(line: &str, qp: &str) -> bool {
     line.split_whitespace().any(|word| own.contains(&word) || word.strip_prefix("of=") == Some(qp))
 }
 
-/// Returns true for a line that may be removed. The honest connection and creations of objects
-/// stay.
-fn may_go(line: &str) -> bool {
+/// Returns true for a line that may be removed. Lines that create objects, and those of the honest
+/// connection, stay.
+fn is_removable(line: &str) -> bool {
     (line.starts_with("send ") && !is_about(line, "h"))
         || line.starts_with("peer recv ")
         || line.starts_with("peer post ")
@@ -340,24 +343,24 @@ fn may_go(line: &str) -> bool {
         || line.starts_with("peer reg ro ")
 }
 
-/// Returns the script of a case, which expects exactly the model's behaviour. Of memory it checks
-/// only what differs, and events only if they differ.
+/// Returns the script of a case, which expects exactly the model's behaviour. The script checks
+/// only the bytes of memory that differ, and checks events only if they differ.
 fn script(lines: &[String], difference: &Difference, cause: &str, seed: u64) -> String {
-    let all = traced(lines).unwrap_or_default();
+    let all = model_trace(lines).unwrap_or_default();
     let answers: Vec<_> = all.answers.iter().filter(|(qp, _)| qp != "h").collect();
     let mut text = format!("# {cause}\n# Found by `roxe fuzz --seed {seed} --cases 1`.\n");
-    let mut told = 0;
+    let mut written = 0;
     for (at, line) in lines.iter().enumerate() {
         _ = writeln!(text, "{line}");
         if line.starts_with("send ") && !is_about(line, "h") {
-            // The model's answers to this line are those that it does not send without the line.
-            let known = common(&answers, &with_honest(lines, at));
-            write_expected(&mut text, &answers[told..known.max(told)]);
-            told = known.max(told);
+            // Writes the answers that the model has sent up to this line and that are not written.
+            let known = common_len(&answers, &model_answers(lines, at));
+            write_expected(&mut text, &answers[written..known.max(written)]);
+            written = known.max(written);
         }
         if line.starts_with("send ") && is_about(line, "h") {
-            write_expected(&mut text, &answers[told..]);
-            told = answers.len();
+            write_expected(&mut text, &answers[written..]);
+            written = answers.len();
             text += "expect ACK psn=100 of=h\n";
         }
     }
@@ -370,7 +373,7 @@ fn script(lines: &[String], difference: &Difference, cause: &str, seed: u64) -> 
     if let Some(check) = &difference.check {
         _ = writeln!(text, "{check}");
     }
-    if difference.what == What::Events {
+    if difference.kind == DifferenceKind::Events {
         for (qp, events) in &all.events {
             for event in events {
                 let of = if event.starts_with("SRQ_") { shared_queue(qp) } else { qp.clone() };
@@ -390,22 +393,22 @@ fn write_expected(text: &mut String, answers: &[&(String, Vec<u8>)]) {
     }
 }
 
-fn traced(lines: &[String]) -> Option<Trace> {
+fn model_trace(lines: &[String]) -> Option<Trace> {
     let script = Script::parse("fuzz", &lines.join("\n")).ok()?;
-    trace(script.cases().first()?, &mut VirtualCard::default(), SETTLE, None).ok().flatten()
+    trace(script.cases().first()?, &mut VirtualCard::default(), MODEL_SETTLE, None).ok().flatten()
 }
 
-/// Returns the model's answers to the lines up to `at`.
-fn with_honest(lines: &[String], at: usize) -> Vec<(String, Vec<u8>)> {
+/// Returns the model's answers if the case ends with line `at` and the honest connection.
+fn model_answers(lines: &[String], at: usize) -> Vec<(String, Vec<u8>)> {
     let honest = lines[at + 1..].iter().filter(|line| line.starts_with("service ") || is_about(line, "h"));
     let lines: Vec<_> = lines[..=at].iter().chain(honest).cloned().collect();
-    let mut answers = traced(&lines).unwrap_or_default().answers;
+    let mut answers = model_trace(&lines).unwrap_or_default().answers;
     answers.retain(|(qp, _)| qp != "h");
     answers
 }
 
 /// Returns the number of equal answers at the beginning.
-fn common(all: &[&(String, Vec<u8>)], some: &[(String, Vec<u8>)]) -> usize {
+fn common_len(all: &[&(String, Vec<u8>)], some: &[(String, Vec<u8>)]) -> usize {
     all.iter().zip(some).take_while(|(all, some)| **all == *some).count()
 }
 

@@ -1,7 +1,7 @@
 //! A table with the place of every field of every packet, and the ICRC.
 //!
-//! This crate does not use the encoders of `roxe_wire`: a judge that did would share the mistakes
-//! of roxe, and could not write illegal packets. Only the names of opcodes come from there.
+//! Only the names of opcodes come from `roxe_wire`. With the encoders of `roxe_wire`, the judge
+//! would share roxe's mistakes, and could not write illegal packets.
 
 use roxe_wire::{NetHeader, Opcode};
 use std::sync::LazyLock;
@@ -24,7 +24,7 @@ impl Field {
         self.at.is_multiple_of(8) && self.bits.is_multiple_of(8)
     }
 
-    /// Returns the value in `packet`; `None` if that is too short.
+    /// Returns the value in `packet`; `None` if the packet is too short.
     pub(crate) fn get(&self, packet: &[u8]) -> Option<u64> {
         if self.is_of_bytes() {
             let bytes = packet.get(self.at / 8..(self.at + self.bits) / 8)?;
@@ -113,7 +113,7 @@ pub(crate) fn fields(opcode: u8) -> (&'static [Field], usize) {
     (fields, *len)
 }
 
-/// Returns the field with this name, if the opcode has one.
+/// Returns the value of the field with this name, if the opcode has the field.
 pub(crate) fn get(packet: &[u8], name: &str) -> Option<u64> {
     let (fields, _) = fields(*packet.first()?);
     fields.iter().find(|field| field.name == name)?.get(packet)
@@ -153,7 +153,7 @@ pub(crate) fn service_bits(service: &str) -> Option<u8> {
     SERVICES.iter().find(|(name, _)| *name == service).map(|(_, bits)| *bits)
 }
 
-/// The service with these bits.
+/// Returns the service with these bits.
 pub(crate) fn service_name(bits: u8) -> Option<&'static str> {
     SERVICES.iter().find(|(_, known)| *known == bits).map(|(name, _)| *name)
 }
@@ -162,23 +162,23 @@ pub(crate) fn service_name(bits: u8) -> Option<&'static str> {
 pub(crate) const NAKS: [&str; 5] =
     ["psn_sequence", "invalid_request", "remote_access", "remote_operation", "invalid_rd"];
 
-/// The opcode byte of an operation of a service, as `roxe dump` prints it.
+/// Returns the opcode byte of an operation of a service, both named as `roxe dump` prints them.
 pub(crate) fn opcode(service: u8, operation: &str) -> Option<u8> {
     let named = |byte: &u8| Opcode::from_u8(*byte).is_some_and(|opcode| opcode.facts().name == operation);
     if operation == "CNP" { Some(0x81) } else { (service << 5..=service << 5 | 0x1f).find(named) }
 }
 
-/// The payload of a packet whose headers have `headers` bytes, without pad and ICRC; `None` if it
-/// is too short for them.
+/// Returns the payload of a packet whose headers have `headers` bytes, without pad and ICRC; `None`
+/// if the packet is too short.
 pub(crate) fn payload(packet: &[u8], headers: usize) -> Option<&[u8]> {
     let body = packet.get(headers..packet.len().checked_sub(ICRC_LEN)?)?;
     let pad = usize::from(packet.get(1)? >> 4 & 3);
     Some(body.get(..body.len().saturating_sub(pad)).unwrap_or(body))
 }
 
-/// The ICRC of `packet`, which ends before it (IBA annex A17): CRC-32 over 8 bytes of ones, the IP
-/// and UDP headers and the packet, with ones in place of what routers change. `net` says which
-/// addresses, port and IPv4 identification.
+/// Returns the ICRC of `packet`, which does not contain it (IBA annex A17): CRC-32 over 8 bytes of
+/// ones, the IP and UDP headers and the packet, with ones in place of the fields that routers
+/// change. `net` has the addresses, the source port and the IPv4 identification.
 pub(crate) fn icrc(net: &NetHeader, packet: &[u8]) -> [u8; ICRC_LEN] {
     let udp_len = (packet.len() + ICRC_LEN + 8) as u16;
     let mut bytes = vec![0xff; 8];

@@ -5,17 +5,20 @@ use crate::layout::{self, Field};
 use std::fmt::Write;
 use std::sync::LazyLock;
 
-/// Opcode of the packet, and bytes of its headers and of a MAD.
+/// Opcode of a packet with a MAD: UD SEND ONLY.
 pub(crate) const OPCODE: u8 = 0x64;
+/// Bytes of the packet's headers before the MAD.
 const HEADERS: usize = 20;
+/// Bytes of a MAD.
 const MAD: usize = 256;
-/// Queue pair of the GSI, and the Q_Key of all its packets.
+/// Queue pair number of the GSI.
 pub(crate) const GSI: u32 = 1;
+/// Q_Key of all packets to the GSI.
 pub(crate) const GSI_QKEY: u32 = 0x8001_0000;
-/// Attribute of the MRA, which only extends a timeout.
+/// Attribute of the MRA, a message that only extends a timeout.
 const MRA: u16 = 0x11;
 
-/// Names and bits of fields; `_` is reserved.
+/// Names and bits of fields; a field `_` is reserved.
 type Table = &'static [(&'static str, usize)];
 
 const HEADER: Table = &[
@@ -166,9 +169,10 @@ const LAP: Table = &[
     ("_", 3),
 ];
 const APR: Table = &[("info_len", 8), ("ap_status", 8), ("_", 16)];
-/// Additional information of 72 bytes; in a REJ the first 16 have names. Scripts cannot name fields
-/// that begin with `_`.
+/// The end of the additional information of a REJ, whose first 16 bytes have names. Scripts cannot
+/// use fields that begin with `_`.
 const REST_OF_INFO: Table = &[("_info", 56 * 8)];
+/// Additional information of 72 bytes.
 const INFO: Table = &[("_info", 72 * 8)];
 
 /// Name, attribute and fields of all messages.
@@ -196,7 +200,7 @@ pub(crate) struct Message {
     pub(crate) len: usize,
 }
 
-/// End of the private data of all messages in the packet.
+/// End of the private data of every message, as an offset in the packet.
 pub(crate) const END: usize = HEADERS + MAD;
 
 static ALL: LazyLock<Vec<Message>> = LazyLock::new(|| {
@@ -266,7 +270,7 @@ pub(crate) fn flaw(packet: &[u8]) -> Option<String> {
 
 /// Describes a message by its main fields.
 pub(crate) fn describe(packet: &[u8]) -> Option<String> {
-    const SHOWN: [&str; 12] = [
+    const MAIN_FIELDS: [&str; 12] = [
         "local_id",
         "remote_id",
         "request_id",
@@ -282,7 +286,7 @@ pub(crate) fn describe(packet: &[u8]) -> Option<String> {
     ];
     let message = of(packet)?;
     let mut text = format!("MAD {}", message.name);
-    for field in message.fields.iter().filter(|field| SHOWN.contains(&field.name)) {
+    for field in message.fields.iter().filter(|field| MAIN_FIELDS.contains(&field.name)) {
         _ = write!(text, " {}={:#x}", field.name, field.get(packet)?);
     }
     Some(text)

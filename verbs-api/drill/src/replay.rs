@@ -1,7 +1,8 @@
 //! `roxe replay`: converts the requests of a capture to a script for another card.
 //!
 //! The script creates a queue pair for each destination in the capture, and a region for each
-//! R_Key. Their numbers, keys and addresses replace the recorded ones; all other fields stay.
+//! R_Key. The numbers, keys and addresses of these objects replace the recorded ones; all other
+//! fields stay.
 
 use crate::layout;
 use crate::run::trace::record;
@@ -60,16 +61,17 @@ struct Connection {
     first_psn: u64,
     mtu: u64,
     qkey: u64,
-    /// Bytes of the longest message so far, and of the current one.
+    /// Bytes of the longest message so far.
     longest: u64,
+    /// Bytes of the current message so far.
     current: u64,
-    /// Messages that consume a receive.
+    /// Number of messages that consume a receive.
     receives: u64,
 }
 
 impl Replay {
-    /// Converts the requests that `from` sent, by default those of the first requester. Fails if
-    /// there are none, or no script can express them.
+    /// Converts the requests of the sender `from`, by default those of the first requester. Fails
+    /// if there are no such requests, or no script can express them.
     pub fn of(packets: &[Recorded], from: Option<Gid>) -> Result<Self, ReplayError> {
         let is_wanted = |(net, bytes): &&Recorded| from.is_none_or(|from| from == net.src) && is_request(bytes);
         let place =
@@ -81,7 +83,7 @@ impl Replay {
         let mut connections: BTreeMap<u64, Connection> = BTreeMap::new();
         let mut regions: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
         for (_, bytes) in &requests {
-            note(bytes, &mut connections, &mut regions);
+            record_needs(bytes, &mut connections, &mut regions);
         }
         let mut text = setup(&connections, &regions)?;
         let (mut sent, mut service) = (0, u8::MAX);
@@ -121,8 +123,8 @@ fn field(bytes: &[u8], name: &str) -> u64 {
     layout::get(bytes, name).unwrap_or_default()
 }
 
-/// Records the requirements of a packet on the other side.
-fn note(bytes: &[u8], connections: &mut BTreeMap<u64, Connection>, regions: &mut BTreeMap<u64, (u64, u64)>) {
+/// Records which connection and region a packet requires.
+fn record_needs(bytes: &[u8], connections: &mut BTreeMap<u64, Connection>, regions: &mut BTreeMap<u64, (u64, u64)>) {
     let (_, len) = layout::fields(bytes[0]);
     let payload = layout::payload(bytes, len).unwrap_or_default().len() as u64;
     let connection = connections.entry(field(bytes, "dqpn")).or_insert_with(|| Connection {
@@ -189,8 +191,8 @@ fn line(bytes: &[u8], regions: &BTreeMap<u64, (u64, u64)>) -> String {
     let pad = (4 - payload.len() % 4) % 4;
     let default: BTreeMap<_, _> =
         [("migreq", 1), ("pkey", 0xffff), ("pad", pad as u64), ("dmalen", payload.len() as u64)].into();
-    let mut seen = BTreeSet::from(["opcode", "dqpn", "sqpn"]);
-    for field in fields.iter().filter(|field| !seen.contains(field.name)).collect::<Vec<_>>() {
+    let mut written = BTreeSet::from(["opcode", "dqpn", "sqpn"]);
+    for field in fields.iter().filter(|field| !written.contains(field.name)).collect::<Vec<_>>() {
         let value = field.get(bytes).unwrap_or_default();
         match field.name {
             "va" => {
@@ -200,7 +202,7 @@ fn line(bytes: &[u8], regions: &BTreeMap<u64, (u64, u64)>) -> String {
             "rkey" => {
                 _ = write!(text, " rkey=k{rkey:x}.rkey");
             }
-            name if value != default.get(name).copied().unwrap_or_default() && seen.insert(name) => {
+            name if value != default.get(name).copied().unwrap_or_default() && written.insert(name) => {
                 _ = write!(text, " {name}={value}");
             }
             _ => {}
@@ -231,7 +233,8 @@ mod tests {
     fn answers(file: &[u8]) -> (Replay, Vec<String>) {
         let replay = Replay::of(&recorded(file), None).unwrap();
         let (log, _) = replay.run(&mut VirtualCard::default(), Duration::from_millis(5)).unwrap();
-        let answers = log.packets().iter().filter(|seen| seen.from_card).map(|seen| describe(&seen.datagram.bytes));
+        let answers =
+            log.packets().iter().filter(|packet| packet.from_card).map(|packet| describe(&packet.datagram.bytes));
         (replay, answers.collect())
     }
 

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::SystemTime;
 
-/// Words of all verdicts, in the order of columns.
+/// Words of all verdicts, in the order of the columns.
 const WORDS: [&str; 5] = ["pass", "FAIL", "tolerated", "unsupported", "inconclusive"];
 
 /// A clause with the number of its cases by verdict.
@@ -29,7 +29,7 @@ struct Row {
 
 /// Returns a row for each clause in the report, sorted by section.
 fn rows(report: &Report) -> Vec<Row> {
-    let known = clauses::known();
+    let known = clauses::all();
     let mut counts = BTreeMap::<&str, [usize; 5]>::new();
     for tried in &report.tried {
         let word = tried.outcome.verdict.word();
@@ -48,10 +48,10 @@ fn rows(report: &Report) -> Vec<Row> {
     rows
 }
 
-/// Returns counts such as `12 pass, 1 FAIL`.
-fn sum(counts: [usize; 5]) -> String {
-    let some = WORDS.iter().zip(counts).filter(|(_, count)| *count > 0);
-    some.map(|(word, count)| format!("{count} {word}")).collect::<Vec<_>>().join(", ")
+/// Formats counts such as `12 pass, 1 FAIL`.
+fn format_counts(counts: [usize; 5]) -> String {
+    let shown = WORDS.iter().zip(counts).filter(|(_, count)| *count > 0);
+    shown.map(|(word, count)| format!("{count} {word}")).collect::<Vec<_>>().join(", ")
 }
 
 /// Returns the unsupported cases by reason.
@@ -73,7 +73,7 @@ fn figures<'r>(report: &'r Report) -> Vec<(Series, &'r Tried)> {
     all
 }
 
-/// Returns the note on a report in which cases failed and passed.
+/// Returns the note of a report with cases that both failed and passed.
 fn unsteady(report: &Report) -> Option<String> {
     let count = report.unsteady;
     (count > 0).then(|| format!("{count} cases failed and passed, so FAIL means {LOSSY_FAILURES} failures"))
@@ -89,7 +89,7 @@ pub fn text(report: &Report) -> String {
             _ = writeln!(text, "\n{section}");
         }
         let source = row.clause.sources.split(';').next().unwrap_or_default();
-        _ = writeln!(text, "  {:24} {source:22} {}", row.name, sum(row.counts));
+        _ = writeln!(text, "  {:24} {source:22} {}", row.name, format_counts(row.counts));
     }
     for class in Class::ALL {
         for (index, tried) in report.failed(class).enumerate() {
@@ -119,7 +119,13 @@ pub fn text(report: &Report) -> String {
     if let Some(note) = unsteady(report) {
         _ = writeln!(text, "{note}");
     }
-    _ = writeln!(text, "\n{}: {scripts} scripts, {} cases: {}", report.target, report.tried.len(), sum(counts));
+    _ = writeln!(
+        text,
+        "\n{}: {scripts} scripts, {} cases: {}",
+        report.target,
+        report.tried.len(),
+        format_counts(counts)
+    );
     text
 }
 
@@ -130,7 +136,7 @@ const fn reason(verdict: &Verdict) -> Option<&String> {
     }
 }
 
-/// Returns a JUnit file with a suite for each folder of scripts.
+/// Returns JUnit XML with a suite for each folder of scripts.
 pub fn junit(report: &Report) -> String {
     let mut text = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"roxe conform\">\n");
     let folder = |tried: &Tried| tried.script.split('/').next().unwrap_or_default().to_owned();
@@ -167,7 +173,7 @@ pub fn junit(report: &Report) -> String {
 /// Returns the date in UTC.
 fn date(time: SystemTime) -> String {
     let seconds = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-    // Days since 1 March of year 0: years from March on end with their leap day.
+    // Counts from 1 March of year 0, so that a leap day is the last day of its year.
     let days = seconds / 86_400 + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

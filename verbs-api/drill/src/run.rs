@@ -1,5 +1,5 @@
-//! Runs one case of a script against a target: `near` has the steps of the near side, `peer` those
-//! of the far side, `state` the state between steps. `trace` runs a case without a verdict.
+//! Runs one case of a script against a target. `near` has the steps of the near side, `peer` the
+//! steps of the far side, `state` the state between steps. `trace` runs a case without a verdict.
 
 mod near;
 mod peer;
@@ -26,9 +26,9 @@ pub struct Outcome {
     pub verdict: Verdict,
     /// All packets.
     pub log: Log,
-    /// Longest delay of the judge, which may have changed the card's behaviour.
+    /// Longest delay of the judge; a late judge may change the card's behaviour.
     pub late: Duration,
-    /// Numbers that the script measured.
+    /// Figures that the script measured.
     pub figures: Vec<Figure>,
 }
 
@@ -46,8 +46,8 @@ pub fn run(name: &str, case: &Case, target: &mut dyn Target) -> Outcome {
         return early(Verdict::Unsupported("the card has lost its address".into()));
     };
     let mut run = Run::new(target, card, &case.names);
-    // A virtual card may panic; the next case begins with a new one.
-    let verdict = match catch_unwind(AssertUnwindSafe(|| run.all(&case.lines))) {
+    // The transport of a virtual card may panic; the next case gets a new virtual card.
+    let verdict = match catch_unwind(AssertUnwindSafe(|| run.run_case(&case.lines))) {
         Ok(Ok(())) => Verdict::Pass,
         Ok(Err((line, stop))) => run.verdict(name, line, stop),
         Err(_) => {
@@ -59,16 +59,16 @@ pub fn run(name: &str, case: &Case, target: &mut dyn Target) -> Outcome {
 }
 
 impl Run<'_> {
-    fn all<'l>(&mut self, lines: &'l [Line]) -> Result<(), (Option<&'l Line>, Stop)> {
-        self.lines(lines).map_err(|(line, stop)| (Some(line), stop))?;
+    fn run_case<'l>(&mut self, lines: &'l [Line]) -> Result<(), (Option<&'l Line>, Stop)> {
+        self.run_lines(lines).map_err(|(line, stop)| (Some(line), stop))?;
         // A packet that no step expected fails the case.
         let now = self.target.now();
         let expected = "no packet after the last step";
         let forbids_cnps = matches!(lines.last().map(|line| &line.step), Some(Step::Silence(_, true)));
-        self.quiet(now, forbids_cnps, expected).map_err(|stop| (lines.last(), stop))
+        self.expect_silence(now, forbids_cnps, expected).map_err(|stop| (lines.last(), stop))
     }
 
-    fn lines<'l>(&mut self, lines: &'l [Line]) -> Result<(), (&'l Line, Stop)> {
+    fn run_lines<'l>(&mut self, lines: &'l [Line]) -> Result<(), (&'l Line, Stop)> {
         for line in lines {
             self.steps += 1;
             if self.steps > MAX_STEPS {
@@ -79,22 +79,22 @@ impl Run<'_> {
                 for index in 0..count {
                     self.names.insert("i".into(), index);
                     self.objects.index = index;
-                    self.lines(inside)?;
+                    self.run_lines(inside)?;
                 }
                 continue;
             }
-            self.step(&line.step).map_err(|stop| (line, stop))?;
+            self.run_step(&line.step).map_err(|stop| (line, stop))?;
         }
         Ok(())
     }
 
-    fn step(&mut self, step: &Step) -> Result<(), Stop> {
+    fn run_step(&mut self, step: &Step) -> Result<(), Stop> {
         match step {
             Step::Send(spec) => self.send(spec),
             Step::Expect(expectation) => self.expect(expectation),
-            Step::Silence(time, each) => {
+            Step::Silence(time, forbids_cnps) => {
                 let until = self.target.now() + self.time(time)?;
-                self.quiet(until, *each, &format!("silence {time}"))
+                self.expect_silence(until, *forbids_cnps, &format!("silence {time}"))
             }
             Step::Wait(time) => self.pass(time),
             Step::Let(name, number) => {

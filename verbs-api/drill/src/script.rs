@@ -12,11 +12,13 @@ use steps::{Line, Step};
 const MAX_CASES: usize = 4096;
 /// Maximum length of a script, in bytes.
 const MAX_LEN: usize = 1 << 20;
-/// Maximum lengths of a line with the values of loops, and of one value, in bytes.
+/// Maximum length of a line with the values of loops, in bytes.
 const MAX_LINE: usize = 64 << 10;
+/// Maximum length of a value of a loop, in bytes.
 const MAX_VALUE: usize = 1 << 10;
-/// Maximum length of all cases together, and the cost of a line in addition to its text, in bytes.
+/// Maximum length of all cases together, in bytes.
 const MAX_UNROLLED: usize = 16 << 20;
+/// Bytes that a line counts in addition to its text.
 const LINE_COST: usize = 64;
 
 /// A parsed script.
@@ -52,8 +54,8 @@ pub struct ScriptError {
 type Source<'a> = (usize, &'a str);
 
 impl Script {
-    /// Parses a script; errors call it `name`. Fails if a line is invalid, or the script is too
-    /// long.
+    /// Parses a script; its errors begin with `name`. Fails if a line is invalid, or the script is
+    /// too long.
     pub fn parse(name: &str, text: &str) -> Result<Self, ScriptError> {
         let error = |line, text: &str, what| ScriptError { name: name.into(), line, what, text: text.into() };
         if text.len() > MAX_LEN {
@@ -96,19 +98,19 @@ impl Script {
         &self.title
     }
 
-    /// Returns the clauses of the protocol that it cites.
+    /// Returns the clauses of the protocol that the script cites.
     pub fn clauses(&self) -> &[String] {
         &self.clauses
     }
 
-    /// Returns the cases of its loops; one without loops.
+    /// Returns a case for each combination of loop values; a script without loops has one case.
     pub fn cases(&self) -> &[Case] {
         &self.cases
     }
 }
 
 impl fmt::Display for Case {
-    /// Writes the values of loops, which identify a case of its script.
+    /// Writes the values of loops, which identify a case in its script.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (name, value)) in self.parameters.iter().enumerate() {
             write!(f, "{}{name}={value}", if index == 0 { "" } else { " " })?;
@@ -152,10 +154,10 @@ fn combine(combinations: Vec<Parameters>, text: &str) -> Result<Vec<Parameters>,
 }
 
 /// An invalid line: its number, its text with values of loops, and the reason.
-type Complaint = (usize, String, String);
+type LineError = (usize, String, String);
 
-/// Returns `line` with values of loops.
-fn filled(line: &str, parameters: &Parameters) -> Result<String, String> {
+/// Replaces the names of loops in `line` by their values.
+fn substitute(line: &str, parameters: &Parameters) -> Result<String, String> {
     let fits = |text: String| {
         let why = || format!("a line has at most {MAX_LINE} bytes, with the values of loops in it");
         if text.len() <= MAX_LINE { Ok(text) } else { Err(why()) }
@@ -166,25 +168,25 @@ fn filled(line: &str, parameters: &Parameters) -> Result<String, String> {
 }
 
 /// Builds one case of a script, and subtracts its size from `room`.
-fn unroll(sources: &[Source<'_>], parameters: Parameters, room: &mut usize) -> Result<Case, Complaint> {
+fn unroll(sources: &[Source<'_>], parameters: Parameters, room: &mut usize) -> Result<Case, LineError> {
     let number = |value: &String| Number::parse(value).ok()?.value(&Names::new()).ok();
     let names = parameters.iter().filter_map(|(name, value)| Some((name.clone(), number(value)?))).collect();
     let mut case = Case { names, parameters, is_ipv6: &[false, true], lines: Vec::new() };
     let mut service = String::from("RC");
     // The blocks around the current line, with their lines so far.
-    let mut open: Vec<(Line, Vec<Line>)> = Vec::new();
+    let mut open_blocks: Vec<(Line, Vec<Line>)> = Vec::new();
     for (at, line) in sources {
         let (head, _) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         if ["title", "clause", "for"].contains(&head) {
             continue;
         }
         let start = || line.chars().take(100).collect::<String>();
-        let text = filled(line, &case.parameters).map_err(|what| (*at, start(), what))?;
+        let text = substitute(line, &case.parameters).map_err(|what| (*at, start(), what))?;
         *room = room.checked_sub(text.len() + LINE_COST).ok_or_else(|| {
             let cases = format!("with its loops unrolled the script is longer than {} MiB", MAX_UNROLLED >> 20);
             (*at, start(), cases)
         })?;
-        let complain = |what: String| (*at, text.clone(), what);
+        let error = |what: String| (*at, text.clone(), what);
         let (word, rest) = text.split_once(char::is_whitespace).unwrap_or((&text, ""));
         let rest = rest.trim();
         match word {
@@ -194,30 +196,30 @@ fn unroll(sources: &[Source<'_>], parameters: Parameters, room: &mut usize) -> R
                     "any" => &[false, true],
                     "ipv4" => &[false],
                     "ipv6" => &[true],
-                    _ => return Err(complain("a family is ipv4, ipv6 or any".into())),
+                    _ => return Err(error("a family is ipv4, ipv6 or any".into())),
                 }
             }
             "end" => {
-                let (mut block, lines) = open.pop().ok_or_else(|| complain("there is no open block".into()))?;
+                let (mut block, lines) = open_blocks.pop().ok_or_else(|| error("there is no open block".into()))?;
                 if let Step::Repeat(_, inside) = &mut block.step {
                     *inside = lines;
                 }
-                open.last_mut().map_or(&mut case.lines, |(_, lines)| lines).push(block);
+                open_blocks.last_mut().map_or(&mut case.lines, |(_, lines)| lines).push(block);
             }
             _ => {
-                let step = read::step(&service, word, rest).map_err(complain)?;
+                let step = read::step(&service, word, rest).map_err(error)?;
                 let line = Line { number: *at, text, step };
                 match line.step {
-                    Step::Repeat(..) if open.len() >= 8 => {
+                    Step::Repeat(..) if open_blocks.len() >= 8 => {
                         return Err((line.number, line.text, "blocks are nested too deeply".into()));
                     }
-                    Step::Repeat(..) => open.push((line, Vec::new())),
-                    _ => open.last_mut().map_or(&mut case.lines, |(_, lines)| lines).push(line),
+                    Step::Repeat(..) => open_blocks.push((line, Vec::new())),
+                    _ => open_blocks.last_mut().map_or(&mut case.lines, |(_, lines)| lines).push(line),
                 }
             }
         }
     }
-    match open.pop() {
+    match open_blocks.pop() {
         Some((block, _)) => Err((block.number, block.text, "this block has no end".into())),
         None => Ok(case),
     }

@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-/// An error of the far side.
+/// An error that the far side reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// Explanation of the card or its agent.
+    /// Explanation by the card or its agent.
     pub text: String,
     /// Error number of the verb; 0 if the target itself failed.
     pub errno: i32,
@@ -48,7 +48,7 @@ pub type Handle = u64;
 
 /// Parameters of a connection request or reply.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Terms {
+pub struct ConnParam {
     pub private_data: Vec<u8>,
     /// Responder resources and initiator depth: READs and atomics that the far side serves and
     /// issues.
@@ -118,11 +118,11 @@ pub trait Extensions {
         not_offered("connection manager")
     }
     /// Requests a connection from the near side to the service at this port.
-    fn connect(&mut self, space: &str, port: u16, qp: Handle, terms: &Terms) -> Answer<Handle> {
+    fn connect(&mut self, space: &str, port: u16, qp: Handle, conn_param: &ConnParam) -> Answer<Handle> {
         not_offered("connection manager")
     }
     /// Accepts a request and brings the queue pair to `state`.
-    fn accept(&mut self, id: Handle, qp: Handle, state: &str, terms: &Terms) -> Answer<()> {
+    fn accept(&mut self, id: Handle, qp: Handle, state: &str, conn_param: &ConnParam) -> Answer<()> {
         not_offered("connection manager")
     }
     fn establish(&mut self, id: Handle, qp: Handle) -> Answer<()> {
@@ -149,7 +149,7 @@ pub trait Extensions {
     fn arm(&mut self, cq: Handle, solicited: bool) -> Answer<()> {
         not_offered("completion events")
     }
-    /// Returns true if that event came since the last call.
+    /// Returns true if the requested event was raised since the last call.
     fn is_woken(&mut self, cq: Handle) -> Answer<bool> {
         not_offered("completion events")
     }
@@ -228,7 +228,7 @@ pub struct NewQp {
     pub srq: Option<Handle>,
     /// XRC domain of an XRC_RECV queue pair.
     pub xrcd: Option<Handle>,
-    /// Limits: sends, receives, list elements, inline bytes.
+    /// Limits: sends, receives, scatter/gather elements, inline bytes.
     pub caps: [u32; 4],
 }
 
@@ -266,7 +266,7 @@ pub struct Change {
     pub migration: Option<String>,
 }
 
-/// A scatter/gather element; its values may be wrong on purpose.
+/// A scatter/gather element; its values may be invalid on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     pub addr: u64,
@@ -283,7 +283,7 @@ pub struct Work {
     /// SIGNALED, FENCE, SOLICITED.
     pub flags: Vec<&'static str>,
     pub pieces: Vec<Piece>,
-    /// Inline data instead of the list.
+    /// Inline data instead of scatter/gather elements.
     pub inline: Option<Vec<u8>>,
     pub remote_addr: u64,
     /// R_Key of the remote memory, or the key to invalidate.
@@ -314,13 +314,13 @@ pub struct TagWork {
     pub recv_id: u64,
     /// The new tag.
     pub tag: u64,
-    /// Its significant bits.
+    /// Significant bits of the new tag.
     pub mask: u64,
     /// Destination of the message.
     pub pieces: Vec<Piece>,
     /// The tag to remove.
     pub handle: u32,
-    /// Number of unexpected messages that the program has handled, if it says so.
+    /// Number of unexpected messages that the program reports as handled.
     pub unexpected: Option<u32>,
 }
 
@@ -364,7 +364,7 @@ impl fmt::Display for Completed {
 pub enum Source {
     Qp(Handle),
     Srq(Handle),
-    /// A completion queue, the port, the device, or an object that is gone.
+    /// A completion queue, the port, the device, or a destroyed object.
     Other,
 }
 
@@ -408,7 +408,7 @@ pub trait FarSide {
     fn read(&mut self, mr: Handle, at: u64, len: u64) -> Answer<Vec<u8>>;
     fn write(&mut self, mr: Handle, at: u64, bytes: &[u8]) -> Answer<()>;
     /// Reads queue pairs, each with its completion queue, first bytes of regions, and events.
-    fn look(&mut self, queues: &[(Handle, Handle)], regions: &[(Handle, u64)]) -> Answer<Snapshot> {
+    fn snapshot(&mut self, queues: &[(Handle, Handle)], regions: &[(Handle, u64)]) -> Answer<Snapshot> {
         let queues = queues.iter().map(|(qp, cq)| Ok((self.query_qp(*qp)?, self.poll(*cq)?)));
         let queues = queues.collect::<Answer<_>>()?;
         let memory = regions.iter().map(|(mr, len)| self.read(*mr, 0, *len)).collect::<Answer<_>>()?;
@@ -470,16 +470,16 @@ pub trait Target: FarSide + Extensions {
     fn is_lost(&self) -> bool {
         false
     }
-    /// Waits between two queries of the far side, at most until then.
+    /// Waits between two queries of the far side, at most until `until`.
     fn pause(&mut self, until: Duration);
-    /// From now on, runs cases as fast as possible: objects are reused, and refusals may be
-    /// reported late, those of work requests never. Frees all objects. Fails if the target cannot
-    /// be used.
+    /// Frees all objects; from then on, runs cases as fast as possible. The target reuses objects,
+    /// and may report refusals late, except those of work requests. Fails if the target cannot be
+    /// used.
     fn pipeline(&mut self) -> Answer<()> {
         Ok(())
     }
-    /// When pipelined: gives the next case new objects. Earlier ones stay, because some cards take
-    /// a minute to destroy broken objects. Fails if the target cannot be used.
+    /// When pipelined: gives the next case new objects. Earlier objects stay, because some cards
+    /// take a minute to destroy broken ones. Fails if the target cannot be used.
     fn renew(&mut self) -> Answer<()> {
         Ok(())
     }

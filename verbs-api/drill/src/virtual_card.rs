@@ -25,20 +25,21 @@ use std::time::Duration;
 
 /// Number of the first queue pair.
 const FIRST_QPN: u32 = 0x11;
-/// Number of the first queue pair of the near side (the script's end of the connection).
+/// Number of the first queue pair of the near side.
 const FIRST_NEAR: u32 = 0x2a;
 /// Maximum length of a region, in bytes.
 const MAX_REGION: u32 = 64 << 20;
-/// Smallest completion queue, in entries: a smaller one is meant to overrun.
+/// Minimum entries of a completion queue. A script with fewer entries expects an overrun, which
+/// this card does not have.
 const MIN_CQE: u32 = 4;
 /// Maximum limit of a shared receive queue.
 const MAX_LIMIT: u32 = 4096;
 /// Line rate in bit/s, from which CNPs reduce the rate of queue pairs.
 const LINE_RATE: Option<NonZeroU64> = NonZeroU64::new(100_000_000_000);
-/// Maximum number of timer or transmit rounds in one step. At the limit, the transport hangs: the
-/// card raises the event `HANGS`.
+/// Maximum number of timer or transmit rounds in one step. At the limit, the card raises the event
+/// `HANGS`.
 const MAX_ROUNDS: usize = 100_000;
-/// Event of a transport that does not come to rest.
+/// Event of a transport that does not become idle.
 const HANGS: &str = "HANGS";
 
 /// A queue pair and its host.
@@ -48,8 +49,8 @@ struct Member {
     cq: Handle,
     srq: Option<usize>,
     alive: bool,
-    /// Numbers of send and receive completions that [`wake`] has seen.
-    seen: [usize; 2],
+    /// Numbers of send and receive completions for which [`wake`] has run.
+    woken: [usize; 2],
 }
 
 /// Arming of a completion queue: which completions raise an event.
@@ -71,9 +72,10 @@ pub struct VirtualCard {
     queues: Handle,
     srqs: Vec<Srq>,
     members: Vec<Member>,
-    /// Arming of completion queues, with true once the event was raised.
+    /// Arming of each completion queue, with true once its event was raised.
     arms: BTreeMap<Handle, (Arm, bool)>,
     events: Vec<Event>,
+    /// Packets to the near side that it has not received.
     arrived: VecDeque<(Duration, Datagram)>,
     pool: Pool,
 }
@@ -136,7 +138,7 @@ impl VirtualCard {
                 return;
             };
             self.now = self.now.max(due);
-            // Cannot fail: the queue pair is alive.
+            // `with` cannot fail, because the queue pair is alive.
             _ = self.with(at, |qp, host| qp.handle_timeout(host));
         }
         self.events.push(event(HANGS, Source::Other));
@@ -154,8 +156,8 @@ fn sges(pieces: &[Piece]) -> Vec<Sge> {
 
 /// Raises the event of an armed completion queue if a new completion matches the arming.
 fn wake(member: &mut Member, (arm, is_raised): &mut (Arm, bool)) {
-    for (queue, seen) in [&member.host.sends, &member.host.recvs].into_iter().zip(&mut member.seen) {
-        for cqe in queue.iter().skip(std::mem::replace(seen, queue.len())) {
+    for (queue, woken) in [&member.host.sends, &member.host.recvs].into_iter().zip(&mut member.woken) {
+        for cqe in queue.iter().skip(std::mem::replace(woken, queue.len())) {
             // clause: CQ-ARM
             if *arm == Arm::Any || (*arm == Arm::Solicited && cqe.solicited) {
                 (*arm, *is_raised) = (Arm::Off, true);
@@ -229,7 +231,7 @@ impl Target for VirtualCard {
 
     fn send(&mut self, datagram: &Datagram) -> Answer<()> {
         let Datagram { net, bytes } = datagram;
-        // Like the engine, the card drops damaged packets and packets to unknown queue pairs.
+        // As the engine does, the card drops damaged packets and packets to unknown queue pairs.
         let Ok(packet) = Packet::parse(bytes) else { return Ok(()) };
         if !roxe_wire::icrc::verify(net, bytes) {
             return Ok(());
@@ -328,24 +330,24 @@ impl FarSide for VirtualCard {
         let config = QpConfig { srq_max_sge, line_rate: LINE_RATE, ..QpConfig::new(Qpn::new(qpn), service, caps) };
         let host = SimHost::with_depth(16);
         let srq = new.srq.map(|srq| srq as usize);
-        let seen = [0; 2];
-        self.members.push(Member { qp: Qp::new(config), host, cq: new.cq, srq, alive: true, seen });
+        let woken = [0; 2];
+        self.members.push(Member { qp: Qp::new(config), host, cq: new.cq, srq, alive: true, woken });
         Ok((self.members.len() as u64 - 1, qpn))
     }
 
     fn modify_qp(&mut self, qp: Handle, change: &Change) -> Answer<()> {
         let ipv6 = change.dest.is_some_and(|(_, dgid)| !dgid.is_ipv4());
         let sgid = Gid::from(address_of(ipv6, 1));
-        let asked = change.clone();
+        let wanted = change.clone();
         let modify = move |qp: &mut Qp, host: &mut SimHost| {
-            let (attr, mask) = attributes(&asked, *qp.attr(), qp.service(), sgid)?;
+            let (attr, mask) = attributes(&wanted, *qp.attr(), qp.service(), sgid)?;
             qp.modify(host, &attr, mask).map_err(|error| invalid(error.to_string()))
         };
         self.with(qp as usize, modify)??;
         if change.to == "RESET" {
             // clause: STATE-RESET-COMPLETIONS
             let member = &mut self.members[qp as usize];
-            (member.host.sends, member.host.recvs, member.seen) = Default::default();
+            (member.host.sends, member.host.recvs, member.woken) = Default::default();
         }
         Ok(())
     }
@@ -398,7 +400,7 @@ impl FarSide for VirtualCard {
     fn poll(&mut self, cq: Handle) -> Answer<Vec<Completed>> {
         let mine = self.members.iter_mut().filter(|member| member.cq == cq);
         let done = mine.flat_map(|member| {
-            member.seen = [0; 2];
+            member.woken = [0; 2];
             member.host.sends.drain(..).chain(member.host.recvs.drain(..))
         });
         Ok(done.map(completed).collect())
@@ -427,7 +429,7 @@ impl FarSide for VirtualCard {
 impl Extensions for VirtualCard {
     fn arm(&mut self, cq: Handle, solicited: bool) -> Answer<()> {
         for member in self.members.iter_mut().filter(|member| member.cq == cq) {
-            member.seen = [member.host.sends.len(), member.host.recvs.len()];
+            member.woken = [member.host.sends.len(), member.host.recvs.len()];
         }
         let (arm, _) = self.arms.entry(cq).or_default();
         // Arming for any completion includes solicited completions.

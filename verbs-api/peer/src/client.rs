@@ -8,8 +8,9 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
 /// Time without a TCP acknowledgement after which the agent's host counts as crashed.
-const SILENCE: Duration = Duration::from_secs(30);
-const PROBE: Duration = Duration::from_secs(5);
+const TCP_TIMEOUT: Duration = Duration::from_secs(30);
+/// Interval of TCP keepalive probes on an idle connection.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The reason why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -26,7 +27,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// The errno of a refusal.
+    /// Returns the errno of a refusal; `None` for other errors.
     pub const fn errno(&self) -> Option<i32> {
         match self {
             Self::Refused(refusal) => Some(refusal.errno),
@@ -64,10 +65,12 @@ impl std::str::FromStr for Target {
 #[derive(Debug)]
 pub struct Client {
     stream: BufReader<TcpStream>,
+    /// Id of the newest request.
     last: u64,
     card: Value,
-    /// Queued requests, and their number.
-    waiting: Vec<u8>,
+    /// Lines of the queued requests.
+    queued: Vec<u8>,
+    /// Number of queued requests.
     count: u64,
     is_lost: bool,
 }
@@ -81,13 +84,14 @@ impl Client {
         // An answer takes at most the maximum wait of a request, plus some time for the network.
         stream.set_read_timeout(Some(Duration::from_millis(limits::WAIT_MS) + Duration::from_secs(10)))?;
         let socket = SockRef::from(&stream);
-        socket.set_tcp_user_timeout(Some(SILENCE))?;
-        socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(PROBE).with_interval(PROBE))?;
+        socket.set_tcp_user_timeout(Some(TCP_TIMEOUT))?;
+        socket
+            .set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE_INTERVAL).with_interval(KEEPALIVE_INTERVAL))?;
         let mut client = Self {
             stream: BufReader::new(stream),
             last: 0,
             card: Value::Null,
-            waiting: Vec::new(),
+            queued: Vec::new(),
             count: 0,
             is_lost: false,
         };
@@ -100,7 +104,7 @@ impl Client {
         Self::connect(&target.address, &target.token)
     }
 
-    /// The answer to `hello`: device, port, gids, limits, version.
+    /// Returns the answer to `hello`: device, port, gids, limits, version.
     pub const fn card(&self) -> &Value {
         &self.card
     }
@@ -110,7 +114,7 @@ impl Client {
         self.stream.get_ref().peer_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback())
     }
 
-    /// The name of the device.
+    /// Returns the name of the device.
     pub fn name(&self) -> &str {
         self.card["device"].as_str().unwrap_or("?")
     }
@@ -125,21 +129,21 @@ impl Client {
     /// refused, or the connection fails.
     pub fn call(&mut self, command: Command, arguments: Value) -> Result<Value, ClientError> {
         self.ask(command, arguments)?;
-        let other = || ClientError::Protocol("nothing".into());
-        self.answers()?.pop().ok_or_else(other)?.map_err(ClientError::Refused)
+        let missing = || ClientError::Protocol("nothing".into());
+        self.answers()?.pop().ok_or_else(missing)?.map_err(ClientError::Refused)
     }
 
     /// Queues a request, which the next call of [`Self::answers`] sends. Fails if `arguments` is
     /// neither an object nor null.
     pub fn ask(&mut self, command: Command, arguments: Value) -> Result<(), ClientError> {
         let mut arguments = protocol::arguments(arguments)?;
-        // A null member means the same as none. Omitting it saves time on an agent with a slow
-        // processor.
+        // The agent treats a null member as missing. Without it, an agent with a slow processor
+        // parses less.
         arguments.retain(|_, value| !value.is_null());
         let args = Args::new(arguments);
         self.last += 1;
         self.count += 1;
-        self.waiting.extend(Request { id: self.last, command, args }.line().as_bytes());
+        self.queued.extend(Request { id: self.last, command, args }.line().as_bytes());
         Ok(())
     }
 
@@ -153,7 +157,7 @@ impl Client {
     }
 
     fn exchange(&mut self) -> Result<Vec<protocol::Result<Value>>, ClientError> {
-        let (lines, count) = (std::mem::take(&mut self.waiting), std::mem::take(&mut self.count));
+        let (lines, count) = (std::mem::take(&mut self.queued), std::mem::take(&mut self.count));
         self.stream.get_mut().write_all(&lines)?;
         (self.last - count + 1..=self.last).map(|id| self.answer(id)).collect()
     }
@@ -164,11 +168,11 @@ impl Client {
         if answer.is_empty() {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
-        let other = || ClientError::Protocol(String::from_utf8_lossy(&answer).chars().take(200).collect());
-        let (answered, result) = protocol::parse_answer(&answer).ok_or_else(other)?;
+        let unexpected = || ClientError::Protocol(String::from_utf8_lossy(&answer).chars().take(200).collect());
+        let (answered, result) = protocol::parse_answer(&answer).ok_or_else(unexpected)?;
         // The agent may refuse a connection before it reads a request; that answer has id 0.
         if answered != id && !(answered == 0 && result.is_err()) {
-            return Err(other());
+            return Err(unexpected());
         }
         Ok(result)
     }

@@ -27,7 +27,7 @@ impl Service {
     /// Every service.
     pub const ALL: [Self; 3] = [Self::Rc, Self::Uc, Self::Ud];
 
-    /// Name of the service in verbs.
+    /// Returns the name of the service in verbs.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Rc => "RC",
@@ -41,7 +41,7 @@ impl Service {
         Self::ALL.into_iter().find(|service| service.name() == name)
     }
 
-    /// The operations of this service.
+    /// Returns the operations of this service.
     pub const fn ops(self) -> &'static [Op] {
         use Op::*;
         match self {
@@ -76,7 +76,7 @@ impl Op {
     pub const ALL: [Self; 7] =
         [Self::Send, Self::SendImm, Self::Write, Self::WriteImm, Self::Read, Self::CmpSwap, Self::FetchAdd];
 
-    /// A short name, as in the table of `roxe demo`.
+    /// Returns a short name, as in the table of `roxe demo`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Send => "send",
@@ -94,7 +94,7 @@ impl Op {
         Self::ALL.into_iter().find(|op| op.name() == name)
     }
 
-    /// The names of the opcode in a work request and in the requester's completion.
+    /// Returns the names of the opcode in a work request and in the requester's completion.
     pub const fn opcodes(self) -> (&'static str, &'static str) {
         match self {
             Self::Send => ("SEND", "SEND"),
@@ -153,7 +153,7 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// Packets of a message.
+    /// Returns the number of packets of a message.
     pub const fn packets(&self) -> u32 {
         if self.size == 0 { 1 } else { self.size.div_ceil(self.mtu) }
     }
@@ -166,13 +166,13 @@ impl fmt::Display for Cell {
     }
 }
 
-/// Message sizes for one path MTU: around the size of a packet, and two long ones.
+/// Returns the message sizes for one path MTU: sizes around that of a packet, and two large ones.
 pub const fn sizes(mtu: u32) -> [u32; 7] {
     [0, 1, mtu - 1, mtu, mtu + 1, 64 << 10, 1 << 20]
 }
 
-/// The cells of one service and path MTU. They include datagrams longer than the port's MTU, which
-/// must not arrive.
+/// Returns the cells of one service and path MTU. They include datagrams longer than the port's
+/// MTU, which must not arrive.
 pub fn cells(service: Service, mtu: u32) -> impl Iterator<Item = Cell> {
     service.ops().iter().flat_map(move |&op| {
         let sizes = if op.is_atomic() { vec![ATOMIC] } else { sizes(mtu).to_vec() };
@@ -180,7 +180,7 @@ pub fn cells(service: Service, mtu: u32) -> impl Iterator<Item = Cell> {
     })
 }
 
-/// The finalizer of splitmix64: every bit of the result depends on every bit of `value`.
+/// Returns the finalizer of splitmix64: every bit of the result depends on every bit of `value`.
 pub const fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -204,12 +204,12 @@ pub struct Atomic {
     pub compare_add: u64,
     /// The number to swap in.
     pub swap: u64,
-    /// The word afterwards.
+    /// The word after the atomic.
     pub result: u64,
 }
 
-/// Atomic number `index` on a word with the value `word`. Every second COMPARE AND SWAP compares
-/// with another number, so that the word must stay unchanged.
+/// Returns atomic number `index` on a word with the value `word`. Every second COMPARE AND SWAP
+/// compares with another value, so that the word must stay unchanged.
 pub const fn atomic(op: Op, index: u32, word: u64) -> Atomic {
     let other = mix(word);
     match op {

@@ -56,7 +56,7 @@ impl Request {
         Ok(Self { id, command, args: Args::new(object) })
     }
 
-    /// The line of this request, with its `\n`.
+    /// Returns the line of this request, with its `\n`.
     pub fn line(&self) -> String {
         let mut object = self.args.object().clone();
         object.insert("id".to_owned(), self.id.into());
@@ -65,7 +65,7 @@ impl Request {
     }
 }
 
-/// The line of an answer, with its `\n`.
+/// Returns the line of an answer, with its `\n`.
 pub fn answer(id: u64, result: &Result<Value>) -> String {
     let value = match result {
         Ok(value) => json!({"id": id, "ok": value}),
@@ -74,7 +74,7 @@ pub fn answer(id: u64, result: &Result<Value>) -> String {
     format!("{value}\n")
 }
 
-/// Parses an answer: its id and its result. `None` if `line` is not an answer.
+/// Parses an answer into its id and its result; `None` if `line` is not an answer.
 pub fn parse_answer(line: &[u8]) -> Option<(u64, Result<Value>)> {
     let Ok(Value::Object(mut object)) = serde_json::from_slice(line) else { return None };
     let id = object.get("id")?.as_u64()?;
@@ -86,7 +86,7 @@ pub fn parse_answer(line: &[u8]) -> Option<(u64, Result<Value>)> {
     Some((id, Err(Refusal { text, errno: errno.unwrap_or(libc::EIO) })))
 }
 
-/// The arguments in `value`, an object or null. Fails if it is neither.
+/// Returns the arguments in `value`, an object or null. Fails if `value` is neither.
 pub fn arguments(value: Value) -> Result<Map<String, Value>> {
     match value {
         Value::Object(object) => Ok(object),
@@ -106,14 +106,14 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// The refusal of an invalid request: `EINVAL`.
+    /// Returns the refusal of an invalid request, with `EINVAL`.
     pub fn invalid(text: impl Into<String>) -> Self {
         Self { text: text.into(), errno: libc::EINVAL }
     }
 
     pub(crate) fn os(what: impl fmt::Display, error: &io::Error) -> Self {
         let (mut text, errno) = (format!("{what}: {error}"), error.raw_os_error().unwrap_or(libc::EIO));
-        // `Display` appends the number itself.
+        // `Display` of this type appends the errno itself.
         let end = format!(" (os error {errno})");
         text.truncate(text.strip_suffix(&end).unwrap_or(&text).len());
         Self { text, errno }
@@ -123,7 +123,7 @@ impl Refusal {
 /// The result of a request.
 pub type Result<T> = std::result::Result<T, Refusal>;
 
-/// The first 40 characters of an untrusted text, escaped, for a message.
+/// Returns the first 40 characters of an untrusted text, escaped, for a message.
 fn shortened(text: &str) -> String {
     text.chars().take(40).flat_map(char::escape_debug).collect()
 }
@@ -140,14 +140,14 @@ macro_rules! commands {
             /// Every command.
             pub const ALL: &[Self] = &[$(Self::$variant,)+];
 
-            /// The name of the command, the value of `"do"`.
+            /// Returns the name of the command, the value of `"do"`.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)+
                 }
             }
 
-            /// The names of the command's arguments.
+            /// Returns the names of the command's arguments.
             pub const fn arguments(self) -> &'static [&'static str] {
                 match self {
                     $(Self::$variant => &[$($argument,)*],)+
@@ -266,7 +266,7 @@ impl Args {
         Self(object)
     }
 
-    /// The JSON object of the arguments.
+    /// Returns the JSON object of the arguments.
     pub const fn object(&self) -> &Map<String, Value> {
         &self.0
     }
@@ -312,7 +312,8 @@ impl Args {
         value.as_str().ok_or_else(|| Refusal::invalid(format!("{name} must be a text")))
     }
 
-    /// Returns the number of a name of the table. Fails if it is missing or not in the table.
+    /// Returns the number of the argument's name in `table`. Fails if the argument is missing, or
+    /// its name is not in the table.
     pub fn named(&self, name: &str, table: Table) -> Result<u32> {
         let text = self.text(name)?;
         names::number(table, text).ok_or_else(|| unknown(name, text, table))

@@ -31,7 +31,7 @@ pub struct Server {
     gate: Arc<Gate>,
 }
 
-/// Maximum bytes of requests read at once, and of answers sent at once.
+/// Maximum bytes of requests read at once, and of answers queued before they are sent.
 const BUFFER: usize = 64 << 10;
 
 struct Gate {
@@ -45,7 +45,7 @@ impl Server {
     /// Listens, and draws the token if none was set. Fails if the address cannot be used, there is
     /// no libibverbs or no such device, or the token is too short.
     pub fn bind(options: &Options) -> Result<Self, Refusal> {
-        // Reports a missing card now instead of to the first controller.
+        // A missing card is reported here, not to the first controller.
         drop(Session::open(options.device.as_deref(), options.port)?);
         let refuse = |error| Refusal::os(format_args!("cannot listen on {}", options.listen), &error);
         let listener = TcpListener::bind(options.listen).map_err(refuse)?;
@@ -59,7 +59,7 @@ impl Server {
         self.listener.local_addr()
     }
 
-    /// The token that a controller must send.
+    /// Returns the token that a controller must send.
     pub fn token(&self) -> &str {
         &self.gate.token
     }
@@ -68,17 +68,17 @@ impl Server {
     /// listener fails.
     pub fn serve(&self, once: bool) -> io::Result<()> {
         let (listener, gate) = (self.listener.try_clone()?, Arc::clone(&self.gate));
-        let (over, wait) = mpsc::channel();
-        let failed = over.clone();
+        let (served, ended) = mpsc::channel();
+        let failed = served.clone();
         thread::Builder::new().spawn(move || {
-            let served = move |stream, visit| {
+            let serve = move |stream, visit| {
                 if gate.admit(stream, visit) && once {
-                    let _ = over.send(Ok(()));
+                    let _ = served.send(Ok(()));
                 }
             };
-            let _ = failed.send(visitors::accept(&listener, limits::CONNECTIONS, served));
+            let _ = failed.send(visitors::accept(&listener, limits::CONNECTIONS, serve));
         })?;
-        wait.recv().unwrap_or(Ok(()))
+        ended.recv().unwrap_or(Ok(()))
     }
 }
 
@@ -96,7 +96,7 @@ fn check_token(token: String) -> protocol::Result<String> {
 }
 
 impl Gate {
-    /// Checks the token and serves the controller. Returns true if it had a session.
+    /// Checks the token and serves the controller. Returns true if the controller had a session.
     fn admit(&self, stream: TcpStream, visit: Visit) -> bool {
         let mut lines = Lines::new(stream);
         let Ok(Some(line)) = lines.next(limits::FIRST_LINE, limits::FIRST_LINE_SECONDS) else { return false };
@@ -106,14 +106,14 @@ impl Gate {
             let _ = lines.send(&protocol::answer(id, &Err(Refusal { text: text.to_owned(), errno })));
             false
         };
-        let shown = request.as_ref().ok().filter(|request| request.command == Command::Hello);
-        let shown = shown.and_then(|request| request.args.text("token").ok());
-        if !shown.is_some_and(|shown| are_equal(shown.as_bytes(), self.token.as_bytes())) {
+        let hello = request.as_ref().ok().filter(|request| request.command == Command::Hello);
+        let token = hello.and_then(|request| request.args.text("token").ok());
+        if !token.is_some_and(|token| are_equal(token.as_bytes(), self.token.as_bytes())) {
             return refuse(&mut lines, "the first request must be hello with the token", libc::EACCES);
         }
-        // From here on, the connection is not closed to make room for another.
+        // From here on, `accept` does not close this connection to make room for another.
         drop(visit);
-        // The lock guards no data. A poisoned lock is free: the session that panicked is over.
+        // The lock guards no data. If it is poisoned, the session that panicked has ended.
         let _session = match self.session.try_lock() {
             Ok(guard) => guard,
             Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -166,7 +166,7 @@ struct Lines {
 
 impl Lines {
     fn new(stream: TcpStream) -> Self {
-        // A failure only costs time.
+        // If this fails, answers are only slower.
         let _ = stream.set_nodelay(true);
         let timed = Timed::new(stream, Duration::ZERO);
         Self { stream: BufReader::with_capacity(BUFFER, timed), answers: Vec::new() }
@@ -196,8 +196,8 @@ impl Lines {
         sent
     }
 
-    /// Sends this line now; if another request has already arrived, queues the line until that is
-    /// answered.
+    /// Sends this line. If another request has already arrived, queues the line until that request
+    /// is answered.
     fn send_soon(&mut self, line: &str) -> io::Result<()> {
         if self.answers.len() >= BUFFER || !self.stream.buffer().contains(&b'\n') {
             return self.send(line);

@@ -20,8 +20,10 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 pub(super) const ROCE_V2: u32 = 2;
-/// Maximum number of counter files, and of bytes read from each.
-const COUNTERS: (usize, u64) = (256, 64);
+/// Maximum number of counter files that are read.
+const MAX_COUNTERS: usize = 256;
+/// Maximum number of bytes that are read from a counter file.
+const MAX_COUNTER_LEN: u64 = 64;
 
 pub(crate) struct Session {
     context: Rc<Context>,
@@ -123,7 +125,7 @@ impl Session {
         }))
     }
 
-    /// The identity of the card for a report, as texts; unknown parts are omitted.
+    /// Returns the identity of the card for a report, as texts without unknown parts.
     fn identity(&self, attr: &ibv_device_attr) -> Value {
         let firmware = attr.fw_ver.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte as u8)).collect();
         let driver = fs::read_link(self.context.folder.join("device/driver")).ok();
@@ -148,11 +150,11 @@ impl Session {
 
     fn counters(&self) -> Result<Value> {
         let folder = self.context.folder.join("ports").join(self.port.to_string()).join("hw_counters");
-        let files = fs::read_dir(&folder).into_iter().flatten().flatten().take(COUNTERS.0);
+        let files = fs::read_dir(&folder).into_iter().flatten().flatten().take(MAX_COUNTERS);
         let counters: Map<_, _> = files
             .filter_map(|file| {
                 let mut text = String::new();
-                fs::File::open(file.path()).ok()?.take(COUNTERS.1).read_to_string(&mut text).ok()?;
+                fs::File::open(file.path()).ok()?.take(MAX_COUNTER_LEN).read_to_string(&mut text).ok()?;
                 Some((file.file_name().into_string().ok()?, text.trim().parse::<u64>().ok()?.into()))
             })
             .collect();
@@ -164,11 +166,11 @@ impl Session {
         let mut events = Vec::new();
         while events.len() < limits::RESULTS {
             let Some(event) = self.context.event(until)? else { break };
-            // Waits only for the first event.
+            // Only the first event is awaited.
             until = Instant::now();
             let mut value = json!({"type": names::name(names::EVENTS, event.number)});
             match event.source {
-                EventSource::Object(kind, address) => value[kind] = self.table.at(kind, address).into(),
+                EventSource::Object(kind, address) => value[kind] = self.table.handle_at(kind, address).into(),
                 EventSource::Port(port) => value["port"] = port.into(),
                 EventSource::Device => {}
             }
@@ -187,7 +189,7 @@ impl Session {
         self.pd = None;
     }
 
-    /// The protection domain in `args`, or that of the session.
+    /// Returns the protection domain in `args`, or that of the session.
     fn pd(&mut self, args: &Args) -> Result<Rc<Pd>> {
         if let Some(handle) = args.optional("pd")? {
             return self.table.pd(handle);
@@ -205,7 +207,7 @@ impl Drop for Session {
     }
 }
 
-/// The end of the wait that a request specifies.
+/// Returns the end of the wait that a request specifies.
 fn deadline(args: &Args) -> Result<Instant> {
     let wait: u64 = args.or("timeout_ms", 0)?;
     if wait > limits::WAIT_MS {
@@ -232,7 +234,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// Address of the object in the library, to compare with that of an event.
+            /// Returns the address of the object in the library, to compare with that in an event.
             fn address(&self) -> usize {
                 match self {
                     $(Self::$variant(object) => object.raw.addr(),)+
@@ -257,7 +259,7 @@ macro_rules! kinds {
             $(pub(super) fn $method(&self, handle: u64) -> Result<Rc<$type>> {
                 match self.objects.get(&handle) {
                     Some(Object::$variant(object)) => Ok(Rc::clone(object)),
-                    other => Err(not_there($name, handle, other)),
+                    other => Err(wrong_handle($name, handle, other)),
                 }
             })+
         }
@@ -276,7 +278,7 @@ kinds! {
     Cm(CmId) "cm" cm;
 }
 
-fn not_there(kind: &str, handle: u64, found: Option<&Object>) -> Refusal {
+fn wrong_handle(kind: &str, handle: u64, found: Option<&Object>) -> Refusal {
     let text = found.map_or_else(
         || format!("there is no {kind} {handle}"),
         |object| format!("{handle} is of kind {}, not {kind}", object.kind()),
@@ -292,8 +294,8 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Refuses one more object with `memory` bytes if that exceeds a limit.
-    pub(super) fn has_room(&self, memory: usize) -> Result<()> {
+    /// Fails if one more object with `memory` bytes exceeds a limit.
+    pub(super) fn check_room(&self, memory: usize) -> Result<()> {
         let refuse = |text: String| Err(Refusal { text, errno: libc::ENOMEM });
         if self.objects.len() >= limits::OBJECTS {
             return refuse(format!("a session can have at most {} objects", limits::OBJECTS));
@@ -315,7 +317,7 @@ impl Table {
 
     pub(super) fn destroy(&mut self, kind: &str, handle: u64) -> Result<()> {
         let object = self.objects.get(&handle).filter(|object| object.kind() == kind);
-        let object = object.ok_or_else(|| not_there(kind, handle, self.objects.get(&handle)))?;
+        let object = object.ok_or_else(|| wrong_handle(kind, handle, self.objects.get(&handle)))?;
         if object.is_shared() {
             return Err(Refusal { text: format!("{kind} {handle} is still in use"), errno: libc::EBUSY });
         }
@@ -326,8 +328,8 @@ impl Table {
         object.destroy()
     }
 
-    /// Destroys all objects, users before the objects that they use. Windows go before the queue
-    /// pairs that they are bound to, because rxe would wait 50 seconds.
+    /// Destroys all objects, each before the objects that it uses. Destroys windows before the
+    /// queue pairs that they are bound to, because rxe would otherwise wait 50 seconds.
     pub(super) fn clear(&mut self) {
         for kind in ["cm", "mw", "qp", "ah", "mr", "srq", "cq", "xrcd", "pd"] {
             self.objects.retain(|_, object| object.kind() != kind);
@@ -335,10 +337,10 @@ impl Table {
         self.memory = 0;
     }
 
-    /// The handle of the object of kind `kind` at `address`.
-    pub(super) fn at(&self, kind: &str, address: usize) -> Option<u64> {
-        let is_it = |object: &Object| object.kind() == kind && object.address() == address;
-        self.objects.iter().find(|(_, object)| is_it(object)).map(|(handle, _)| *handle)
+    /// Returns the handle of the object of kind `kind` at `address`.
+    pub(super) fn handle_at(&self, kind: &str, address: usize) -> Option<u64> {
+        let matches = |object: &Object| object.kind() == kind && object.address() == address;
+        self.objects.iter().find(|(_, object)| matches(object)).map(|(handle, _)| *handle)
     }
 }
 
@@ -353,7 +355,7 @@ fn port_info(number: u8, port: &ibv_port_attr) -> Value {
     })
 }
 
-/// The bytes of an `enum ibv_mtu`; 0 for an unknown one.
+/// Returns the bytes of an `enum ibv_mtu`; 0 for an unknown value.
 pub(super) fn mtu_bytes(mtu: i32) -> u32 {
     if (1..=5).contains(&mtu) { 128 << mtu } else { 0 }
 }

@@ -1,10 +1,10 @@
 //! libibverbs and librdmacm, opened at run time, and their objects as owning values.
 //!
-//! An object holds the objects that it uses, so that they are destroyed after it. Dropping an
-//! object destroys it; so does `end`, which returns the verb's error. This module has all `unsafe`
-//! code of the package. It relies on three facts: pointers come from the library and are valid
-//! until they are returned to it, a session uses them on one thread, and the structures are those
-//! of the ABI (`roxe-abi`).
+//! An object holds the objects that it uses, so that they are destroyed after it. `end` destroys an
+//! object and returns the verb's error; dropping an object calls `end`. This module has all
+//! `unsafe` code of the package. It relies on three facts: the pointer of an object comes from the
+//! library and is valid until `end`, a session uses the pointers on one thread, and the structures
+//! are those of the ABI (`roxe-abi`).
 
 mod cm;
 mod context;
@@ -37,7 +37,7 @@ fn check_pointer<T>(verb: &str, pointer: *mut T) -> Result<*mut T, Refusal> {
     if pointer.is_null() { Err(Refusal::os(verb, &io::Error::last_os_error())) } else { Ok(pointer) }
 }
 
-/// The refusal for a verb that the library does not have.
+/// Returns the refusal for a verb that the library does not have.
 fn missing(verb: &str) -> Refusal {
     Refusal { text: format!("the library does not have {verb}"), errno: libc::EOPNOTSUPP }
 }
@@ -45,11 +45,11 @@ fn missing(verb: &str) -> Refusal {
 /// Waits until `fd` is readable or `until` has passed. Returns true if it is readable.
 fn wait_readable(fd: c_int, until: Instant) -> bool {
     loop {
-        // Rounded up, so that the loop does not spin in the last millisecond.
+        // The timeout is rounded up, so that the loop does not spin in the last millisecond.
         let left = until.saturating_duration_since(Instant::now()) + Duration::from_micros(999);
         let timeout = c_int::try_from(left.as_millis()).unwrap_or(c_int::MAX);
         let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        // SAFETY: `entry` is one entry, which outlives the call.
+        // SAFETY: `entry` is a single `pollfd` and outlives the call.
         let ready = unsafe { libc::poll(&raw mut entry, 1, timeout) };
         if ready > 0 || timeout == 0 || Instant::now() >= until {
             return ready > 0;
@@ -58,9 +58,9 @@ fn wait_readable(fd: c_int, until: Instant) -> bool {
 }
 
 fn make_nonblocking(fd: c_int) -> Result<(), Refusal> {
-    // SAFETY: takes no pointers.
+    // SAFETY: this call takes no pointers.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-    // SAFETY: takes no pointers.
+    // SAFETY: this call takes no pointers.
     if flags < 0 || unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) } < 0 {
         return check("fcntl", -1);
     }
@@ -77,8 +77,8 @@ macro_rules! owned {
                     let raw = core::mem::replace(&mut self.raw, core::ptr::null_mut());
                     let $object = &*self;
                     let Some(destroy) = $function.filter(|_| !raw.is_null()) else { return Ok(()) };
-                    // SAFETY: the object is alive, and its pointer is not used after this call; all
-                    // events of an identifier have been acknowledged.
+                    // SAFETY: `raw` is a valid object of the library, and not used after this call;
+                    // all events of an identifier have been acknowledged.
                     check(stringify!($verb), unsafe { destroy(raw) })
                 }
             }
@@ -106,7 +106,7 @@ macro_rules! library {
 
         impl $library {
             pub(crate) fn open() -> Result<Self, Refusal> {
-                // SAFETY: the name is nul-terminated; any program may load the library.
+                // SAFETY: the name is a nul-terminated literal; any program may load the library.
                 let handle = unsafe { libc::dlopen($file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
                 if handle.is_null() {
                     return Err(Refusal { text: loader_error(), errno: libc::$errno });
@@ -182,7 +182,7 @@ library! {
 }
 
 fn symbol(library: *mut c_void, name: &'static str) -> Result<*mut c_void, Refusal> {
-    // SAFETY: the library is open, and the name is nul-terminated.
+    // SAFETY: `library` stays loaded, and `name` is a nul-terminated literal.
     let symbol = unsafe { libc::dlsym(library, name.as_ptr().cast::<c_char>()) };
     if symbol.is_null() {
         return Err(Refusal { text: loader_error(), errno: libc::ENOSYS });
@@ -191,11 +191,11 @@ fn symbol(library: *mut c_void, name: &'static str) -> Result<*mut c_void, Refus
 }
 
 fn loader_error() -> String {
-    // SAFETY: takes no arguments; the text is copied before another call of the loader.
+    // SAFETY: the function takes no arguments.
     let text = unsafe { libc::dlerror() };
     if text.is_null() {
         return "the dynamic loader gave no reason".to_owned();
     }
-    // SAFETY: not NULL, so a nul-terminated text.
+    // SAFETY: `text` is nul-terminated, and valid until this thread calls the loader again.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }

@@ -1,7 +1,7 @@
 //! Limits of time and number for connections of clients that are not authenticated yet.
 //!
-//! With a limit per read, a client could stay forever by sending single bytes, so the deadline is
-//! for a whole line or request. When too many connections wait, the oldest is closed, so that
+//! The deadline is for a whole line or request, because with a limit per read a client could stay
+//! forever by sending single bytes. When too many connections wait, the oldest is closed, so that
 //! silent clients cannot block a client that sends its request at once.
 
 use std::collections::VecDeque;
@@ -29,7 +29,8 @@ impl Timed {
         self.deadline = Instant::now() + time;
     }
 
-    fn left(&self) -> io::Result<Option<Duration>> {
+    /// Returns the time until the deadline. Fails if the deadline has passed.
+    fn remaining(&self) -> io::Result<Option<Duration>> {
         let left = self.deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero());
         left.map(Some).ok_or_else(|| io::ErrorKind::TimedOut.into())
     }
@@ -37,14 +38,14 @@ impl Timed {
 
 impl Read for Timed {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.set_read_timeout(self.remaining()?)?;
         self.stream.read(buffer)
     }
 }
 
 impl Write for Timed {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.set_write_timeout(self.remaining()?)?;
         self.stream.write(bytes)
     }
 
@@ -60,7 +61,7 @@ struct Waiting {
     streams: VecDeque<(u64, TcpStream)>,
 }
 
-/// Marks a connection as one that may be closed to make room, until dropped.
+/// Marks a connection as one that may be closed to make room; dropping it ends that.
 #[derive(Debug)]
 pub struct Visit {
     id: u64,
@@ -73,7 +74,8 @@ impl Drop for Visit {
     }
 }
 
-// No code panics while it holds the lock, so a poisoned queue is consistent.
+// No code panics while it changes the queue, so the queue is consistent even if the lock is
+// poisoned.
 fn lock(waiting: &Mutex<Waiting>) -> std::sync::MutexGuard<'_, Waiting> {
     waiting.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -96,7 +98,7 @@ where
         let visit = {
             let mut all = lock(&waiting);
             while all.streams.len() >= max {
-                // The connection's thread then reads its end, and ends.
+                // The connection's thread then reads the end of its stream and ends.
                 all.streams.pop_front().map(|(_, oldest)| oldest.shutdown(Shutdown::Both));
             }
             let id = all.next;
@@ -115,7 +117,7 @@ mod tests {
     use super::*;
     use std::net::SocketAddr;
 
-    /// A server that echoes a line that arrives in time.
+    /// Starts a server that echoes each line that arrives in time.
     fn echo(time: Duration) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

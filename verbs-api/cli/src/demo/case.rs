@@ -1,18 +1,19 @@
-//! The cases of the demo: data that both processes agree on. The operations and the bytes that they
-//! move come from `roxe_peer::plan`; here are sizes, steps, and the places of messages in memory.
+//! The cases of the demo, which both processes derive alike. The operations and their bytes are
+//! those of `roxe_peer::plan`; this module has the sizes, the steps and the places of messages in
+//! memory.
 //!
-//! Steps travel as text over the pipe between client and server.
+//! The client sends steps as text over the pipe to the server.
 
 use roxe_peer::plan::{Op, Service};
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-/// Messages that are checked one by one before a case is measured; each has its own length.
+/// Number of messages, each of another length, that are checked before a case is measured.
 pub(super) const CHECKED: usize = 8;
 /// Bytes of the largest message.
 pub(super) const MAX_SIZE: usize = 1 << 20;
-/// Maximum number of outstanding messages, and so of used slots.
+/// Maximum number of outstanding messages, each of which has its own slot.
 pub(super) const MAX_WINDOW: usize = 16;
 /// Bytes of the GRH before a received datagram.
 pub(super) const GRH: usize = 40;
@@ -29,8 +30,8 @@ pub(super) struct Case {
 }
 
 impl Case {
-    /// Every operation of the three services, at sizes below, at and far above one packet. `mtu`
-    /// limits a datagram.
+    /// Returns every operation of the three services, with sizes below, at and far above one
+    /// packet. `mtu` limits a datagram.
     pub(super) fn all(mtu: usize) -> Vec<Self> {
         let ops = Service::ALL.into_iter().flat_map(|service| service.ops().iter().map(move |op| (service, *op)));
         let cases = ops.flat_map(|(service, op)| {
@@ -45,14 +46,14 @@ impl Case {
         cases.collect()
     }
 
-    /// Outstanding messages of the measurement of speed. UC and UD have no flow control, so their
-    /// window must fit into the socket buffer of the peer.
+    /// Returns the number of outstanding messages while the rate is measured. UC and UD have no
+    /// flow control, so their window must fit into the socket buffer of the peer.
     pub(super) fn window(&self) -> usize {
         let bytes = if self.service == Service::Rc { 4 << 20 } else { 128 << 10 };
         (bytes / self.size.max(1)).clamp(1, MAX_WINDOW)
     }
 
-    /// Messages that one credit message stands for.
+    /// Returns the number of messages that one credit message acknowledges.
     pub(super) fn credit(&self) -> usize {
         (self.window() / 2).max(1)
     }
@@ -63,8 +64,8 @@ impl Case {
         self.op.takes_receive() || (self.service != Service::Rc && !self.op.is_fetch())
     }
 
-    /// Bytes of checked message `index`: the full size, odd lengths below it, and an empty message
-    /// last.
+    /// Returns the length of checked message `index`: the full size first, then shorter lengths,
+    /// and 0 last.
     pub(super) fn length(&self, index: usize) -> usize {
         match index {
             _ if self.op.is_atomic() => 8,
@@ -73,19 +74,19 @@ impl Case {
         }
     }
 
-    /// The place of slot `index`.
+    /// Returns the range of slot `index`.
     pub(super) fn slot(&self, index: usize) -> Range<usize> {
         index * stride(self.size)..(index + 1) * stride(self.size)
     }
 
-    /// The place of the data inside slot `index`. Only atomics are always aligned.
+    /// Returns the range of the data in slot `index`. Only atomics are always aligned.
     pub(super) fn data(&self, index: usize, length: usize) -> Range<usize> {
         let start = self.slot(index).start + GRH + if self.op.is_atomic() { 0 } else { index };
         start..start + length
     }
 }
 
-/// Bytes from one slot to the next: the GRH, the data, and a guard that must stay unchanged.
+/// Returns the bytes from one slot to the next: GRH, data, and a guard that must stay unchanged.
 const fn stride(size: usize) -> usize {
     (size + GRH + MAX_WINDOW).next_multiple_of(64) + 64
 }
@@ -93,11 +94,11 @@ const fn stride(size: usize) -> usize {
 /// The next step of both sides in a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Checks a message, its completions and the memory around it.
+    /// One message; its completions and the memory around it are checked.
     Check { index: usize },
-    /// Round trips, for the latency.
+    /// Round trips, which measure the latency.
     Echo { rounds: usize },
-    /// Messages without waiting for each, for the bandwidth.
+    /// A window of outstanding messages, which measures the bandwidth.
     Stream { count: usize },
 }
 

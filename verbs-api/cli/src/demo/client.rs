@@ -1,4 +1,4 @@
-//! The client: runs the steps of a case, checks its side and measures times.
+//! The client: runs the steps of a case, checks the client's side and measures times.
 
 use super::case::{CHECKED, Case, Step, Task};
 use super::connection::{Connection, ProgressLimit, Resources, SlotContent, is_receive};
@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout};
 use std::time::{Duration, Instant};
 
-/// Rounds before the measurement, which estimate the time of a round.
+/// Rounds before the measurement, from which the time of a round is estimated.
 const WARM_UP: usize = 20;
 
 /// The pipe to the server process.
@@ -61,7 +61,7 @@ fn read_answer(from: &mut impl BufRead) -> Result<String, Failure> {
 pub(super) struct Outcome {
     /// Checks passed, on both sides.
     pub(super) checks: usize,
-    /// Median time of one message: half a round trip; of READ and atomics from posting to
+    /// Median time of one message: half a round trip; for READ and atomics, from posting to
     /// completion.
     pub(super) latency: Duration,
     /// Messages per second, with up to a window of outstanding messages.
@@ -101,8 +101,8 @@ struct Client<'s, 'c> {
 }
 
 impl Client<'_, '_> {
-    /// Runs one step on both sides. Asks the server for its result even if this side failed, so
-    /// that both stay in step.
+    /// Runs one step on both sides. Fetches the server's result even if this side failed, so that
+    /// both sides stay at the same step.
     fn step<T>(&mut self, step: Step, play: impl FnOnce(&mut Self, u64) -> Result<T, Failure>) -> Result<T, Failure> {
         self.seed += 1000;
         let task = Task { case: self.case, step, seed: self.seed };
@@ -156,17 +156,17 @@ impl Client<'_, '_> {
         Err(Failure::new(what))
     }
 
-    /// Returns the median time of one message.
+    /// Measures the median time of one message.
     fn latency(&mut self) -> Result<Duration, Failure> {
         let first = self.echo(WARM_UP)?;
-        let rounds = fitting(self.time, first.iter().sum(), WARM_UP, 2000);
+        let rounds = repetitions(self.time, first.iter().sum(), WARM_UP, 2000);
         let mut times = self.echo(rounds)?;
         times.sort_unstable();
-        let there_and_back = times.get(rounds / 2).copied().unwrap_or_default();
-        Ok(if self.case.op.is_fetch() { there_and_back } else { there_and_back / 2 })
+        let round_trip = times.get(rounds / 2).copied().unwrap_or_default();
+        Ok(if self.case.op.is_fetch() { round_trip } else { round_trip / 2 })
     }
 
-    /// Returns the time of each round.
+    /// Runs round trips. Returns the time of each.
     fn echo(&mut self, rounds: usize) -> Result<Vec<Duration>, Failure> {
         self.step(Step::Echo { rounds }, |client, seed| client.play_echo(rounds, seed))
     }
@@ -212,11 +212,11 @@ impl Client<'_, '_> {
         }
     }
 
-    /// Messages per second.
+    /// Measures the messages per second.
     fn rate(&mut self) -> Result<f64, Failure> {
         let count = 4 * self.case.window();
         let first = self.stream(count)?;
-        let count = fitting(self.time, first, count, 200_000);
+        let count = repetitions(self.time, first, count, 200_000);
         let time = self.stream(count)?;
         Ok(count as f64 / time.as_secs_f64().max(1e-9))
     }
@@ -250,21 +250,23 @@ struct SendWindow<'a, 's> {
     case: Case,
     count: usize,
     sent: usize,
-    /// Messages known to have arrived.
-    returned: usize,
-    /// Credit messages of the whole stream, and receives posted for them.
+    /// Messages that the server has received, as completions or credits show.
+    delivered: usize,
+    /// Credit messages of the whole stream.
     credits: usize,
+    /// Receives posted for credit messages.
     posted: usize,
 }
 
-/// Receives posted for credit messages. At most three are outstanding: a window is two batches.
+/// Receives posted for credit messages. At most three credit messages are outstanding, because a
+/// window is two batches.
 const CREDIT_DEPTH: usize = 4;
 
 impl<'a, 's> SendWindow<'a, 's> {
     fn new(client: &'a mut Client<'s, '_>, count: usize) -> Self {
         let case = client.case;
         let credits = if case.needs_credit() { count.div_ceil(case.credit()) } else { 0 };
-        Self { connection: &mut client.connection, case, count, sent: 0, returned: 0, credits, posted: 0 }
+        Self { connection: &mut client.connection, case, count, sent: 0, delivered: 0, credits, posted: 0 }
     }
 
     fn run(mut self) -> Result<(), Failure> {
@@ -272,19 +274,21 @@ impl<'a, 's> SendWindow<'a, 's> {
             self.post_credit_receive()?;
         }
         let mut deadline = ProgressLimit::new(self.case.service);
-        while self.returned < self.count {
-            while self.sent < self.count && self.sent - self.returned < self.case.window() && self.connection.has_room()
+        while self.delivered < self.count {
+            while self.sent < self.count
+                && self.sent - self.delivered < self.case.window()
+                && self.connection.has_room()
             {
                 self.send()?;
             }
             match self.connection.poll()? {
                 Some(completion) if is_receive(&completion) => {
-                    self.returned += completion.imm_data().unwrap_or(0) as usize;
+                    self.delivered += completion.imm_data().unwrap_or(0) as usize;
                     if self.posted < self.credits {
                         self.post_credit_receive()?;
                     }
                 }
-                Some(_) if self.credits == 0 => self.completed()?,
+                Some(_) if self.credits == 0 => self.count_completion()?,
                 Some(_) => {}
                 None => {
                     deadline.check("the stream stalled: no message arrived")?;
@@ -318,11 +322,11 @@ impl<'a, 's> SendWindow<'a, 's> {
         }
     }
 
-    /// Counts a completion that needs no credit. Atomics run in order, so each returns the result
-    /// of the one before.
-    fn completed(&mut self) -> Result<(), Failure> {
-        let number = self.returned;
-        self.returned += 1;
+    /// Counts a completion that proves delivery. The server executes atomics in order, so each
+    /// returns the result of the previous one.
+    fn count_completion(&mut self) -> Result<(), Failure> {
+        let number = self.delivered;
+        self.delivered += 1;
         if self.case.op.is_atomic() {
             let old = self.connection.old_value(&self.case, number % self.case.window())?;
             if old != number as u64 {
@@ -345,8 +349,8 @@ const fn opcode(op: Op) -> WcOpcode {
     }
 }
 
-/// Returns the number of repetitions for `time`, if `done` repetitions took `took`.
-fn fitting(time: Duration, took: Duration, done: usize, max: usize) -> usize {
+/// Returns the number of repetitions that fill `time`, if `done` repetitions took `took`.
+fn repetitions(time: Duration, took: Duration, done: usize, max: usize) -> usize {
     let times = time.as_nanos() * done as u128 / took.as_nanos().max(1);
     usize::try_from(times).unwrap_or(max).clamp(WARM_UP, max)
 }
@@ -358,9 +362,9 @@ mod tests {
     #[test]
     fn repetitions_fill_the_time_within_bounds() {
         let time = Duration::from_millis(80);
-        assert_eq!(fitting(time, Duration::from_micros(800), 10, 2000), 1000);
-        assert_eq!(fitting(time, Duration::from_secs(1), 1, 2000), WARM_UP);
-        assert_eq!(fitting(time, Duration::ZERO, 1, 2000), 2000);
-        assert_eq!(fitting(Duration::ZERO, time, 1, 2000), WARM_UP);
+        assert_eq!(repetitions(time, Duration::from_micros(800), 10, 2000), 1000);
+        assert_eq!(repetitions(time, Duration::from_secs(1), 1, 2000), WARM_UP);
+        assert_eq!(repetitions(time, Duration::ZERO, 1, 2000), 2000);
+        assert_eq!(repetitions(Duration::ZERO, time, 1, 2000), WARM_UP);
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! The client is this process. It starts the server as a second process and sends the steps over a
 //! pipe; the data goes over the device. The operations are those of `roxe_peer::plan`; they run
-//! over the Rust API in this command, because lines of JSON would be too slow to measure. Begin to
-//! read at `client::run`.
+//! over the Rust API in this command, because lines of JSON would be too slow to measure.
+//! `client::run` is the place to start reading.
 
 mod case;
 mod client;
@@ -23,14 +23,14 @@ use std::io::{Write, stdin, stdout};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longest time of one measurement.
-const MEASURE: Duration = Duration::from_millis(80);
+/// Maximum time of one measurement.
+const MAX_MEASUREMENT: Duration = Duration::from_millis(80);
 /// Time for all measurements together.
 const BUDGET: Duration = Duration::from_secs(10);
-/// Repetitions of a UC or UD case that lost a message.
+/// Maximum number of repetitions of a UC or UD case that lost a message.
 const MAX_LOSSES: u32 = 3;
 /// Failures after which the demo ends.
-const ENOUGH: usize = 3;
+const MAX_FAILURES: usize = 3;
 
 /// The command line of `roxe demo`.
 #[derive(Debug, clap::Args)]
@@ -50,15 +50,15 @@ pub(crate) fn serve() -> crate::output::Result {
 /// Runs the client process and prints the report.
 pub(crate) fn run(args: &Args) -> crate::output::Result {
     let start = Instant::now();
-    // Reports a wrong word before anything is opened.
-    chosen(args.only.as_deref(), 0)?;
+    // Reports an unknown word before the device is opened.
+    choose_cases(args.only.as_deref(), 0)?;
     args.netdev.apply()?;
     let resources = Resources::open()?;
     let mut server = start_server()?;
     let mut control = Control::new(&mut server.0)?;
     print_head(&resources, &control)?;
     let mtu = resources.context.port_attr()?.active_mtu.bytes() as usize;
-    let cases = chosen(args.only.as_deref(), mtu)?;
+    let cases = choose_cases(args.only.as_deref(), mtu)?;
     let (mut checks, mut failures) = (0, Vec::new());
     for (done, case) in cases.iter().enumerate() {
         let time = time_for_each(start.elapsed(), cases.len() - done);
@@ -68,17 +68,17 @@ pub(crate) fn run(args: &Args) -> crate::output::Result {
                 print_case(case, &outcome, losses)?;
             }
             Err(failure) => {
-                writeln!(stdout(), "{}  FAILED: {failure}", name(case))?;
+                writeln!(stdout(), "{}  FAILED: {failure}", row_start(case))?;
                 failures.push(*case);
-                if failures.len() == ENOUGH {
+                if failures.len() == MAX_FAILURES {
                     break;
                 }
             }
         }
     }
     drop(control);
-    finish(server)?;
-    conclude(checks, &failures, start.elapsed())
+    wait_for_server(server)?;
+    print_summary(checks, &failures, start.elapsed())
 }
 
 /// Runs a case, and repeats it if UC or UD lost a message, as happens on a busy host with a full
@@ -101,15 +101,15 @@ fn run_case(
     }
 }
 
-/// Time of a measurement if `left` cases with two measurements each are left. On a busy machine the
-/// measurements are shortened, never the checks.
+/// Returns the time of a measurement if `left` cases with two measurements each are left. On a busy
+/// machine this shortens the measurements, never the checks.
 fn time_for_each(elapsed: Duration, left: usize) -> Duration {
     let share = BUDGET.saturating_sub(elapsed) / (2 * left.max(1) as u32);
-    share.min(MEASURE)
+    share.min(MAX_MEASUREMENT)
 }
 
 /// Returns the cases whose service or operation is `word`, or all cases. `mtu` limits a datagram.
-fn chosen(word: Option<&str>, mtu: usize) -> Result<Vec<Case>, Failure> {
+fn choose_cases(word: Option<&str>, mtu: usize) -> Result<Vec<Case>, Failure> {
     let cases = Case::all(mtu);
     let Some(word) = word else { return Ok(cases) };
     let names = |case: &Case| [case.service.name().to_lowercase(), case.op.to_string()];
@@ -135,7 +135,7 @@ fn start_server() -> Result<KillOnDrop, Failure> {
 }
 
 /// Waits for the server, which ends when the pipe is closed.
-fn finish(mut server: KillOnDrop) -> Result<(), Failure> {
+fn wait_for_server(mut server: KillOnDrop) -> Result<(), Failure> {
     let status = server.0.wait()?;
     if status.success() { Ok(()) } else { Err(Failure::new(format!("the server process ended with {status}"))) }
 }
@@ -160,8 +160,8 @@ fn print_head(resources: &Resources, control: &Control) -> crate::output::Result
     Ok(())
 }
 
-fn name(case: &Case) -> String {
-    format!("{:<3} {:<13}{:>9}", case.service.name(), case.op, size(case.size))
+fn row_start(case: &Case) -> String {
+    format!("{:<3} {:<13}{:>9}", case.service.name(), case.op, format_size(case.size))
 }
 
 fn print_case(case: &Case, outcome: &Outcome, losses: u32) -> crate::output::Result {
@@ -170,7 +170,7 @@ fn print_case(case: &Case, outcome: &Outcome, losses: u32) -> crate::output::Res
     writeln!(
         stdout(),
         "{}{:>9}{:>10.1} µs{:>9.1} MB/s{:>10.1} k/s{note}",
-        name(case),
+        row_start(case),
         outcome.checks,
         outcome.latency.as_secs_f64() * 1e6,
         bandwidth / 1e6,
@@ -179,8 +179,8 @@ fn print_case(case: &Case, outcome: &Outcome, losses: u32) -> crate::output::Res
     Ok(())
 }
 
-/// `64 B`, `4 KiB`, `1 MiB`.
-fn size(bytes: usize) -> String {
+/// Formats a size, such as `64 B`, `4 KiB` or `1 MiB`.
+fn format_size(bytes: usize) -> String {
     match bytes {
         b if b >= 1 << 20 && b % (1 << 20) == 0 => format!("{} MiB", b >> 20),
         b if b >= 1 << 10 && b % (1 << 10) == 0 => format!("{} KiB", b >> 10),
@@ -188,7 +188,7 @@ fn size(bytes: usize) -> String {
     }
 }
 
-fn conclude(checks: usize, failures: &[Case], time: Duration) -> crate::output::Result {
+fn print_summary(checks: usize, failures: &[Case], time: Duration) -> crate::output::Result {
     let mut out = stdout();
     writeln!(
         out,
@@ -217,24 +217,25 @@ mod tests {
     #[test]
     fn sizes_are_printed_in_binary_units() {
         assert_eq!(
-            [8, 64, 4096, 65536, 1 << 20, 1500].map(size),
+            [8, 64, 4096, 65536, 1 << 20, 1500].map(format_size),
             ["8 B", "64 B", "4 KiB", "64 KiB", "1 MiB", "1500 B"]
         );
     }
 
     #[test]
     fn word_selects_cases_and_unknown_word_lists_them() {
-        let all = chosen(None, 1024).unwrap().len();
-        let (service, operation) = (chosen(Some("UD"), 1024).unwrap(), chosen(Some("fetch-add"), 1024).unwrap());
+        let all = choose_cases(None, 1024).unwrap().len();
+        let (service, operation) =
+            (choose_cases(Some("UD"), 1024).unwrap(), choose_cases(Some("fetch-add"), 1024).unwrap());
         assert!(service.len() < all && service.iter().all(|case| case.service == Service::Ud));
         assert!(operation.iter().all(|case| case.op == roxe_peer::plan::Op::FetchAdd) && !operation.is_empty());
-        let text = chosen(Some("teleport"), 1024).unwrap_err().to_string();
+        let text = choose_cases(Some("teleport"), 1024).unwrap_err().to_string();
         assert!(text.contains("\"teleport\"") && text.contains("rc, read") && text.contains("write-imm"), "{text}");
     }
 
     #[test]
     fn measurements_are_shortened_when_time_runs_out() {
-        assert_eq!(time_for_each(Duration::ZERO, 40), MEASURE);
+        assert_eq!(time_for_each(Duration::ZERO, 40), MAX_MEASUREMENT);
         assert_eq!(time_for_each(Duration::from_secs(8), 40), Duration::from_millis(25));
         assert_eq!(time_for_each(Duration::from_secs(11), 40), Duration::ZERO);
     }

@@ -1,6 +1,6 @@
-//! The server process: runs the steps that the client's lines name, and checks its side.
+//! The server process: runs the steps that the client's lines name, and checks the server's side.
 //!
-//! Every line gets one answer, in bounded time, so that both stay in step.
+//! Every line gets one answer within bounded time, so that both sides stay at the same step.
 
 use super::case::{Case, Step, Task};
 use super::connection::{Connection, Resources};
@@ -9,7 +9,7 @@ use roxe::{WcOpcode, WorkCompletion};
 use roxe_peer::plan::{self, Op, Service};
 use std::io::{BufRead, Write};
 
-/// Serves until the client closes its end.
+/// Serves until the client closes its end of the pipe.
 pub(super) fn serve(input: impl BufRead, mut output: impl Write) -> Result<(), Failure> {
     let resources = Resources::open()?;
     let mut server = Server { resources: &resources, connection: None, running: None };
@@ -39,16 +39,16 @@ impl Server<'_> {
         let text = answer.unwrap_or_else(|failure| format!("failed {}", failure.to_line()));
         writeln!(output, "{text}")?;
         output.flush()?;
-        // Plays this side's part of the task while the client plays the other.
+        // Runs this side of the task while the client runs its own.
         if verb == "task"
             && let (Some(connection), Some((task, outcome))) = (&mut self.connection, &mut self.running)
         {
-            *outcome = play(connection, task);
+            *outcome = run_task(connection, task);
         }
         Ok(())
     }
 
-    /// `SERVICE ENDPOINT REMOTE`: opens a connection to the client's.
+    /// Parses `SERVICE ENDPOINT REMOTE` and opens a connection to the client's endpoint.
     fn open(&mut self, text: &str) -> Result<String, Failure> {
         let [service, endpoint, remote] = words(text)?;
         let service = Service::named(service).ok_or_else(|| Failure::new(format!("unknown service {service}")))?;
@@ -98,7 +98,7 @@ fn prepare(connection: &mut Connection<'_>, task: &Task) -> Result<(), Failure> 
     }
 }
 
-/// Receives posted ahead while messages go back and forth.
+/// Number of receives that each side keeps posted during round trips.
 pub(super) const ECHO_DEPTH: usize = 2;
 
 fn prepare_stream(connection: &mut Connection<'_>, case: &Case, count: usize, seed: u64) -> Result<(), Failure> {
@@ -113,7 +113,7 @@ fn prepare_stream(connection: &mut Connection<'_>, case: &Case, count: usize, se
     (0..receives).try_for_each(|index| connection.post_recv(case, index, case.size))
 }
 
-/// Receives that a stream of `count` messages consumes.
+/// Returns the number of receives that a stream of `count` messages consumes.
 fn receives(case: &Case, count: usize) -> usize {
     match case.op {
         op if op.takes_receive() => count,
@@ -123,8 +123,8 @@ fn receives(case: &Case, count: usize) -> usize {
     }
 }
 
-/// Returns the number of checks passed.
-fn play(connection: &mut Connection<'_>, task: &Task) -> Result<usize, Failure> {
+/// Runs this side of a task. Returns the number of checks passed.
+fn run_task(connection: &mut Connection<'_>, task: &Task) -> Result<usize, Failure> {
     let Task { case, step, seed } = *task;
     match step {
         Step::Check { index } if case.op.takes_receive() => {
@@ -160,13 +160,14 @@ fn echo_writes(connection: &mut Connection<'_>, case: &Case, rounds: usize) -> R
     Ok(0)
 }
 
-/// Last byte of the message of a round; differs from the previous round and from cleared memory.
+/// Returns the last byte of the message of a round. It differs from that of the previous round and
+/// from cleared memory.
 pub(super) fn mark(round: usize) -> u8 {
     (round % 255) as u8 + 1
 }
 
-/// Receives `count` messages and gives credit for them, so that the client never sends more than
-/// there are receives.
+/// Receives `count` messages and returns credits for them, so that the client never sends more
+/// messages than receives are posted.
 fn drain(connection: &mut Connection<'_>, case: &Case, count: usize) -> Result<usize, Failure> {
     let receives = receives(case, count);
     let (mut posted, mut got, mut due) = (receives.min(case.window()), 0, 0);
@@ -199,7 +200,7 @@ fn check_completion(
     let expected = Received {
         wr_id: index as u64,
         opcode,
-        // The length of a WRITE with immediate data counts its data, which other memory received.
+        // For a WRITE with immediate data, the length is that of the data written elsewhere.
         byte_len: (connection.header_len() + case.length(index)) as u32,
         imm: case.op.has_imm().then_some(seed as u32),
         grh: connection.header_len() > 0,

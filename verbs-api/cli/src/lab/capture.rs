@@ -19,16 +19,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Longest frame: that of the largest MTU, with an Ethernet header.
-const LONGEST: usize = 65_535 + 14;
-/// Milliseconds without frames after which the files are written out.
-const PERIOD: i64 = 50;
-/// Bytes of frames that wait while the files are written; the kernel drops what exceeds it.
-const ROOM: usize = 64 << 20;
+/// Maximum length of a frame: the largest MTU and an Ethernet header.
+const MAX_FRAME: usize = 65_535 + 14;
+/// Milliseconds without frames after which the files are flushed.
+const FLUSH_AFTER_MS: i64 = 50;
+/// Size of the socket's receive buffer in bytes; the kernel drops frames that exceed it.
+const RECEIVE_BUFFER: usize = 64 << 20;
 
 #[derive(Debug)]
 pub(super) struct Captures {
-    ends: Arc<AtomicBool>,
+    /// Set to end the thread.
+    is_ending: Arc<AtomicBool>,
     thread: JoinHandle<io::Result<()>>,
 }
 
@@ -45,14 +46,14 @@ impl Captures {
             add(&mut files, interface, &file)
                 .map_err(|cause| format!("cannot capture to {}: {cause}", file.display()))?;
         }
-        let ends = Arc::default();
-        let until = Arc::clone(&ends);
-        Ok(Self { ends, thread: thread::Builder::new().spawn(move || copy(&frames, files, &until))? })
+        let is_ending = Arc::default();
+        let end = Arc::clone(&is_ending);
+        Ok(Self { is_ending, thread: thread::Builder::new().spawn(move || copy(&frames, files, &end))? })
     }
 
-    /// Ends the captures when all frames are in the files.
+    /// Ends the captures once all frames are in the files.
     pub(super) fn end(self) -> Result {
-        self.ends.store(true, Ordering::Relaxed);
+        self.is_ending.store(true, Ordering::Relaxed);
         Ok(self.thread.join().map_err(|_| "a capture failed")??)
     }
 }
@@ -60,7 +61,7 @@ impl Captures {
 /// Creates the file of an interface.
 fn add(files: &mut Files, interface: &str, file: &Path) -> io::Result<()> {
     let mut to = BufWriter::new(File::create(file)?);
-    to.write_all(&head())?;
+    to.write_all(&file_header())?;
     files.insert(if_nametoindex(interface)? as usize, to);
     Ok(())
 }
@@ -70,15 +71,16 @@ fn add(files: &mut Files, interface: &str, file: &Path) -> io::Result<()> {
 fn open() -> nix::Result<OwnedFd> {
     let frames = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::EthAll)?;
     setsockopt(&frames, sockopt::ReceiveTimestampns, &true)?;
-    setsockopt(&frames, sockopt::ReceiveTimeout, &TimeVal::milliseconds(PERIOD))?;
+    setsockopt(&frames, sockopt::ReceiveTimeout, &TimeVal::milliseconds(FLUSH_AFTER_MS))?;
     // More than the system's limit needs a privilege that the root of a user namespace lacks.
-    setsockopt(&frames, sockopt::RcvBufForce, &ROOM).or_else(|_| setsockopt(&frames, sockopt::RcvBuf, &ROOM))?;
+    setsockopt(&frames, sockopt::RcvBufForce, &RECEIVE_BUFFER)
+        .or_else(|_| setsockopt(&frames, sockopt::RcvBuf, &RECEIVE_BUFFER))?;
     Ok(frames)
 }
 
-/// Copies frames to the files of their interfaces until there are no more and `ends` is set.
-fn copy(frames: &OwnedFd, mut files: Files, ends: &AtomicBool) -> io::Result<()> {
-    let (mut room, mut control) = (vec![0; LONGEST], cmsg_space!(TimeSpec));
+/// Copies frames to the files of their interfaces until no frame remains and `is_ending` is set.
+fn copy(frames: &OwnedFd, mut files: Files, is_ending: &AtomicBool) -> io::Result<()> {
+    let (mut room, mut control) = (vec![0; MAX_FRAME], cmsg_space!(TimeSpec));
     loop {
         let mut parts = [IoSliceMut::new(&mut room)];
         match recvmsg::<LinkAddr>(frames.as_raw_fd(), &mut parts, Some(&mut control), MsgFlags::empty()) {
@@ -89,15 +91,15 @@ fn copy(frames: &OwnedFd, mut files: Files, ends: &AtomicBool) -> io::Result<()>
                 });
                 let (len, interface) = (received.bytes, received.address.map(|address| address.ifindex()));
                 if let (Some(to), Some(time)) = (interface.and_then(|index| files.get_mut(&index)), time) {
-                    to.write_all(&record(time, len))?;
+                    to.write_all(&frame_header(time, len))?;
                     to.write_all(room.get(..len).unwrap_or_default())?;
                 }
             }
-            // An interface that goes down reports so once.
+            // The socket reports ENETDOWN once for each interface that goes down.
             Err(Errno::EINTR | Errno::ENETDOWN) => {}
             Err(Errno::EAGAIN) => {
                 files.values_mut().try_for_each(BufWriter::flush)?;
-                if ends.load(Ordering::Relaxed) {
+                if is_ending.load(Ordering::Relaxed) {
                     return Ok(());
                 }
             }
@@ -106,20 +108,20 @@ fn copy(frames: &OwnedFd, mut files: Files, ends: &AtomicBool) -> io::Result<()>
     }
 }
 
-/// Head of a pcap file with microseconds and Ethernet frames (`man 5 pcap-savefile`).
-fn head() -> [u8; 24] {
+/// Returns the header of a pcap file with microseconds and Ethernet frames (`man 5 pcap-savefile`).
+fn file_header() -> [u8; 24] {
     let mut head = [0; 24];
     head[..4].copy_from_slice(&0xa1b2_c3d4_u32.to_le_bytes());
     (head[4], head[6]) = (2, 4);
-    head[16..20].copy_from_slice(&(LONGEST as u32).to_le_bytes());
+    head[16..20].copy_from_slice(&(MAX_FRAME as u32).to_le_bytes());
     head[20] = 1;
     head
 }
 
-/// Head of a frame of `len` bytes at `time` after 1970.
-fn record(time: Duration, len: usize) -> [u8; 16] {
+/// Returns the header of a frame of `len` bytes at `time` after 1970.
+fn frame_header(time: Duration, len: usize) -> [u8; 16] {
     let mut head = [0; 16];
-    // The format has 32 bits.
+    // The format has 32 bits for the seconds.
     let words = [time.as_secs() as u32, time.subsec_micros(), len as u32, len as u32];
     head.chunks_exact_mut(4).zip(words).for_each(|(place, word)| place.copy_from_slice(&word.to_le_bytes()));
     head
@@ -134,9 +136,9 @@ mod tests {
 
     #[test]
     fn written_frames_are_read_back() {
-        let mut file = head().to_vec();
+        let mut file = file_header().to_vec();
         for (millis, frame) in [(1500, &b"first"[..]), (2000, b"second one")] {
-            file.extend(record(Duration::from_millis(millis), frame.len()));
+            file.extend(frame_header(Duration::from_millis(millis), frame.len()));
             file.extend(frame);
         }
         let read: Vec<_> = frames(&file).unwrap().map(|frame| frame.unwrap()).collect();
@@ -149,7 +151,7 @@ mod tests {
         let Ok(socket) = open() else {
             return eprintln!("skipped: only root can open packet sockets");
         };
-        // The kernel begins to note times soon after the first socket has asked for them.
+        // The kernel begins to record times soon after the first socket requests them.
         assert!((0..100).any(|_| sent_frame_has_its_time(&socket)));
     }
 

@@ -1,7 +1,7 @@
-//! Acts on a lab that runs: a shell on a host, a link cut or healed by hand.
+//! Acts on a running lab: opens a shell on a host, cuts or heals a link.
 //!
-//! The lab is found in /proc by its process 1, a host by the variable with its number. `nsenter` of
-//! util-linux enters their namespaces.
+//! In /proc, the command line of its process 1 identifies a lab, and a variable with the host's
+//! number identifies a host. `nsenter` of util-linux enters their namespaces.
 
 use super::net::{NUMBER, Net, RULES, RXE, SWITCH, status_of};
 use super::scenario;
@@ -18,29 +18,29 @@ use std::process::{Command, ExitCode};
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Control {
     /// Run a shell, or COMMAND, on this host of the lab that runs.
-    #[arg(long, value_name = "HOST", conflicts_with_all = ["cut", "heal"], value_parser = number)]
+    #[arg(long, value_name = "HOST", conflicts_with_all = ["cut", "heal"], value_parser = parse_number)]
     shell: Option<u8>,
     /// Cut the link of this host of the lab that runs.
-    #[arg(long, value_name = "HOST", conflicts_with = "heal", value_parser = number)]
+    #[arg(long, value_name = "HOST", conflicts_with = "heal", value_parser = parse_number)]
     cut: Option<u8>,
     /// Heal the link of this host of the lab that runs.
-    #[arg(long, value_name = "HOST", value_parser = number)]
+    #[arg(long, value_name = "HOST", value_parser = parse_number)]
     heal: Option<u8>,
     /// Process id of the roxe lab to act on, if several run.
     #[arg(long, value_name = "PID")]
     lab: Option<u32>,
 }
 
-fn number(text: &str) -> Result<u8, String> {
+fn parse_number(text: &str) -> Result<u8, String> {
     scenario::parse_host(text).ok_or_else(|| "a host is needed, such as 2 or host2".to_owned())
 }
 
-/// A lab that runs.
+/// A running lab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Lab {
     /// Process id of `roxe lab`.
     process: u32,
-    /// Process id of its process 1.
+    /// Process id of the lab's process 1, as this process sees it.
     switch: u32,
 }
 
@@ -94,7 +94,7 @@ fn parent(process: u32) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())
 }
 
-/// Returns the first process of a host and its environment.
+/// Returns the first process of a host and the environment of that process.
 fn host(lab: Lab, number: u8) -> Result<(u32, BTreeMap<OsString, OsString>)> {
     let wanted = number.to_string();
     let mut children = processes().filter(|process| parent(*process) == Some(lab.switch));
@@ -115,13 +115,14 @@ fn environment(bytes: &[u8]) -> BTreeMap<OsString, OsString> {
     bytes.split(|byte| *byte == 0).filter_map(pair).collect()
 }
 
-/// Returns a command that enters namespaces of `process`; the user namespace if it is another one.
+/// Returns a command that enters `namespaces` of `process`, and the user namespace if this process
+/// is in another one.
 fn enter(process: u32, namespaces: &[&str]) -> Command {
     let user = |process: &str| fs::read_link(format!("/proc/{process}/ns/user")).ok();
     let mut command = Command::new("nsenter");
     command.arg("-t").arg(process.to_string()).args(namespaces);
     if user("self") != user(&process.to_string()) {
-        // The user of the lab is mapped there; supplementary groups cannot change.
+        // The user namespace maps this user; it forbids the change of supplementary groups.
         command.args(["-U", "--preserve-credentials"]);
     }
     command.arg("--");
@@ -147,7 +148,7 @@ fn shell(lab: Lab, number: u8, command: &[OsString]) -> Result<Command> {
     let rules = variables.get(OsStr::new(RULES)).filter(|rules| !rules.is_empty());
     shell.args(rules.map(|rules| OsString::from_iter([OsStr::new("--faults="), rules])));
     shell.arg("--");
-    // Entering a mount namespace leaves this folder.
+    // Entering a mount namespace changes the working folder.
     shell.args(["sh", "-c", "cd \"$1\" 2>/dev/null; shift; exec \"$@\"", "sh"]).arg(std::env::current_dir()?);
     if command.is_empty() {
         shell.arg(std::env::var_os("SHELL").unwrap_or_else(|| "sh".into()));
@@ -174,8 +175,8 @@ mod tests {
 
     #[test]
     fn hosts_are_numbers_or_names() {
-        assert_eq!((number("2"), number("host12")), (Ok(2), Ok(12)));
-        assert!(number("two").is_err() && number("host").is_err() && number("300").is_err());
+        assert_eq!((parse_number("2"), parse_number("host12")), (Ok(2), Ok(12)));
+        assert!(parse_number("two").is_err() && parse_number("host").is_err() && parse_number("300").is_err());
     }
 
     #[test]

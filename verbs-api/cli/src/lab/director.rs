@@ -6,7 +6,7 @@ use super::net::{Net, status_of};
 use super::scenario::{self, LinkEvent, Ready, Scenario};
 use crate::child::ip;
 use crate::output::Result;
-use crate::status::Facts;
+use crate::status::KeyValues;
 use roxe_provider::{Answer, ObjectKind, Query, ask_in};
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -219,7 +219,7 @@ fn listens_by_rdma(answers: &[Answer], namespace: u64, port: u16) -> bool {
     let of_host = answers.iter().filter(|answer| answer.namespace == namespace);
     let end = format!(":{port}");
     let is_listener = |line: &str| {
-        let id = Facts::of(line);
+        let id = KeyValues::parse(line);
         id.text("state") == "LISTEN" && id.text("src").ends_with(&end)
     };
     of_host.flat_map(|answer| answer.text.lines()).any(is_listener)

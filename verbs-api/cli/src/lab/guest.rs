@@ -1,5 +1,5 @@
-//! A host that is the kernel's rxe: a guest of QEMU, which emulates its processor. KVM in virtual
-//! machines may open and then hang, so it is not used.
+//! A host with the kernel's rxe: a guest of QEMU, which emulates its processor. QEMU does not use
+//! KVM, because inside a virtual machine KVM may open and then hang.
 //!
 //! ```text
 //! switch's bridge ── v2 ══ eth0 ── br0 ── tap0 ══ eth0 and rxe0 of the guest
@@ -7,8 +7,9 @@
 //! ```
 //!
 //! The guest's root is the file system of this machine, read-only under an overlay in memory, so
-//! every program installed here runs there. `guest/init` is its first process, `guest/kernel.rs`
-//! finds what boots. The guest ends with this process's namespace, like every process of the lab.
+//! every program installed here runs there. `guest/init` is the guest's first process;
+//! `guest/kernel.rs` finds its kernel and modules. QEMU ends with this process's namespace, like
+//! every process of the lab.
 
 mod kernel;
 
@@ -32,18 +33,18 @@ use std::time::Duration;
 
 /// First process of a guest.
 const INIT: &str = include_str!("guest/init");
-/// Limit for the time from power on to rxe0, usually ten seconds.
+/// Time limit for the boot until rxe0 exists, which usually takes ten seconds.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
-/// Frames that wait for the guest. UC and UD send faster than an emulated processor receives, and
-/// a link without limits loses nothing.
-const QUEUE: u32 = 50_000;
+/// Length in frames of the queue in front of the guest. UC and UD send faster than an emulated
+/// processor receives, and a link without impairments must not drop frames.
+const GUEST_QUEUE: u32 = 50_000;
 
 /// A guest that does not run yet.
 #[derive(Debug)]
 pub(super) struct Guest {
     qemu: PathBuf,
     kernel: Kernel,
-    /// The first file system, in memory.
+    /// The initial file system, in memory.
     files: OwnedFd,
     number: u8,
     mtu: u32,
@@ -60,7 +61,7 @@ pub(super) struct Booted {
 }
 
 impl Guest {
-    /// Finds the programs and the kernel of the guest, and packs its first file system.
+    /// Finds the programs and the kernel of the guest, and packs its initial file system.
     pub(super) fn prepare(net: &Net, number: u8, listens: Option<u16>, command: &[OsString]) -> Result<Self> {
         if !cfg!(target_arch = "x86_64") {
             return Err("a guest with the kernel's rxe needs an x86-64 machine".into());
@@ -74,8 +75,8 @@ impl Guest {
         let tun = File::options().read(true).write(true).open("/dev/net/tun");
         tun.map_err(|cause| format!("cannot open /dev/net/tun: {cause}; load the module tun"))?;
         let kernel = Kernel::find(net.kernel.as_deref().unwrap_or_else(|| Path::new("/")))?;
-        let of_lab = net.variables(number).map(|(name, value)| (name.into(), value.into()));
-        let script = script(command, &std::env::current_dir()?, std::env::vars_os().chain(of_lab));
+        let lab_variables = net.variables(number).map(|(name, value)| (name.into(), value.into()));
+        let script = script(command, &std::env::current_dir()?, std::env::vars_os().chain(lab_variables));
         let settings = settings(net, number, listens);
         let files = [("init", INIT.as_bytes()), ("settings", settings.as_bytes()), ("command", &script)];
         let packed = kernel.pack(&busybox, &MODULES, &files)?;
@@ -89,7 +90,7 @@ impl Guest {
         let mtu = self.mtu;
         ip(&format!(
             "link set lo up\nlink add br0 mtu {mtu} type bridge mcast_snooping 0\ntuntap add tap0 mode tap\nlink set \
-             tap0 mtu {mtu} txqueuelen {QUEUE} master br0 up\nlink set eth0 master br0 up\nlink set br0 up\n"
+             tap0 mtu {mtu} txqueuelen {GUEST_QUEUE} master br0 up\nlink set eth0 master br0 up\nlink set br0 up\n"
         ))?;
         eprintln!("roxe lab: {} boots Linux and its rxe", Net::name(self.number));
         let mut child = self.power_on().map_err(|cause| format!("cannot start {}: {cause}", self.qemu.display()))?;
@@ -99,7 +100,7 @@ impl Guest {
         let (report, lines) = channel();
         thread::Builder::new().spawn(move || {
             let read = BufReader::new(output).split(b'\n').map_while(|line| line.ok());
-            // Nothing reads them any more once the command has ended.
+            // Sending fails once the command has ended and the receiver is dropped.
             read.for_each(|line| _ = report.send(line));
         })?;
         match lines.recv_timeout(BOOT_LIMIT) {
@@ -108,19 +109,19 @@ impl Guest {
         }
     }
 
-    /// Starts QEMU. Its standard streams are the guest's port, and its console, on which the kernel
-    /// prints errors, is standard error of this process.
+    /// Starts QEMU. QEMU's standard input and output are the guest's port. The guest's console, to
+    /// which its kernel prints errors, is this process's standard error.
     fn power_on(&self) -> std::io::Result<Child> {
         let processors = thread::available_parallelism().map_or(1, |count| count.get().min(2));
-        let own = |descriptor: i32| format!("/proc/{}/fd/{descriptor}", id());
+        let own_descriptor = |descriptor: i32| format!("/proc/{}/fd/{descriptor}", id());
         Command::new(&self.qemu)
             .args(["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max", "-m", "1024"])
             .args(["-smp", &processors.to_string()])
             .args(["-nodefaults", "-display", "none", "-no-reboot"])
-            .args(["-serial", &format!("file:{}", own(2))])
+            .args(["-serial", &format!("file:{}", own_descriptor(2))])
             .arg("-kernel")
             .arg(&self.kernel.image)
-            .args(["-initrd", &own(self.files.as_raw_fd())])
+            .args(["-initrd", &own_descriptor(self.files.as_raw_fd())])
             .args(["-append", "console=ttyS0 quiet panic=-1 no_timer_check"])
             .args(["-netdev", "tap,id=net,ifname=tap0,script=no,downscript=no"])
             .arg("-device")
@@ -139,7 +140,7 @@ impl Guest {
 }
 
 impl Booted {
-    /// Starts the command and prints what it prints. Returns its exit status.
+    /// Starts the command and prints its output. Returns its exit status.
     pub(super) fn run(mut self) -> Result<ExitCode> {
         self.orders.write_all(b"go\n")?;
         let mut listener = None;
@@ -157,15 +158,15 @@ impl Booted {
         }
         drop(listener);
         let status = self.qemu.0.wait()?;
-        Err(format!("the guest is gone: QEMU ended with {status}").into())
+        Err(format!("the guest ended before its command: QEMU ended with {status}").into())
     }
 }
 
-/// Finds a program, also in folders that only root looks into.
+/// Finds a program in PATH, or in the folders of programs for root.
 fn tool(name: &str, package: &str) -> Result<PathBuf> {
-    let of_root =
-        || ["/usr/sbin", "/sbin"].map(|folder| Path::new(folder).join(name)).into_iter().find(|it| it.is_file());
-    find(OsStr::new(name)).or_else(of_root).ok_or_else(|| format!("{name} is missing; install {package}").into())
+    let in_sbin =
+        || ["/usr/sbin", "/sbin"].map(|folder| Path::new(folder).join(name)).into_iter().find(|path| path.is_file());
+    find(OsStr::new(name)).or_else(in_sbin).ok_or_else(|| format!("{name} is missing; install {package}").into())
 }
 
 /// Returns the variables that `guest/init` reads.
@@ -176,8 +177,8 @@ fn settings(net: &Net, number: u8, listens: Option<u16>) -> String {
     format!("name={name} address={address} prefix={prefix} nodad={nodad} mtu={mtu} port={port}\n")
 }
 
-/// Returns a script that becomes the command in this folder with these variables, without those by
-/// which it would find roxe's libraries.
+/// Returns a shell script that becomes the command in `folder` with `variables`. It leaves out the
+/// variables with which the command would load roxe's libraries.
 fn script(command: &[OsString], folder: &Path, variables: impl Iterator<Item = (OsString, OsString)>) -> Vec<u8> {
     let mut script = Vec::new();
     let mut add = |parts: &[&[u8]]| parts.iter().for_each(|part| script.extend(*part));
@@ -196,7 +197,7 @@ fn script(command: &[OsString], folder: &Path, variables: impl Iterator<Item = (
     script
 }
 
-/// Returns a word of the shell that means `text`.
+/// Quotes `text` as one word of the shell.
 fn quoted(text: &OsStr) -> Vec<u8> {
     let parts: Vec<&[u8]> = text.as_bytes().split(|byte| *byte == b'\'').collect();
     [b"'", parts.join(&b"'\\''"[..]).as_slice(), b"'"].concat()

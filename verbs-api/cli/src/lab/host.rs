@@ -20,7 +20,7 @@ pub(super) struct Host {
 
 impl Host {
     /// Starts host `number`, which becomes `roxe run` with the arguments `run`. The host impairs
-    /// its end of the link by the queueing discipline `uplink` and by the fault rules `rules`. A
+    /// its end of the link with the queueing discipline `uplink` and the fault rules `rules`. A
     /// host with the kernel's rxe boots its guest before it reports the second step.
     pub(super) fn start(
         net: &Net,
@@ -70,14 +70,14 @@ impl Host {
 /// The line by which the switch lets a host continue after a step.
 const PROCEED: &str = "go\n";
 
-/// Reports a finished step. Fails if the switch has ended.
+/// Prints the number of this network namespace. Fails if the switch has ended.
 fn report(mut switch: impl Write) -> Result<()> {
     writeln!(switch, "{}", network_namespace()?)?;
     Ok(switch.flush()?)
 }
 
-/// Reports to the switch that a step is done, by the number of this network namespace, and waits
-/// for [`PROCEED`].
+/// Reports a finished step to the switch by printing the number of this network namespace, and
+/// waits for [`PROCEED`].
 pub(super) fn step() -> Result<()> {
     report(io::stdout())?;
     let mut line = [0; PROCEED.len()];

@@ -1,44 +1,43 @@
 //! Impairments of a link: words of the command line, arguments of `tc`, fault rules.
 //!
-//! The kernel's netem does all of them. Without it tbf limits the rate, and fault rules delay and
-//! drop packets. Congestion marks are always fault rules: netem marks packets only in place of
-//! losing them.
+//! The kernel's netem applies all impairments. On a kernel without netem, tbf limits the rate, and
+//! fault rules delay and drop packets. Fault rules always mark congestion, because netem marks a
+//! packet only instead of dropping it.
 //!
-//! A rate limits both directions of a link. Towards the switch the frames of a host wait without
-//! limit, as in front of a network card. Towards the host they wait in a queue of the switch, which
-//! drops those that find it full.
+//! A rate limits both directions of a link. Towards the switch, frames queue on the host without a
+//! limit, as in front of a network card. Towards the host, frames queue in the switch, which drops
+//! frames when its queue is full.
 
 use crate::output::Result;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Frames that a limited rate lets wait, unless the link says another number. It is netem's own.
-const QUEUE: u32 = 1000;
-/// Frames that wait in front of a host's network card at most. The send buffers of its sockets hold
-/// fewer.
+/// Default length in frames of the switch's queue for a link with a rate; it is netem's default.
+const DEFAULT_QUEUE: u32 = 1000;
+/// Length in frames of a host's own queue; the send buffers of its sockets hold fewer frames.
 const UPLINK_QUEUE: u32 = 100_000;
-/// Time for which tbf may send faster after a pause. On a busy machine its timer is late by a part
-/// of it.
+/// Burst that tbf may send after a pause, as a time at the link's rate. It makes up for tbf's
+/// timer, which is late on a busy machine.
 const BURST: Duration = Duration::from_millis(1);
-/// Header of a frame, which limits of tbf count.
-const ETHERNET: u32 = 14;
+/// Length in bytes of an Ethernet header, which tbf counts.
+const ETHERNET_HEADER: u32 = 14;
 
 /// Impairments of a link.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Link {
-    /// The words, as they were given.
+    /// The words of the command line.
     pub(super) text: String,
-    /// In bits per second.
+    /// Bits per second.
     rate: Option<f64>,
-    /// Frames that may wait for a limited rate.
+    /// Length in frames of the switch's queue.
     queue: Option<u32>,
-    /// In microseconds.
+    /// Microseconds.
     delay: Option<f64>,
-    /// In microseconds.
+    /// Microseconds.
     jitter: Option<f64>,
-    /// In percent.
+    /// Percent of packets that are dropped.
     loss: Option<f64>,
-    /// Share of packets that are marked as congested, in percent.
+    /// Percent of packets that are marked as congested.
     ecn: Option<f64>,
 }
 
@@ -94,7 +93,7 @@ impl FromStr for Link {
     }
 }
 
-/// Returns the value of a word such as `20us`.
+/// Parses a word such as `20us` into the first of the units.
 fn quantity(word: &str, units: &Units) -> Option<f64> {
     let number = word.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == '%');
     let value = number.parse().ok().filter(|value: &f64| value.is_finite() && *value >= 0.0)?;
@@ -102,7 +101,7 @@ fn quantity(word: &str, units: &Units) -> Option<f64> {
     Some(value * factor)
 }
 
-/// Returns a share with the six decimals that fault rules have at most.
+/// Parses a percentage. Rounds it to six decimals, the most that fault rules accept.
 fn percent(word: &str) -> Option<f64> {
     quantity(word, SHARES).filter(|share| *share <= 100.0).map(|share| (share * 1e6).round() / 1e6)
 }
@@ -116,16 +115,16 @@ pub(super) enum Shaper {
 }
 
 impl Link {
-    /// Returns the arguments of `tc qdisc add dev DEV root` for the switch's end of a link of this
-    /// MTU; none if nothing is left to the kernel.
+    /// Returns the arguments of `tc qdisc add dev DEV root` for the switch's end of a link with
+    /// this MTU; `None` if that end needs no queueing discipline.
     pub(super) fn qdisc(&self, shaper: Shaper, mtu: u32) -> Option<Vec<String>> {
         match shaper {
             Shaper::Netem => words(&self.netem()),
-            Shaper::Rules => words(&self.tbf(mtu, self.queue.unwrap_or(QUEUE))),
+            Shaper::Rules => words(&self.tbf(mtu, self.queue.unwrap_or(DEFAULT_QUEUE))),
         }
     }
 
-    /// Returns the same for the host's end.
+    /// Returns the arguments of `tc qdisc add dev DEV root` for the host's end, or `None`.
     pub(super) fn uplink(&self, shaper: Shaper, mtu: u32) -> Option<Vec<String>> {
         match shaper {
             Shaper::Netem => {
@@ -149,13 +148,14 @@ impl Link {
     }
 
     fn tbf(&self, mtu: u32, queue: u32) -> String {
-        let (Some(rate), frame) = (self.rate, mtu + ETHERNET) else { return String::new() };
+        let (Some(rate), frame) = (self.rate, mtu + ETHERNET_HEADER) else { return String::new() };
         let burst = (rate / 8.0 * BURST.as_secs_f64()).max(f64::from(2 * frame));
         let limit = u64::from(frame) * u64::from(queue);
         format!("tbf rate {rate}bit burst {burst:.0} limit {limit}")
     }
 
-    /// Returns fault rules for what the kernel does not do, about packets that a host receives.
+    /// Returns the fault rules of the host for impairments that the kernel does not apply. They act
+    /// on packets that the host receives.
     pub(super) fn fault_rules(&self, shaper: Shaper) -> String {
         let whole = |micros: f64| micros.round() as u64;
         let delay = self.delay.filter(|_| shaper == Shaper::Rules).map(|delay| {
@@ -172,7 +172,7 @@ impl Link {
     }
 }
 
-/// Returns the words of a queueing discipline; none if it has no arguments.
+/// Returns the words of a queueing discipline; `None` if it has no arguments.
 fn words(text: &str) -> Option<Vec<String>> {
     let words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
     (words.len() > 1).then_some(words)

@@ -1,9 +1,9 @@
-//! Devices and live objects as records: devices as this process would open them, objects as the
-//! processes of this user on this host report them.
+//! Devices and live objects as records. Devices are those that this process would open; objects are
+//! those that the processes of this user on this host report.
 
 use super::record::Record;
 use crate::output::Result;
-use crate::status::{Facts, command_of};
+use crate::status::{KeyValues, command_of};
 use crate::view::words;
 use roxe_provider::config::variable;
 use roxe_provider::{Answer, Device, ObjectKind, Query, SHORTENED, ask_here, counter_files, preview};
@@ -12,8 +12,8 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-/// Time limit for a process to answer; a stopped process does not.
-const LIMIT: Duration = Duration::from_millis(500);
+/// Time limit for an answer: a stopped process never answers.
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The port of a device.
 pub(super) const PORT: u32 = 1;
@@ -36,14 +36,14 @@ impl Card {
         self.device.name()
     }
 
-    /// A record that begins with the device.
+    /// Returns a record that begins with the device.
     fn of_device(&self) -> Record {
         let mut record = Record::default();
         record.shown_as("ifindex", self.index, "").shown_as("ifname", self.name(), format!("dev {} ", self.name()));
         record
     }
 
-    /// A record that begins with the link.
+    /// Returns a record that begins with the link.
     fn of_link(&self) -> Record {
         let mut record = Record::default();
         record.shown_as("ifindex", self.index, "").shown_as("ifname", self.name(), "");
@@ -51,7 +51,7 @@ impl Card {
         record
     }
 
-    /// A line of `rdma link`.
+    /// Returns a line of `rdma link`.
     pub(super) fn link(&self, has_details: bool) -> Record {
         let attr = self.device.port_attr();
         let (state, physical) = (port_state(attr.state), physical_state(attr.phys_state));
@@ -69,7 +69,7 @@ impl Card {
         record
     }
 
-    /// A line of `rdma dev`.
+    /// Returns a line of `rdma dev`.
     pub(super) fn dev(&self, has_details: bool) -> Record {
         let attr = self.device.attr();
         let (index, name) = (self.index, self.name());
@@ -86,7 +86,7 @@ impl Card {
         record
     }
 
-    /// The line of `rdma resource` with the numbers of objects.
+    /// Returns the line of `rdma resource` with the numbers of objects.
     pub(super) fn summary(&self, answers: &[Answer]) -> Record {
         let (index, name) = (self.index, self.name());
         let mut record = Record::default();
@@ -97,7 +97,8 @@ impl Card {
         record
     }
 
-    /// Lines of this device that begin with `word`, with their process, without the word.
+    /// Returns the lines of this device that begin with `word`, without the word, each with its
+    /// process.
     fn lines<'a>(&self, answers: &'a [Answer], word: &'a str) -> impl Iterator<Item = (u32, &'a str)> {
         let here = self.device.ifindex();
         answers.iter().filter(move |answer| answer.ifindex == here).flat_map(move |answer| {
@@ -106,74 +107,74 @@ impl Card {
         })
     }
 
-    /// Sum over the processes of the values in lines of `word` and `name`.
+    /// Returns the sum, over the processes, of the values in lines of `word` and `name`.
     fn sum(&self, answers: &[Answer], word: &str, name: &str) -> u64 {
         let named = self.lines(answers, word).filter_map(|(_, line)| line.split_once(' '));
         named.filter(|(of, _)| *of == name).filter_map(|(_, value)| value.parse::<u64>().ok()).sum()
     }
 
-    /// The objects of one kind. `qps` are the answers about queue pairs, for SRQs.
+    /// Returns the objects of one kind. `qps` are the answers about queue pairs, needed for SRQs.
     pub(super) fn objects(&self, kind: ObjectKind, answers: &[Answer], qps: &[Answer]) -> Vec<Record> {
-        let objects = self.lines(answers, kind.name()).map(|(process, line)| (process, Facts::of(line)));
-        objects.map(|(process, facts)| self.object(kind, process, &facts, qps)).collect()
+        let objects = self.lines(answers, kind.name()).map(|(process, line)| (process, KeyValues::parse(line)));
+        objects.map(|(process, values)| self.object(kind, process, &values, qps)).collect()
     }
 
-    fn object(&self, kind: ObjectKind, process: u32, facts: &Facts, qps: &[Answer]) -> Record {
+    fn object(&self, kind: ObjectKind, process: u32, values: &KeyValues, qps: &[Answer]) -> Record {
         let has_link = matches!(kind, ObjectKind::Qp | ObjectKind::CmId);
         let mut record = if has_link { self.of_link() } else { self.of_device() };
         match kind {
             ObjectKind::Qp => {
-                let service = service(facts.text("type"));
+                let service = service(values.text("type"));
                 let is_connected = matches!(service, "RC" | "UC");
-                record.number("lqpn", facts.number("qpn"));
-                // Like the kernel, leave out fields that a service does not have.
+                record.number("lqpn", values.number("qpn"));
+                // The kernel, too, leaves out fields that a service does not have.
                 if is_connected {
-                    record.number("rqpn", facts.number("rqpn"));
+                    record.number("rqpn", values.number("rqpn"));
                 }
-                record.word("type", service).word("state", facts.text("state"));
+                record.word("type", service).word("state", values.text("state"));
                 if is_connected {
-                    record.number("rq-psn", facts.number("rq_psn"));
+                    record.number("rq-psn", values.number("rq_psn"));
                 }
-                record.number("sq-psn", facts.number("sq_psn"));
+                record.number("sq-psn", values.number("sq_psn"));
                 if is_connected || matches!(service, "XRC_INI" | "XRC_TGT") {
-                    record.word("path-mig-state", facts.text("migration"));
+                    record.word("path-mig-state", values.text("migration"));
                 }
-                record.number("pdn", facts.number("pd"));
+                record.number("pdn", values.number("pd"));
             }
             ObjectKind::CmId => {
-                record.number("cm-idn", facts.number("n"));
-                if facts.has("qpn") {
-                    record.number("lqpn", facts.number("qpn")).word("qp-type", service(facts.text("type")));
+                record.number("cm-idn", values.number("n"));
+                if values.has("qpn") {
+                    record.number("lqpn", values.number("qpn")).word("qp-type", service(values.text("type")));
                 }
-                record.word("state", facts.text("state")).word("ps", facts.text("ps"));
+                record.word("state", values.text("state")).word("ps", values.text("ps"));
                 add_process(process, &mut record);
-                record.word("src-addr", facts.text("src")).word("dst-addr", facts.text("dst"));
+                record.word("src-addr", values.text("src")).word("dst-addr", values.text("dst"));
                 return record;
             }
             ObjectKind::Pd => {
-                record.number("pdn", facts.number("n")).hex("local_dma_lkey", 0);
-                record.number("users", facts.number("users")).number("ctxn", facts.number("ctx"));
+                record.number("pdn", values.number("n")).hex("local_dma_lkey", 0);
+                record.number("users", values.number("users")).number("ctxn", values.number("ctx"));
             }
             ObjectKind::Cq => {
-                record.number("cqn", facts.number("n")).number("cqe", facts.number("cqe"));
-                record.number("users", facts.number("users"));
+                record.number("cqn", values.number("n")).number("cqe", values.number("cqe"));
+                record.number("users", values.number("users"));
                 record.shown_as("adaptive-moderation", false, "adaptive-moderation off ");
-                record.number("ctxn", facts.number("ctx"));
+                record.number("ctxn", values.number("ctx"));
             }
             ObjectKind::Mr => {
-                record.number("mrn", facts.number("n"));
-                record.hex("rkey", facts.number("rkey")).hex("lkey", facts.number("lkey"));
-                record.number("mrlen", facts.number("len")).number("pdn", facts.number("pd"));
+                record.number("mrn", values.number("n"));
+                record.hex("rkey", values.number("rkey")).hex("lkey", values.number("lkey"));
+                record.number("mrlen", values.number("len")).number("pdn", values.number("pd"));
             }
             ObjectKind::Srq => {
-                record.number("srqn", facts.number("n")).word("type", facts.text("type"));
-                self.add_qps(process, facts.number("n"), qps, &mut record);
-                record.number("pdn", facts.number("pd"));
-                if facts.has("cq") {
-                    record.number("cqn", facts.number("cq"));
+                record.number("srqn", values.number("n")).word("type", values.text("type"));
+                self.add_qps(process, values.number("n"), qps, &mut record);
+                record.number("pdn", values.number("pd"));
+                if values.has("cq") {
+                    record.number("cqn", values.number("cq"));
                 }
             }
-            ObjectKind::Ctx => _ = record.number("ctxn", facts.number("n")),
+            ObjectKind::Ctx => _ = record.number("ctxn", values.number("n")),
         }
         add_process(process, &mut record);
         record
@@ -181,7 +182,7 @@ impl Card {
 
     /// Adds the queue pairs that take their receives from the queue `number` of `process`.
     fn add_qps(&self, process: u32, number: u64, qps: &[Answer], record: &mut Record) {
-        let of_process = self.lines(qps, "qp").filter(|(of, _)| *of == process).map(|(_, line)| Facts::of(line));
+        let of_process = self.lines(qps, "qp").filter(|(of, _)| *of == process).map(|(_, line)| KeyValues::parse(line));
         let users = of_process.filter(|qp| qp.has("srq") && qp.number("srq") == number);
         let mut numbers: Vec<u64> = users.map(|qp| qp.number("qpn")).collect();
         numbers.sort_unstable();
@@ -191,15 +192,15 @@ impl Card {
         }
     }
 
-    /// Lines of `rdma statistic qp`: the counters of each queue pair.
+    /// Returns the lines of `rdma statistic qp`: the counters of each queue pair.
     pub(super) fn counters_of_qps(&self, answers: &[Answer]) -> Vec<Record> {
-        let lines = self.lines(answers, "qp").map(|(process, line)| (process, Facts::of(line)));
-        let record = |(process, facts): (u32, Facts)| {
-            let (mut record, qpn) = (self.of_link(), facts.number("qpn"));
-            record.number("cntn", qpn).word("qp-type", service(facts.text("type")));
+        let lines = self.lines(answers, "qp").map(|(process, line)| (process, KeyValues::parse(line)));
+        let record = |(process, values): (u32, KeyValues)| {
+            let (mut record, qpn) = (self.of_link(), values.number("qpn"));
+            record.number("cntn", qpn).word("qp-type", service(values.text("type")));
             add_process(process, &mut record);
             for name in QP_COUNTERS {
-                let value = facts.number(name);
+                let value = values.number(name);
                 record.shown_as(name, value, format!("\n    {name} {value} "));
             }
             record.shown_as("lqpn", vec![qpn], format!("\n    LQPN: <{qpn}>"));
@@ -208,8 +209,8 @@ impl Card {
         lines.map(record).collect()
     }
 
-    /// The line of `rdma statistic`: the counters of the port. In a view they are those of its
-    /// files, otherwise the sum over the running processes.
+    /// Returns the line of `rdma statistic`: the counters of the port. In a view, the values are
+    /// those of the counter files, otherwise the sums over the running processes.
     pub(super) fn counters(&self, answers: &[Answer]) -> Record {
         let mut record = Record::default();
         record.shown_as("ifname", self.name(), format!("link {}/", self.name()));
@@ -223,7 +224,7 @@ impl Card {
         record
     }
 
-    /// The line of `rdma statistic qp mode`.
+    /// Returns the line of `rdma statistic qp mode`.
     pub(super) fn counter_mode(&self) -> Record {
         let mut record = self.of_link();
         record.word("mode", "qp auto off");
@@ -265,10 +266,10 @@ fn ranges(numbers: &[u64]) -> Vec<String> {
     runs.map(text).collect()
 }
 
-/// Returns the answers of the processes of this user in this network namespace; reports those that
-/// are not complete.
+/// Returns the answers of the processes of this user in this network namespace; reports incomplete
+/// ones on standard error.
 pub(super) fn answers(query: Query) -> Result<Vec<Answer>> {
-    let answers = ask_here(&query, LIMIT)?;
+    let answers = ask_here(&query, ANSWER_TIMEOUT)?;
     for answer in answers.iter().filter(|answer| !answer.is_whole || answer.text.ends_with(SHORTENED)) {
         eprintln!(
             "rdma: the list of process {} is not complete: it is stopped, or has too many objects",

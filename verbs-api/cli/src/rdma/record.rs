@@ -15,7 +15,7 @@ struct Field {
 }
 
 impl Record {
-    /// Appends a value that the text shows otherwise, or not at all.
+    /// Appends a value whose text differs from `key value `, or is empty.
     pub(super) fn shown_as(&mut self, key: &str, value: impl Into<Value>, text: impl Into<String>) -> &mut Self {
         self.0.push(Field { key: key.to_owned(), value: value.into(), text: text.into() });
         self

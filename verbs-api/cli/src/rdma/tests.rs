@@ -11,7 +11,7 @@ fn answer(card: &Card, lines: &str) -> Vec<Answer> {
     vec![Answer { process: u32::MAX, ifindex: card.device.ifindex(), text, is_whole: true, ..Answer::default() }]
 }
 
-/// The device of the loopback interface.
+/// Returns the device of the loopback interface.
 fn card() -> Card {
     cards(0).unwrap().remove(0)
 }

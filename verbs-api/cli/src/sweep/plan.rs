@@ -1,11 +1,11 @@
-//! The faults to try: from the census of a first run to fault rules, with the most different faults
-//! first.
+//! The faults to try: fault rules from the census of a first run, which lists its calls,
+//! completions and packets. The most different faults come first.
 
 use crate::output::Result;
 use roxe_transport::fault::{Rules, Verb};
 use std::collections::BTreeMap;
 
-/// Kinds of faults to try.
+/// The kinds of faults to try.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Classes {
     pub(super) verbs: bool,
@@ -33,11 +33,11 @@ pub(super) struct Fault {
     pub(super) duty: Duty,
     /// Place in the program, if the fault has one.
     pub(super) site: String,
-    /// 0 for the first fault of its kind, higher for repetitions.
+    /// 0 for the first fault of its kind, 1 for the second one, and so on.
     tier: usize,
 }
 
-/// Prefix of faults that are the weakest card.
+/// Prefix of a fault that is the weakest legal card.
 const WEAKEST: &str = "weakest=";
 
 impl Fault {
@@ -45,7 +45,7 @@ impl Fault {
         Self::new(String::new(), "", 0)
     }
 
-    /// The fault of `--fault`.
+    /// Parses the fault of `--fault`.
     pub(super) fn parse(text: &str) -> Result<Self> {
         match text.strip_prefix(WEAKEST) {
             Some(weakest) => _ = weakest.parse::<roxe_base::weakest::Wanted>()?,
@@ -54,13 +54,13 @@ impl Fault {
         Ok(Self::new(text.to_owned(), "", 0))
     }
 
-    /// The weakest card with this seed and these weaknesses.
+    /// Returns the weakest card with this seed and these weaknesses.
     pub(super) fn weakest(seed: u64, names: &[String]) -> Self {
         let names: String = names.iter().map(|name| format!(",{name}")).collect();
         Self::new(format!("{WEAKEST}{seed}{names}"), "", 0)
     }
 
-    /// The options of `roxe run` that make the fault.
+    /// Returns the option of `roxe run` that injects the fault.
     pub(super) fn options(&self) -> Option<String> {
         match self.text.strip_prefix(WEAKEST) {
             _ if self.text.is_empty() => None,
@@ -74,11 +74,11 @@ impl Fault {
     }
 }
 
-/// The duty of a program after the faults of `text`, of which the first one counts.
+/// Returns the duty of a program after the faults of `text`; the first fault decides.
 fn duty_after(text: &str) -> Duty {
     const MUST_NOTICE: [&str; 3] = ["complete ", "fail ibv_post_", "fail ibv_wr_complete"];
-    // A program that goes on after a failed post waits for a completion that never comes, or has
-    // not sent the data that it thinks.
+    // After a failed post, a program that continues waits for a completion that the card never
+    // generates, or lacks data that it regards as sent.
     let begins = |start: &&str| text.trim_start().starts_with(start);
     if MUST_NOTICE.iter().any(&begins) {
         Duty::MustNotice
@@ -89,10 +89,10 @@ fn duty_after(text: &str) -> Duty {
     }
 }
 
-/// Calls of which only the first one at a place fails.
+/// Verbs of which only the first call at a place fails.
 const POLLS: [&str; 2] = ["ibv_poll_cq", "ibv_start_poll"];
 
-/// Ordinal in a census of queue pair 1, which carries messages of the connection manager.
+/// Ordinal of queue pair 1 in a census; it carries messages of the connection manager.
 const GSI: &str = "4294967295";
 
 /// Returns the seed of a fault on the weakest card.
@@ -100,12 +100,12 @@ pub(super) fn seed_of(text: &str) -> Option<u64> {
     text.strip_prefix(WEAKEST)?.split(',').next()?.parse().ok()
 }
 
-/// Returns true if the occasions of this weakness are counted.
+/// Returns true if roxe counts the occasions of this weakness.
 pub(super) fn is_occasional(name: &str) -> bool {
     !occasion_of(name).is_empty()
 }
 
-/// Name of an occasion of a weakness; empty if they are not counted.
+/// Returns the name of one occasion of a weakness; empty if its occasions are not counted.
 fn occasion_of(name: &str) -> &'static str {
     match name {
         "placement" => "payload",
@@ -118,8 +118,9 @@ fn occasion_of(name: &str) -> &'static str {
     }
 }
 
-/// Describes the effects of these weaknesses; with `=N` or `=N..M` on these occasions only.
-pub(super) fn in_words(names: &[String]) -> String {
+/// Describes the effects of these weaknesses. A name with `=N` or `=N..M` limits the weakness to
+/// these occasions.
+pub(super) fn describe_weaknesses(names: &[String]) -> String {
     let words = |name: &str| match name {
         "limits" => "the device has the limits of a small card",
         "slots" => "a slot of the send queue is free only once its completion or a later one was polled",
@@ -142,16 +143,16 @@ pub(super) fn in_words(names: &[String]) -> String {
     format!("breaks with {}", names.iter().map(describe).collect::<Vec<_>>().join(" and "))
 }
 
-/// The faults that the census of a program allows.
+/// Returns the faults to try with a program of this census.
 pub(super) fn faults(census: &str, classes: Classes, seeds: u64) -> Vec<Fault> {
     let mut found = Vec::new();
     let mut process = "";
-    // Number of faults of each kind so far: repetitions come last.
-    let mut seen = BTreeMap::<String, usize>::new();
+    // Faults of each kind so far.
+    let mut counts = BTreeMap::<String, usize>::new();
     for line in census.lines() {
         let words: Vec<_> = line.split('\t').collect();
         let mut tier = |key: String| {
-            let count = seen.entry(key).or_default();
+            let count = counts.entry(key).or_default();
             *count += 1;
             *count - 1
         };
@@ -191,8 +192,8 @@ pub(super) fn faults(census: &str, classes: Classes, seeds: u64) -> Vec<Fault> {
     }
     found.extend((1..=seeds).map(|seed| Fault::weakest(seed, &[])));
     found.sort_by_key(|fault| fault.tier);
-    let mut known = std::collections::BTreeSet::new();
-    found.retain(|fault| known.insert(fault.text.clone()));
+    let mut texts = std::collections::BTreeSet::new();
+    found.retain(|fault| texts.insert(fault.text.clone()));
     found
 }
 
@@ -208,7 +209,7 @@ fn failing_call(process: &str, verb: &str, state: &str, site: &str, nth: &str) -
     Some(format!("fail {}{state} errno={errno} process={process}{site} nth={nth}", verb.name))
 }
 
-/// The first of `count`, one in the middle and the last.
+/// Returns the first position of `count`, one in the middle and the last.
 fn positions(count: u64) -> Vec<u64> {
     let mut found = vec![1, count.div_ceil(2), count];
     found.dedup();
@@ -229,7 +230,7 @@ fn failing_completions(process: &str, ordinal: &str, operation: &str, count: u64
     first.chain(later).collect()
 }
 
-/// The events that a line of the census allows.
+/// Returns the events to raise because of a line of the census.
 fn events(process: &str, words: &[&str]) -> Vec<String> {
     let rule = |event: &str, more: &str| format!("event {event} process={process}{more}");
     match *words {
@@ -306,14 +307,14 @@ mod tests {
     }
 
     #[test]
-    fn weaknesses_are_told_in_words() {
+    fn every_weakness_has_a_description() {
         use roxe_base::weakest::Weakness;
         for (name, weakness) in Weakness::all().iter_names() {
             let name = name.to_lowercase();
-            assert!(!in_words(std::slice::from_ref(&name)).contains("unknown"), "{name}");
+            assert!(!describe_weaknesses(std::slice::from_ref(&name)).contains("unknown"), "{name}");
             assert_eq!(is_occasional(&name), Weakness::OCCASIONAL.contains(weakness), "{name}");
         }
-        let narrow = in_words(&["acks=3..5".to_owned(), "loss".to_owned()]);
+        let narrow = describe_weaknesses(&["acks=3..5".to_owned(), "loss".to_owned()]);
         let expected = "breaks with acks (acknowledgements are late), needed for late acknowledgement 3..5 only and loss \
                         (packets are lost and duplicated)";
         assert_eq!(narrow, expected);

@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::fmt::Write;
 use std::path::Path;
 
-/// Everything about a sweep that reports need.
+/// Inputs of all reports about a sweep.
 pub(super) struct Sweep<'a> {
     pub(super) command: &'a [OsString],
     /// Number of faults to try.
@@ -20,13 +20,13 @@ pub(super) struct Sweep<'a> {
     pub(super) known: &'a BTreeSet<String>,
 }
 
-/// Returns true for a file that is to be a page, which shows packets.
+/// Returns true for a page of HTML, the only report that shows packets.
 pub(super) fn is_page(path: &Path) -> bool {
     path.extension().is_some_and(|end| end == "html")
 }
 
-/// Text about one run.
-pub(super) fn one(judged: &Judged) -> String {
+/// Returns the text about one run.
+pub(super) fn run_text(judged: &Judged) -> String {
     let Judged { class, what, place, site, details, .. } = judged;
     let mut text = format!("\nroxe sweep: {}: {}", class.name(), class.meaning());
     let mut line = |label: &str, value: &str| {
@@ -42,7 +42,7 @@ pub(super) fn one(judged: &Judged) -> String {
 }
 
 impl Sweep<'_> {
-    /// Returns the program and its arguments for a shell.
+    /// Returns the program and its arguments, quoted for a shell.
     fn command(&self) -> String {
         self.command.iter().map(|word| quoted(&word.to_string_lossy())).collect::<Vec<_>>().join(" ")
     }
@@ -52,7 +52,7 @@ impl Sweep<'_> {
         format!("roxe sweep --fault {} -- {}", quoted(fault), self.command())
     }
 
-    /// The table for the terminal.
+    /// Returns the table for the terminal.
     pub(super) fn text(&self) -> String {
         let mut text = String::new();
         for finding in self.findings {
@@ -133,7 +133,7 @@ impl Sweep<'_> {
         })
     }
 
-    /// One case for each fault, as CI servers show them.
+    /// Returns JUnit XML with one test case for each fault.
     fn junit(&self) -> String {
         let failed = self.judged.iter().filter(|run| run.class.is_finding()).count();
         let mut text = format!(
@@ -255,7 +255,7 @@ const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;mar
     iframe{width:100%;height:40rem;border:1px solid #8888}\
     @media(prefers-color-scheme:dark){body{background:#161616;color:#ddd}}";
 
-/// File and line of a call such as `main (a.c:12)`.
+/// Parses file and line of a call such as `main (a.c:12)`.
 fn location(call: &str) -> Option<(&str, u64)> {
     let (_, place) = call.strip_suffix(')')?.rsplit_once('(')?;
     let (file, line) = place.rsplit_once(':')?;

@@ -1,8 +1,8 @@
 //! One run of the program, in process, network and mount namespaces of its own.
 //!
 //! ```text
-//! roxe sweep ── roxe sweep-trial      makes the namespaces
-//!                  └─ roxe sweep-trial --inner     process 1 there: waits, asks hanging threads
+//! roxe sweep ── roxe sweep-trial      creates the namespaces
+//!                  └─ roxe sweep-trial --inner     their process 1: waits, collects stacks
 //!                        └─ roxe run -- PROGRAM
 //! ```
 //!
@@ -12,7 +12,7 @@ use super::plan::Fault;
 use crate::child::{ip, own};
 use crate::files;
 use crate::output::Result;
-use crate::status::{command_of, known};
+use crate::status::{command_of, find_processes};
 use crate::view::{mount_own_proc, unshare_as_root};
 use nix::sched::CloneFlags;
 use nix::sys::prctl::set_pdeathsig;
@@ -46,12 +46,12 @@ pub(crate) struct InnerArgs {
     run: Vec<OsString>,
 }
 
-/// Conditions of a run.
+/// Time limit and outputs of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Limits {
-    /// Time after which it hangs.
+    /// Time after which the run hangs.
     pub(super) time: Duration,
-    /// True to take the census.
+    /// True to write a census.
     pub(super) census: bool,
     /// True to capture the packets.
     pub(super) capture: bool,
@@ -72,11 +72,13 @@ pub(super) enum Ending {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Process {
     pub(super) pid: String,
-    /// Numbers of calls after the first fault that destroyed an object, and that tried again.
+    /// Calls after the first fault that destroyed an object.
     pub(super) destroyed: u64,
+    /// Calls after the first fault that tried again.
     pub(super) tried: u64,
-    /// Asynchronous events left unread, and failed completions polled.
+    /// Asynchronous events that the program has not read.
     pub(super) unread: u64,
+    /// Failed completions that the program has polled.
     pub(super) polled: u64,
 }
 
@@ -87,9 +89,9 @@ pub(super) struct Hit {
     pub(super) stack: String,
 }
 
-/// A stack that a process wrote.
+/// The stack of a thread, which the library in its process wrote.
 #[derive(Clone, Debug)]
-pub(super) struct Written {
+pub(super) struct ThreadStack {
     pub(super) pid: String,
     pub(super) thread: String,
     pub(super) signal: i32,
@@ -114,18 +116,18 @@ pub(super) struct Trial {
     pub(super) hits: Vec<Hit>,
     /// The stack of the first call that polled a failed completion.
     pub(super) polled_at: String,
-    pub(super) stacks: Vec<Written>,
+    pub(super) stacks: Vec<ThreadStack>,
     pub(super) reports: Vec<Report>,
-    /// State of each queue pair, a line each, if the run hung.
+    /// If the run hung: the state of each queue pair, one per line.
     pub(super) waits: String,
-    /// A program of a run that hung, as it may be outside of roxe.
+    /// If the run hung: the name of a program that still ran, in case no thread is in a verb.
     pub(super) left: String,
     pub(super) stdout: String,
     pub(super) stderr: String,
 }
 
 impl Trial {
-    /// Makes the run `name` in `folder`.
+    /// Makes a run in the folder `folder/name`.
     pub(super) fn run(folder: &Path, name: &str, fault: &Fault, program: &[OsString], limits: Limits) -> Result<Self> {
         let folder = folder.join(name);
         _ = fs::remove_dir_all(&folder);
@@ -151,12 +153,12 @@ impl Trial {
         let lines = read("outcome").unwrap_or_default();
         let mut trial = Self {
             time,
-            reports: read("checks").unwrap_or_default().lines().filter_map(report).collect(),
+            reports: read("checks").unwrap_or_default().lines().filter_map(parse_report).collect(),
             stdout: read("stdout").unwrap_or_default(),
             stderr: read("stderr").unwrap_or_default(),
             ..Self::default()
         };
-        lines.lines().for_each(|line| trial.take(line));
+        lines.lines().for_each(|line| trial.read_line(line));
         if !lines.lines().any(|line| line.starts_with("over\t")) {
             let why = trial.stderr.lines().last().unwrap_or("no reason is known").to_owned();
             return Err(format!("a run could not be made ({status}): {why}").into());
@@ -164,14 +166,14 @@ impl Trial {
         Ok(trial)
     }
 
-    /// Takes a line of the outcome.
-    fn take(&mut self, line: &str) {
+    /// Reads a line of the outcome.
+    fn read_line(&mut self, line: &str) {
         let words: Vec<_> = line.split('\t').collect();
         match *words {
             ["begin", _, pid] => self.processes.push(Process { pid: pid.to_owned(), ..Process::default() }),
             ["polled", _, stack] => self.polled_at = stack.to_owned(),
             ["fault", pid, _, stack] => self.hits.push(Hit { pid: pid.to_owned(), stack: stack.to_owned() }),
-            ["stack", pid, thread, signal, stack] => self.stacks.push(Written {
+            ["stack", pid, thread, signal, stack] => self.stacks.push(ThreadStack {
                 pid: pid.to_owned(),
                 thread: thread.to_owned(),
                 signal: signal.parse().unwrap_or(0),
@@ -195,13 +197,13 @@ impl Trial {
         }
     }
 
-    /// The process that the fault hit, otherwise the first one.
+    /// Returns the process that the fault hit, otherwise the first one.
     pub(super) fn faulted_process(&self) -> Option<&str> {
         let hit = self.hits.first().map(|hit| &hit.pid);
         hit.or_else(|| self.processes.first().map(|process| &process.pid)).map(String::as_str)
     }
 
-    /// Returns true for exit status 0, and for the status by which the checker replaces it.
+    /// Returns true for exit status 0, which the checker replaces by its own after an error.
     pub(super) fn succeeded(&self) -> bool {
         matches!(self.end, Ending::Exit(0 | roxe_check::EXIT_STATUS))
     }
@@ -219,7 +221,7 @@ impl Trial {
         lines.filter(|line| line.contains(" failed") || line.contains("wr_id")).map(str::to_owned).collect()
     }
 
-    /// The ending in words.
+    /// Describes the end of the run.
     pub(super) fn ending(&self) -> String {
         match self.end {
             Ending::Exit(code) => format!("exit status {code}"),
@@ -229,17 +231,17 @@ impl Trial {
     }
 }
 
-/// The name of a signal, such as `SIGSEGV`.
+/// Returns the name of a signal, such as `SIGSEGV`.
 pub(super) fn signal_name(signal: i32) -> String {
     Signal::try_from(signal).map_or_else(|_| format!("signal {signal}"), |signal| format!("{signal:?}"))
 }
 
-/// A line of the file of `--report`.
-fn report(line: &str) -> Option<Report> {
+/// Parses a line of the file of `--report`.
+fn parse_report(line: &str) -> Option<Report> {
     let value: Value = serde_json::from_str(line).ok()?;
     let text = |name: &str| value.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
     let stacks = value.get("stacks")?.as_array()?;
-    // A leak begins with the device, which stays because of the others.
+    // The stacks of a leak begin with the device, which leaks only because of the objects on it.
     let stack = if text("rule") == "leak" { stacks.last() } else { stacks.first() };
     let calls = stack.and_then(|stack| stack.get("calls")?.as_array());
     let call = |call: &Value| {
@@ -258,7 +260,7 @@ fn report(line: &str) -> Option<Report> {
     })
 }
 
-/// `roxe sweep-trial`: makes the namespaces, or is process 1 in them.
+/// `roxe sweep-trial`: creates the namespaces, or runs as their process 1.
 pub(crate) fn inner(args: &InnerArgs) -> Result<ExitCode> {
     set_pdeathsig(Signal::SIGKILL)?;
     if args.inner {
@@ -274,7 +276,7 @@ pub(crate) fn inner(args: &InnerArgs) -> Result<ExitCode> {
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs the program and notes how it ends.
+/// Runs the program and appends its end to the outcome.
 fn supervise(args: &InnerArgs) -> Result<ExitCode> {
     mount_own_proc()?;
     ip("link set lo up\n")?;
@@ -290,7 +292,7 @@ fn supervise(args: &InnerArgs) -> Result<ExitCode> {
             }
         }
         Err(_) => {
-            note_hang(&args.outcome);
+            record_hang(&args.outcome);
             "over\thang\t-\n".to_owned()
         }
     };
@@ -298,8 +300,8 @@ fn supervise(args: &InnerArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The name of the last process of these namespaces that has no child and is not roxe itself.
-fn childless() -> Option<String> {
+/// Returns the name of the newest process in these namespaces that has no child and is not roxe.
+fn newest_childless() -> Option<String> {
     let entries = fs::read_dir("/proc").ok()?.flatten();
     let pids: BTreeSet<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     let parent = |pid: &u32| {
@@ -308,16 +310,17 @@ fn childless() -> Option<String> {
     };
     let parents: BTreeSet<_> = pids.iter().filter_map(parent).collect();
     let program = |pid: &str| fs::read_link(format!("/proc/{pid}/exe")).ok();
-    // A zombie has no program.
+    // A zombie has no /proc/PID/exe.
     let is_foreign = |pid: &&u32| program(&pid.to_string()).is_some_and(|found| Some(found) != program("self"));
     Some(command_of(*pids.difference(&parents).filter(is_foreign).max()?))
 }
 
 /// Maximum wait for the stacks of a hanging run.
-const STACKS_TIME_LIMIT: Duration = Duration::from_secs(2);
+const STACKS_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Notes the stacks of all threads that use roxe, and the state of their queue pairs.
-fn note_hang(outcome: &Path) {
+/// Appends the stacks of all threads that use roxe, and the state of their queue pairs, to the
+/// outcome.
+fn record_hang(outcome: &Path) {
     let text = || fs::read_to_string(outcome).unwrap_or_default();
     let words = text();
     let pids = words.lines().filter_map(|line| line.strip_prefix("begin\t")?.split('\t').nth(1)?.parse::<u32>().ok());
@@ -325,19 +328,19 @@ fn note_hang(outcome: &Path) {
     let threads = |pid: &u32| fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
     let expected: usize = pids.iter().map(threads).sum();
     // The request for stacks interrupts system calls, after which a program may exit.
-    let left = childless();
+    let left = newest_childless();
     pids.iter().for_each(|pid| ask_for_stacks(*pid));
     let start = Instant::now();
     // Threads that block the signal do not answer.
     while text().lines().filter(|line| line.starts_with("stack\t")).count() < expected
-        && start.elapsed() < STACKS_TIME_LIMIT
+        && start.elapsed() < STACKS_TIMEOUT
     {
         thread::sleep(Duration::from_millis(10));
     }
     if let Some(program) = left {
         _ = append(outcome, &format!("left\t{program}\n"));
     }
-    for process in known(None).unwrap_or_default() {
+    for process in find_processes(None).unwrap_or_default() {
         for qp in &process.qps {
             let state: Vec<_> = qp.0.iter().map(|(name, value)| format!("{name} {value}")).collect();
             _ = append(outcome, &format!("waits\t{} {}: {}\n", process.command, process.pid, state.join(", ")));

@@ -1,4 +1,4 @@
-//! The class of a run, and findings: runs that broke at the same place in the same way.
+//! The class of a run. A finding groups the runs of one class that broke at the same place.
 
 use super::plan::{Duty, Fault, seed_of};
 use super::trial::{Ending, Process, Report, Trial, signal_name};
@@ -53,7 +53,7 @@ impl Class {
         CLASSES.iter().find(|(class, ..)| *class == self).map_or("", |(_, _, meaning)| meaning)
     }
 
-    /// Returns true for classes that are wrong.
+    /// Returns true for classes that are errors of the program.
     pub(super) fn is_finding(self) -> bool {
         self < Self::Clean
     }
@@ -67,17 +67,17 @@ impl Class {
 pub(super) struct Judged {
     pub(super) fault: String,
     pub(super) class: Class,
-    /// One line: the ending, the signal, or the report.
+    /// One line: the ending, the signal, or the report of the checker or a sanitizer.
     pub(super) what: String,
-    /// The stack where it broke, innermost call first; empty if unknown.
+    /// The stack where the program broke, innermost call first; empty if unknown.
     pub(super) place: String,
-    /// The stack of the call that the fault hit; empty for others.
+    /// The stack of the call that the fault hit; empty if it hit none.
     pub(super) site: String,
     /// Further stacks, queue pairs, and explanations.
     pub(super) details: Vec<String>,
 }
 
-/// Judges a run by comparison with one without faults.
+/// Judges a run by comparison with `plain`, a run without faults.
 pub(super) fn judge(fault: &Fault, trial: &Trial, plain: &Trial) -> Judged {
     let stacks = trial.hits.iter().map(|hit| &*hit.stack).chain([&*trial.polled_at]);
     let site = stacks.into_iter().find(|stack| !["-", ""].contains(stack)).unwrap_or_default();
@@ -99,7 +99,7 @@ fn class_of(fault: &Fault, trial: &Trial, plain: &Trial, site: &str) -> (Class, 
     let is_hit = |pid: &str| is_weakest || trial.hits.iter().any(|hit| hit.pid == pid);
     let fatal = trial.stacks.iter().find(|written| written.signal <= 31);
     if let Some(written) = fatal {
-        return (Class::Crash, signal_name(written.signal), known(&written.stack));
+        return (Class::Crash, signal_name(written.signal), known_stack(&written.stack));
     }
     if let Ending::Signal(_) = trial.end {
         return (Class::Crash, trial.ending(), String::new());
@@ -108,8 +108,8 @@ fn class_of(fault: &Fault, trial: &Trial, plain: &Trial, site: &str) -> (Class, 
         return (Class::Sanitizer, line, String::new());
     }
     if trial.end == Ending::Hang {
-        // The process that the fault hit, or, if that has ended, one that waits for it; its first
-        // thread.
+        // Prefers a process that the fault hit to one that waits for it, and the first thread of
+        // a process to its other threads.
         let stacks = trial.stacks.iter().filter(|written| written.stack != "-");
         let main = stacks.min_by_key(|written| (!is_hit(&written.pid), written.pid != written.thread));
         let Some(main) = main else {
@@ -140,7 +140,7 @@ fn class_of(fault: &Fault, trial: &Trial, plain: &Trial, site: &str) -> (Class, 
     let was_seen = |process: &&&Process| !is_completion || process.polled > 0;
     let ignores = |process: &&Process| process.tried == 0;
     if !failed && fault.duty == Duty::MustNotice && processes.iter().filter(was_seen).any(ignores) {
-        return (Class::Unnoticed, trial.ending(), known(site));
+        return (Class::Unnoticed, trial.ending(), known_stack(site));
     }
     let cleans = |pid: &str| processes.iter().any(|process| process.pid == pid && process.destroyed > 0);
     if let Some(report) = new.iter().find(|report| report.rule == "leak" && cleans(&report.pid)) {
@@ -154,13 +154,13 @@ fn class_of(fault: &Fault, trial: &Trial, plain: &Trial, site: &str) -> (Class, 
         return (Class::Passes, String::new(), String::new());
     }
     if trial.output() == plain.output() && trial.stdout == plain.stdout {
-        return (Class::Silent, trial.ending(), known(site));
+        return (Class::Silent, trial.ending(), known_stack(site));
     }
     (Class::Clean, format!("{}: {}", trial.ending(), last_line(trial)), String::new())
 }
 
-/// The stack, unless it is unknown.
-fn known(stack: &str) -> String {
+/// Returns the stack; empty if it is unknown.
+fn known_stack(stack: &str) -> String {
     if stack == "-" { String::new() } else { stack.to_owned() }
 }
 
@@ -175,7 +175,7 @@ fn last_line(trial: &Trial) -> String {
         .to_owned()
 }
 
-/// The first line of a sanitizer's report.
+/// Returns the first line of a sanitizer's report.
 fn sanitizer(stderr: &str) -> Option<String> {
     const MARKS: [&str; 5] = [
         "ERROR: AddressSanitizer",
@@ -188,7 +188,7 @@ fn sanitizer(stderr: &str) -> Option<String> {
 }
 
 impl Judged {
-    /// The run as a line of JSON.
+    /// Returns the result as a line of JSON.
     pub(super) fn line(&self) -> String {
         let Self { fault, class, what, place, site, details } = self;
         json!({"fault": fault, "class": class.name(), "what": what, "place": place, "site": site, "details": details})
@@ -209,7 +209,8 @@ impl Judged {
         })
     }
 
-    /// The innermost call where the program broke, or that the fault hit; or the kind of fault.
+    /// Returns the innermost call where the program broke; otherwise the innermost call that the
+    /// fault hit; otherwise the kind of fault.
     fn place_key(&self) -> String {
         let innermost = |stack: &str| stack.split(" < ").next().filter(|call| !call.is_empty()).map(str::to_owned);
         let kind = || {
@@ -222,7 +223,7 @@ impl Judged {
         };
         let known = innermost(&self.place).or_else(|| innermost(&self.site));
         let place = known.filter(|_| self.class != Class::Unread).unwrap_or_else(kind);
-        // A program that loops is stopped anywhere in the loop.
+        // The time limit stops a looping program at any line of the loop.
         match place.rsplit_once(':').filter(|_| self.class == Class::Hang) {
             Some((function, line)) if line.trim_end_matches(')').parse::<u64>().is_ok() => format!("{function})"),
             _ => place,
@@ -230,36 +231,36 @@ impl Judged {
     }
 }
 
-/// Results of an earlier sweep.
+/// Reads the results of an earlier sweep.
 pub(super) fn load(path: &Path) -> Vec<Judged> {
     std::fs::read_to_string(path).unwrap_or_default().lines().filter_map(Judged::from_line).collect()
 }
 
-/// Adds a result to the file.
-pub(super) fn keep(path: &Path, line: &str) {
+/// Appends a result to the file.
+pub(super) fn append(path: &Path, line: &str) {
     let file = OpenOptions::new().append(true).create(true).open(path);
     // If the result cannot be stored, a resumed sweep repeats the run.
     _ = file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()));
 }
 
-/// Runs that broke at one place in one way.
+/// The runs of one class that broke at one place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Finding {
     pub(super) class: Class,
-    /// Place in the program, or the kind of fault.
+    /// Innermost call in the program, or the kind of fault.
     pub(super) place: String,
     /// The fault of the first run.
     pub(super) fault: String,
-    /// For the weakest card: the weaknesses that matter, in words.
+    /// The weaknesses that matter, as a sentence; empty for other faults.
     pub(super) cause: String,
-    /// A page with the packets of the process that the fault hit; empty without one.
+    /// HTML page with the packets of the process that the fault hit; empty without a capture.
     pub(super) packets: String,
     pub(super) runs: Vec<Judged>,
 }
 
 impl Finding {
-    /// Identifies the finding in a baseline; without folders and line numbers, so that it survives
-    /// other edits.
+    /// Returns the line that identifies the finding in a baseline. It has no folders and line
+    /// numbers, so that the finding is recognized after edits elsewhere.
     pub(super) fn key(&self) -> String {
         let place = match self.place.strip_suffix(')').and_then(|place| place.split_once(" (")) {
             Some((function, file)) => {

@@ -1,6 +1,6 @@
 //! Binds roxe's library over the system's rdma-core and over copies in the program's folders, and
-//! this program over the `rdma` of iproute2, in this mount namespace: for programs that lose or
-//! change the environment, name a full path, or have a copy under another name.
+//! this program over the `rdma` of iproute2, in this mount namespace. It serves programs that lose
+//! or change the environment, name a full path, or have a copy under another name.
 
 use super::sysfs::shows_other_cards;
 use crate::asks::{self, CACHE, FOLDERS};
@@ -15,18 +15,19 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-/// Binds `library` over every file of `found`. Returns the first that failed, with the reason.
+/// Binds `library` over every file of `found`. Fails with the first file that failed, and the
+/// reason.
 pub(super) fn replace(library: &Path, found: &[PathBuf]) -> Result<(), (PathBuf, io::Error)> {
     let bind = |path: &PathBuf| {
         let mounted = mount(Some(library), path, None::<&str>, MsFlags::MS_BIND, None::<&str>);
         mounted.map_err(|cause| (path.clone(), cause.into()))
     };
-    // A failure does not stop the others.
+    // The other files are bound even if one fails.
     found.iter().map(bind).fold(Ok(()), Result::and)
 }
 
-/// Binds this program over the command `rdma`, unless the kernel has devices for it. A failure
-/// leaves the command that PATH finds.
+/// Binds this program over the command `rdma`, unless the kernel has devices. If it fails, programs
+/// use the command that PATH finds.
 pub(super) fn replace_rdma() {
     let Some(own) = own_program().filter(|_| !shows_other_cards()) else { return };
     let files = SYSTEM_COMMANDS.iter().filter_map(|folder| Path::new(folder).join(RDMA).canonicalize().ok());
@@ -39,18 +40,18 @@ pub(super) fn replace_rdma() {
 /// environment and that `library` can replace.
 pub(super) fn find(library: &Path, program: Option<&Path>) -> Vec<PathBuf> {
     let Some(kind) = Elf::open(library).map(|elf| elf.kind()) else { return Vec::new() };
-    let folders = FOLDERS.iter().map(PathBuf::from).chain(program.map(program::own_folders).unwrap_or_default());
+    let folders = FOLDERS.iter().map(PathBuf::from).chain(program.map(program::run_path).unwrap_or_default());
     let folders = folders.chain(of_prefixes(program)).chain(wheels(&var_os("PYTHONPATH").unwrap_or_default()));
     let inside = folders.flat_map(|folder| entries(&folder));
     let cache = fs::read(CACHE).unwrap_or_default();
     let mut files = BTreeMap::new();
-    for path in asks::cached(&cache).chain(inside).filter(|path| is_name(path.file_name())) {
+    for path in asks::cached_paths(&cache).chain(inside).filter(|path| is_name(path.file_name())) {
         let Ok(path) = path.canonicalize() else { continue };
         let Ok(meta) = path.metadata() else { continue };
         files.entry((meta.dev(), meta.ino())).or_insert(path);
     }
     if let Ok(meta) = library.metadata() {
-        // An outer view may have bound it already.
+        // An outer view may have bound the library already.
         files.remove(&(meta.dev(), meta.ino()));
     }
     files.into_values().filter(|path| Elf::open(path).is_some_and(|elf| elf.kind() == kind)).collect()
@@ -146,7 +147,7 @@ mod tests {
     #[test]
     fn loader_cache_lists_paths() {
         let cache = b"glibc-ld.so.cache1.1\x02\0\0libibverbs.so.1\0/lib/x/libibverbs.so.1\0/lib/x/libc.so.6\0";
-        assert_eq!(asks::cached(cache).next(), Some(PathBuf::from("/lib/x/libibverbs.so.1")));
+        assert_eq!(asks::cached_paths(cache).next(), Some(PathBuf::from("/lib/x/libibverbs.so.1")));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The namespaces of a view.
 //!
-//! Entering a user namespace cannot be undone, and some systems grant no rights there, so a child
-//! process tries it first.
+//! A process cannot leave a user namespace, and some systems grant no rights there, so a child
+//! process tries to enter one first.
 
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -12,16 +12,17 @@ use std::process::{Command, Stdio};
 
 /// The namespaces that a process needs to mount privately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Space {
-    OfMounts,
+pub(super) enum Namespaces {
+    /// A mount namespace.
+    Mount,
     /// A mount namespace in a user namespace.
-    OfUser,
+    UserAndMount,
 }
 
 /// Bit of `CAP_SYS_ADMIN` in a set of capabilities (`man capabilities`).
 const SYS_ADMIN: u32 = 21;
 
-impl Space {
+impl Namespaces {
     /// Returns the namespaces that this process needs; `None` if it has capabilities that it would
     /// lose in a user namespace.
     pub(super) fn needed() -> Option<Self> {
@@ -30,8 +31,8 @@ impl Space {
 
     fn for_rights(set: u64) -> Option<Self> {
         match set {
-            0 => Some(Self::OfUser),
-            set => (set >> SYS_ADMIN & 1 == 1).then_some(Self::OfMounts),
+            0 => Some(Self::UserAndMount),
+            set => (set >> SYS_ADMIN & 1 == 1).then_some(Self::Mount),
         }
     }
 }
@@ -42,8 +43,8 @@ pub(crate) fn capabilities(status: &str) -> u64 {
     set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// Returns true if the root folder is a mount point, as private mounts require. In a chroot it may
-/// be none.
+/// Returns true if the root folder is a mount point, as private mounts require. The root folder of
+/// a chroot may be no mount point.
 pub(super) fn root_is_mounted() -> bool {
     fs::read_to_string("/proc/self/mountinfo").map_or(true, |table| lists_root(&table))
 }
@@ -54,7 +55,7 @@ fn lists_root(table: &str) -> bool {
     table.lines().any(|line| line.split(' ').nth(4) == Some("/"))
 }
 
-/// Tries [`enter`] in a child process; the error says why it failed there.
+/// Tries [`enter`] in a child process. Fails with the reason if that fails there.
 pub(super) fn probe() -> Result<(), String> {
     let run = || {
         let program = std::env::current_exe()?;
@@ -69,18 +70,18 @@ pub(super) fn probe() -> Result<(), String> {
     Err(format!("this system grants no user namespace ({why})"))
 }
 
-/// Moves this process, which must have one thread, into new namespaces. It keeps its user and
-/// group.
-pub(super) fn enter(space: Space) -> io::Result<()> {
-    match space {
-        Space::OfMounts => unshare(CloneFlags::CLONE_NEWNS)?,
-        Space::OfUser => unshare_user(CloneFlags::CLONE_NEWNS, Uid::effective(), Gid::effective())?,
+/// Moves this process, which must have one thread, into new namespaces. The process keeps its user
+/// and group.
+pub(super) fn enter(namespaces: Namespaces) -> io::Result<()> {
+    match namespaces {
+        Namespaces::Mount => unshare(CloneFlags::CLONE_NEWNS)?,
+        Namespaces::UserAndMount => unshare_user(CloneFlags::CLONE_NEWNS, Uid::effective(), Gid::effective())?,
     }
     make_mounts_private()
 }
 
-/// Hides later mounts in this process's mount namespace from other namespaces. New mounts of the
-/// system still appear in this one.
+/// Hides later mounts in this process's mount namespace from other namespaces. Later mounts of the
+/// system still appear in this namespace.
 pub(super) fn make_mounts_private() -> io::Result<()> {
     let nothing = None::<&str>;
     Ok(mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_SLAVE, nothing)?)
@@ -91,7 +92,8 @@ pub(super) fn make_mounts_private() -> io::Result<()> {
 pub(super) fn unshare_user(flags: CloneFlags, user: Uid, group: Gid) -> io::Result<()> {
     let (own_user, own_group) = (Uid::effective(), Gid::effective());
     unshare(CloneFlags::CLONE_NEWUSER | flags)?;
-    // The kernel requires this: dropping a group could open files that are closed to the group.
+    // The kernel requires this, because a process that drops a group could open files that deny
+    // access to the group.
     fs::write("/proc/self/setgroups", "deny")?;
     fs::write("/proc/self/uid_map", format!("{user} {own_user} 1"))?;
     fs::write("/proc/self/gid_map", format!("{group} {own_group} 1"))
@@ -129,10 +131,10 @@ mod tests {
 
     #[test]
     fn capabilities_determine_the_namespaces() {
-        let needed = |status| Space::for_rights(capabilities(status));
-        assert_eq!(needed("Name:\tx\nCapEff:\t000001ffffffffff\n"), Some(Space::OfMounts));
-        assert_eq!(needed("CapEff:\t0000000000200000\n"), Some(Space::OfMounts));
-        assert_eq!(needed("CapPrm:\t000001ffffffffff\nCapEff:\t0000000000000000\n"), Some(Space::OfUser));
+        let needed = |status| Namespaces::for_rights(capabilities(status));
+        assert_eq!(needed("Name:\tx\nCapEff:\t000001ffffffffff\n"), Some(Namespaces::Mount));
+        assert_eq!(needed("CapEff:\t0000000000200000\n"), Some(Namespaces::Mount));
+        assert_eq!(needed("CapPrm:\t000001ffffffffff\nCapEff:\t0000000000000000\n"), Some(Namespaces::UserAndMount));
         assert_eq!(needed("CapEff:\t00000000a80425fb\n"), None);
     }
 }

@@ -1,5 +1,5 @@
-//! The files of the view, in the format of the kernel's drivers. All but the counters show the
-//! state at the start of the program.
+//! The files of the view, in the format of the kernel's drivers. All files except the counters show
+//! the state at the start of the program.
 
 use roxe_provider::{Device, GID_TABLE_LEN, PortAttr, config, counter_files};
 use std::collections::BTreeSet;
@@ -15,11 +15,11 @@ pub(super) const NODES: &str = "/dev/infiniband";
 pub(crate) const CLASS: &str = "/sys/class/infiniband";
 /// A file of every kernel whose `read` fails with EINVAL, because the loopback interface has no
 /// speed. No file of a tmpfs can do that.
-const REFUSES: &str = "/sys/class/net/lo/speed";
-/// Content of `hca_type`; the kernel's drivers have other ones, or no such file.
+const UNREADABLE_FILE: &str = "/sys/class/net/lo/speed";
+/// Content of `hca_type`, which in the kernel's drivers is another one or missing.
 const HCA_TYPE: &str = "roxe";
-/// Target of the links in [`NODES`].
-const NO_NODE: &str = "../null";
+/// Target of the links in [`NODES`], a character device that every program may open.
+const NULL_NODE: &str = "../null";
 
 /// Writes the files of a card to its folder of the class.
 fn write_device(device: &Device, to: &Path) -> io::Result<()> {
@@ -62,12 +62,12 @@ fn write_device(device: &Device, to: &Path) -> io::Result<()> {
             write(&types.join(&name), if entry.is_v1 { "IB/RoCE v1" } else { "RoCE v2" }, 0o444)?;
             write(&ndevs.join(&name), device.netdev(), 0o444)?;
         } else {
-            // The attributes of an empty slot exist, but refuse to be read.
-            symlink(REFUSES, types.join(&name))?;
-            symlink(REFUSES, ndevs.join(&name))?;
+            // The attributes of an empty slot exist, but cannot be read.
+            symlink(UNREADABLE_FILE, types.join(&name))?;
+            symlink(UNREADABLE_FILE, ndevs.join(&name))?;
         }
     }
-    // Writable even if the program changes its user.
+    // The counters are writable even if the program changes its user.
     counter_files().try_for_each(|name| write(&port.join(name), "0", 0o666))?;
     fs::create_dir_all(to.join("device/net"))?;
     symlink(Path::new("/sys/class/net").join(device.netdev()), to.join("device/net").join(device.netdev()))
@@ -95,7 +95,7 @@ pub(super) fn write_class(cards: &[Device], to: &Path) -> io::Result<()> {
 pub(super) fn write_dev(cards: &[Device], to: &Path) -> io::Result<()> {
     let folder = to.join("infiniband");
     fs::create_dir_all(&folder)?;
-    cards.iter().try_for_each(|card| symlink(NO_NODE, folder.join(card.name())))
+    cards.iter().try_for_each(|card| symlink(NULL_NODE, folder.join(card.name())))
 }
 
 /// Returns true if the kernel shows devices that are not roxe's.
@@ -108,11 +108,11 @@ pub(crate) fn shows_other_cards() -> bool {
 pub(super) fn outer_devices(class: &Path, nodes: &Path) -> BTreeSet<OsString> {
     let entries = |folder| fs::read_dir(folder).into_iter().flatten().flatten();
     let classes = entries(class).filter(|entry| is_of_view(&entry.path()));
-    let nodes = entries(nodes).filter(|entry| fs::read_link(entry.path()).is_ok_and(|to| to == Path::new(NO_NODE)));
+    let nodes = entries(nodes).filter(|entry| fs::read_link(entry.path()).is_ok_and(|to| to == Path::new(NULL_NODE)));
     classes.chain(nodes).map(|entry| entry.file_name()).collect()
 }
 
-/// Returns true if a folder of the class is that of a device of roxe.
+/// Returns true if a folder of the class belongs to a device of roxe.
 fn is_of_view(folder: &Path) -> bool {
     fs::read_to_string(folder.join("hca_type")).is_ok_and(|kind| kind.trim_end() == HCA_TYPE)
 }
@@ -156,9 +156,9 @@ mod tests {
     use crate::files::tests::Scratch;
 
     /// A folder with both parts of the view of this machine.
-    struct Written(Scratch);
+    struct TestView(Scratch);
 
-    impl Written {
+    impl TestView {
         fn new(name: &str) -> Self {
             let to = Scratch::new(name);
             let cards = roxe_provider::preview().unwrap();
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn loopback_device_has_the_files_of_a_card() {
-        let view = Written::new("card");
+        let view = TestView::new("card");
         assert_eq!(view.read("node_type"), "1: CA\n");
         assert_eq!(view.read("node_guid"), "0272:6f78:6500:0001\n");
         assert_eq!(view.read("ports/1/link_layer"), "Ethernet\n");
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn attributes_of_empty_gid_slot_exist_and_are_unreadable() {
-        let view = Written::new("holes");
+        let view = TestView::new("holes");
         for attribute in ["types", "ndevs"] {
             let folder = view.0.join("infiniband/roxe0/ports/1/gid_attrs").join(attribute);
             assert_eq!(fs::read_dir(&folder).unwrap().count(), GID_TABLE_LEN);

@@ -179,7 +179,7 @@ pub struct Charge {
     pub packets: Vec<usize>,
     /// Sentence that describes the fault.
     pub text: String,
-    /// True if a packet that the capture lost could explain the others.
+    /// True if a packet that the capture has lost could explain the charge.
     pub(super) needs_whole_capture: bool,
     /// Number of charges of the same kind in the same connection.
     pub count: usize,

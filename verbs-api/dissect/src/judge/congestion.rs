@@ -1,7 +1,7 @@
 //! Rules for CNPs.
 
 use super::charge::{Card, Charges, Role, Rule};
-use super::seen::Seen;
+use super::seen::PacketRecord;
 use roxe_wire::capture::Direction;
 use roxe_wire::net::ECN;
 use std::collections::VecDeque;
@@ -10,13 +10,13 @@ use std::collections::VecDeque;
 const MIN_INTERVAL: u64 = 4_000;
 /// Interval of CNPs in public models, in nanoseconds.
 const MODEL_INTERVAL: u64 = 50_000;
-/// Number of CNPs whose times are compared. Software stamps all packets of one interrupt alike.
-const BURST: usize = 8;
+/// Number of CNPs whose times are compared; software stamps all packets of one interrupt alike.
+const COMPARED_CNPS: usize = 8;
 
-/// Counts of the packets from a card, and the CNPs that report marks on them.
+/// The CNPs of a card, and counts of the packets to it, on which CNPs report marks.
 #[derive(Debug)]
 pub(super) struct Congestion {
-    /// The card that sends CNPs.
+    /// The card that sends the CNPs.
     notifier: Card,
     is_complete: bool,
     /// Packets from the other card.
@@ -37,14 +37,14 @@ impl Congestion {
     }
 
     /// Counts a packet to the notifier.
-    pub(super) fn packet(&mut self, seen: &Seen) {
+    pub(super) fn packet(&mut self, seen: &PacketRecord) {
         self.packets += 1;
         self.markable += usize::from(seen.net.traffic_class & ECN != 0 || seen.is_marked);
         self.marked += usize::from(seen.is_marked);
     }
 
     // clause: CNP-WHEN, CNP-INTERVAL
-    pub(super) fn cnp(&mut self, seen: &Seen) {
+    pub(super) fn cnp(&mut self, seen: &PacketRecord) {
         let (notifier, index) = (self.notifier, seen.index);
         // A recording by the notifier itself shows every mark.
         let sees_marks = self.is_complete || seen.direction == Some(Direction::Outbound);
@@ -62,19 +62,19 @@ impl Congestion {
         }
         let last = self.newest.back().map(|(time, _)| *time);
         self.newest.push_back((seen.time, seen.index));
-        if self.newest.len() > BURST {
+        if self.newest.len() > COMPARED_CNPS {
             self.newest.pop_front();
         }
-        let Some((first, packet)) = self.newest.front().copied().filter(|_| self.newest.len() == BURST) else {
+        let Some((first, packet)) = self.newest.front().copied().filter(|_| self.newest.len() == COMPARED_CNPS) else {
             return;
         };
         let took = seen.time.saturating_sub(first);
-        if took < MIN_INTERVAL * (BURST as u64 - 1) {
-            let text = format!("{BURST} CNPs in {} us: there is no interval between them", took / 1000);
+        if took < MIN_INTERVAL * (COMPARED_CNPS as u64 - 1) {
+            let text = format!("{COMPARED_CNPS} CNPs in {} us: there is no interval between them", took / 1000);
             self.charges.add(Rule::CnpPace, notifier, Role::Responder, index, text).with(packet);
             self.newest.clear();
         } else if last.is_some_and(|last| seen.time.saturating_sub(last) < MODEL_INTERVAL) {
-            let text = format!("{BURST} CNPs in {} us; public models send one every 50 us", took / 1000);
+            let text = format!("{COMPARED_CNPS} CNPs in {} us; public models send one every 50 us", took / 1000);
             self.charges.add(Rule::CnpPace, notifier, Role::Responder, index, text).with(packet).advice();
             self.newest.clear();
         }

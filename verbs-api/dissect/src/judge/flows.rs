@@ -2,26 +2,26 @@
 //!
 //! A packet carries only its destination queue pair. The judge learns the source queue pair from
 //! messages of the connection manager, from the comment of the recording process, or from
-//! responses, which have the PSNs of requests.
+//! responses, which carry the PSNs of their requests.
 
 use super::manager::{End, Handshake, Handshakes};
-use super::seen::Seen;
+use super::seen::PacketRecord;
 use crate::analysis::FlowKey;
 use roxe_wire::opcode::Service;
 use roxe_wire::{Kind, Psn, Qpn};
 use std::collections::HashMap;
 
-/// Number of flows that are searched for the request of a response: the newest with its PSN.
-const CANDIDATES: usize = 16;
+/// Number of flows that are searched for the request of a response: the newest flows with its PSN.
+const MAX_CANDIDATES: usize = 16;
 
 /// The packets from one host to one queue pair in one of its lives.
 #[derive(Debug)]
 pub(super) struct Flow {
     pub key: FlowKey,
-    /// Indexes of the packets in the list of [`Seen`].
+    /// Indexes of the packets in the list of all [`PacketRecord`]s.
     pub packets: Vec<usize>,
-    /// Service of the flow's requests, a reliable service if there are several; without requests,
-    /// of its first packet.
+    /// Service of the flow's requests; a reliable service if there are several, and that of the
+    /// first packet if there are no requests.
     pub service: Service,
     has_requests: bool,
     /// Number of times that the queue pair was connected before.
@@ -30,14 +30,14 @@ pub(super) struct Flow {
     source: Option<Qpn>,
 }
 
-/// Flows of connections, with the facts that pair two flows to a connection.
+/// Flows of connections, and what shows that two flows belong to one connection.
 #[derive(Debug, Default)]
 pub(super) struct Flows {
     pub flows: Vec<Flow>,
     by_key: HashMap<(FlowKey, u32), usize>,
     /// Number of connections of a queue pair so far, and the id of the newest.
     lives: HashMap<End, (u32, u32)>,
-    /// Flows that sent a request with this PSN: source, destination, PSN, and direction.
+    /// Flows with a request of this PSN, by hosts, direction and PSN.
     senders: HashMap<(FlowKey, Psn), Vec<usize>>,
     /// Number of responses of the first flow to requests of the second.
     votes: HashMap<(usize, usize), usize>,
@@ -59,7 +59,7 @@ impl Flows {
     }
 
     /// Adds a packet; `place` is its index.
-    pub(super) fn add(&mut self, place: usize, seen: &Seen, source: Option<Qpn>) {
+    pub(super) fn add(&mut self, place: usize, seen: &PacketRecord, source: Option<Qpn>) {
         if matches!(seen.header.kind, Kind::Ud { .. }) || seen.header.bth.dest_qpn.get() <= 1 {
             return;
         }
@@ -94,7 +94,7 @@ impl Flows {
                 if !senders.contains(&index) {
                     senders.push(index);
                 }
-                if senders.len() > CANDIDATES {
+                if senders.len() > MAX_CANDIDATES {
                     senders.remove(0);
                 }
             }
@@ -120,7 +120,7 @@ impl Flows {
         for ((answers, requests), count) in &self.votes {
             *votes.entry((*answers.min(requests), *answers.max(requests))).or_default() += count;
         }
-        // The votes of the best and of the second best candidate of each flow.
+        // Votes of the best and of the second best candidate of each flow.
         let mut best = vec![(0, 0); self.flows.len()];
         for ((one, two), count) in &votes {
             for flow in [*one, *two] {

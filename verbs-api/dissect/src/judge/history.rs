@@ -26,7 +26,7 @@ pub(super) struct Record {
     /// SRQ number of an XRC request.
     pub xrc: Option<u32>,
     pub hash: u64,
-    /// Bytes of the message up to this packet and the DMA length of its WRITE, if both are known.
+    /// Bytes of the message up to this packet, and the DMA length of its WRITE; `None` if unknown.
     pub sum: Option<(u64, Option<u32>)>,
     /// Next expected response to a READ or atomic.
     pub expected: Seq,
@@ -70,8 +70,8 @@ pub(super) const fn atomic(request: &Request) -> Option<AtomicEth> {
     }
 }
 
-/// Returns true for a request whose response is more than an ACK.
-pub(super) const fn asks(request: &Request) -> bool {
+/// Returns true for a request that is answered by more than an ACK.
+pub(super) const fn has_own_response(request: &Request) -> bool {
     matches!(
         request,
         Request::Read(_)
@@ -87,7 +87,7 @@ pub(super) const fn asks(request: &Request) -> bool {
 pub(super) struct History {
     pub records: BTreeMap<Seq, Record>,
     pub sequence: Sequence,
-    /// Sequence numbers of the last requests of messages, in order; for a READ that of the request.
+    /// Sequence numbers of the last request of each message, in order; of a READ, its request.
     ends: Vec<Seq>,
     pub has_begun: bool,
 }
@@ -103,7 +103,7 @@ impl History {
     pub(super) fn insert(&mut self, seq: Seq, record: Record, max_span: i64) {
         let (min_next, max_next) = self.sequence.next();
         let place = self.sequence.add(seq, (record.span, max_span));
-        // This PSN shows how many PSNs the READ before uses.
+        // The PSN of this request shows how many PSNs the READ before it uses.
         if place == Place::Next
             && min_next != max_next
             && let Some((begin, read)) = self.records.range_mut(..seq).next_back()
@@ -126,7 +126,7 @@ impl History {
         self.sequence.missing(from.map_or_else(|| self.sequence.first(), |from| from + 1), seq + 1)
     }
 
-    /// Returns the record that has this sequence number.
+    /// Returns the record of the request that uses this sequence number.
     pub(super) fn covering(&self, seq: Seq) -> Option<(Seq, &Record)> {
         let (begin, record) = self.records.range(..=seq).next_back()?;
         (seq < begin + record.span).then_some((*begin, record))
@@ -146,6 +146,6 @@ impl History {
     pub(super) fn messages(&self, seq: Seq) -> (i64, i64) {
         let known = self.ends.partition_point(|end| *end <= seq) as i64;
         let unknown = self.sequence.missing(Seq::MIN, seq + 1);
-        (known, if self.sequence.has_forgotten() { i64::MAX / 4 } else { known + unknown })
+        (known, if self.sequence.has_dropped_gaps() { i64::MAX / 4 } else { known + unknown })
     }
 }

@@ -1,7 +1,7 @@
-//! Rules for messages of the connection manager, and the terms of connections that they carry.
+//! Rules for messages of the connection manager, and the connection parameters that they carry.
 
 use super::charge::{Card, Charge, Charges, Role, Rule};
-use super::seen::Seen;
+use super::seen::PacketRecord;
 use crate::reader::Captured;
 use roxe_wire::cm::{CommId, Mad, MadError, Message, Rep, Req, TransactionId};
 use roxe_wire::{Gid, Psn, Qpn};
@@ -10,10 +10,10 @@ use std::collections::HashMap;
 /// A queue pair of a host.
 pub(super) type End = (Gid, Qpn);
 
-/// Terms that both ends of a connection agreed on.
+/// Parameters that both ends of a connection agreed on.
 #[derive(Clone, Debug)]
 pub(super) struct Handshake {
-    /// The ends with their lives.
+    /// The ends, each with its life: the number of connections of the queue pair so far.
     pub active: (End, u32),
     pub passive: (End, u32),
     /// First PSNs of the requests of the active and of the passive side.
@@ -27,8 +27,8 @@ pub(super) struct Handshake {
 }
 
 impl Handshake {
-    /// Returns the terms by destination end, its life, and source host; with true if that end is
-    /// the passive side. The newest terms win.
+    /// Returns the handshakes by destination end, its life, and source host; with true if that end
+    /// is the passive side. The newest handshake wins.
     pub(super) fn by_end(all: &[Self]) -> Handshakes<'_> {
         let to_passive = all.iter().map(|handshake| {
             let Self { active, passive, .. } = handshake;
@@ -42,12 +42,13 @@ impl Handshake {
     }
 }
 
-/// The terms of connections by destination end, its life, and source host.
+/// The handshakes of connections by destination end, its life, and source host; with true if that
+/// end is the passive side.
 pub(super) type Handshakes<'h> = HashMap<(End, u32, Gid), (&'h Handshake, bool)>;
 
 /// State of a connection, from its messages.
 #[derive(Debug)]
-struct Known {
+struct CmConnection {
     /// Host of the passive side.
     peer: Gid,
     req: Req,
@@ -62,13 +63,13 @@ struct Known {
 #[derive(Debug, Default)]
 pub(super) struct Manager {
     /// Connections by host and id of the active side.
-    known: HashMap<(Gid, CommId), Known>,
+    connections: HashMap<(Gid, CommId), CmConnection>,
     /// Host and id of the active side by host and id of the passive side.
     active: HashMap<(Gid, CommId), (Gid, CommId)>,
-    /// Lookups of datagram services: by host and id.
+    /// Lookups of datagram services by host and id: packet of the SIDR_REQ, and transaction.
     lookups: HashMap<(Gid, CommId), (usize, TransactionId)>,
-    /// Replies whose requests were not captured, by host and id of the request: message, packet and
-    /// sender.
+    /// Replies that no captured request precedes, by host and id of the request: message,
+    /// packet and sender.
     orphans: HashMap<(Gid, CommId), (&'static str, usize, Gid)>,
     pub charges: Charges,
     is_complete: bool,
@@ -79,8 +80,8 @@ impl Manager {
         Self { is_complete, ..Self::default() }
     }
 
-    /// Judges a datagram to queue pair 1. Returns its message, if it is one.
-    pub(super) fn take(&mut self, seen: &Seen, captured: &Captured<'_>) -> Option<Mad> {
+    /// Judges a datagram to queue pair 1. Returns its message, if it has one.
+    pub(super) fn judge_datagram(&mut self, seen: &PacketRecord, captured: &Captured<'_>) -> Option<Mad> {
         let packet = captured.packet()?;
         let mad = match Mad::of_packet(&packet)? {
             Ok(mad) => mad,
@@ -104,7 +105,7 @@ impl Manager {
             Message::Dreq(dreq) => self.dreq(seen, (dreq.local_comm_id, dreq.remote_comm_id), dreq.remote_qpn, mad.tid),
             Message::Drep(drep) => self.drep(seen, (drep.local_comm_id, drep.remote_comm_id), mad.tid),
             Message::SidrReq(req) => {
-                self.met_orphan(seen, (src, req.request_id), "SIDR_REP");
+                self.charge_orphan(seen, (src, req.request_id), "SIDR_REP");
                 self.lookups.insert((src, req.request_id), (seen.index, mad.tid));
             }
             Message::SidrRep(rep) => match self.lookups.get(&(dst, rep.request_id)).copied() {
@@ -116,14 +117,14 @@ impl Manager {
         Some(mad)
     }
 
-    fn charge(&mut self, rule: Rule, seen: &Seen, text: impl Into<String>) -> &mut Charge {
+    fn charge(&mut self, rule: Rule, seen: &PacketRecord, text: impl Into<String>) -> &mut Charge {
         let card = Card { address: seen.net.src, qpn: None };
         self.charges.add(rule, card, Role::ConnectionManager, seen.index, text)
     }
 
     /// Charges a reply that was sent before its request.
     // clause: CM-ESTABLISH
-    fn met_orphan(&mut self, seen: &Seen, id: (Gid, CommId), answer: &str) {
+    fn charge_orphan(&mut self, seen: &PacketRecord, id: (Gid, CommId), answer: &str) {
         let Some((name, packet, sender)) = self.orphans.remove(&id) else { return };
         if name == answer {
             let card = Card { address: sender, qpn: None };
@@ -133,7 +134,7 @@ impl Manager {
         }
     }
 
-    fn req(&mut self, seen: &Seen, req: &Req, tid: TransactionId) {
+    fn req(&mut self, seen: &PacketRecord, req: &Req, tid: TransactionId) {
         let (src, dst) = (seen.net.src, seen.net.dst);
         // clause: CM-ID
         if req.local_comm_id.0 == 0 {
@@ -148,8 +149,8 @@ impl Manager {
             self.charge(Rule::CmAddress, seen, text);
         }
         let key = (src, req.local_comm_id);
-        self.met_orphan(seen, key, "REP");
-        if let Some(known) = self.known.get(&key) {
+        self.charge_orphan(seen, key, "REP");
+        if let Some(known) = self.connections.get(&key) {
             // clause: CM-REQ-DUPLICATE
             let packet = known.req_packet;
             if known.req == *req {
@@ -161,16 +162,16 @@ impl Manager {
             }
         }
         let (rep, dreq, req_packet) = (None, [None; 2], seen.index);
-        self.known.insert(key, Known { peer: dst, req: req.clone(), tid, req_packet, rep, dreq });
+        self.connections.insert(key, CmConnection { peer: dst, req: req.clone(), tid, req_packet, rep, dreq });
     }
 
-    fn rep(&mut self, seen: &Seen, rep: &Rep, tid: TransactionId) {
+    fn rep(&mut self, seen: &PacketRecord, rep: &Rep, tid: TransactionId) {
         let (src, dst) = (seen.net.src, seen.net.dst);
         if rep.local_comm_id.0 == 0 {
             self.charge(Rule::CmId, seen, "the local communication ID in the REP is 0");
         }
         let key = (dst, rep.remote_comm_id);
-        let Some(known) = self.known.get_mut(&key) else {
+        let Some(known) = self.connections.get_mut(&key) else {
             self.orphans.entry(key).or_insert(("REP", seen.index, src));
             return;
         };
@@ -186,11 +187,18 @@ impl Manager {
             self.charge(Rule::CmRepeat, seen, "a retransmitted REP differs from the first").with(first.1);
         }
         self.transaction(seen, "REP", req_tid, tid, packet);
-        self.met_orphan(seen, key, "RTU");
+        self.charge_orphan(seen, key, "RTU");
     }
 
     // clause: CM-MATCH
-    fn transaction(&mut self, seen: &Seen, name: &str, request_tid: TransactionId, tid: TransactionId, packet: usize) {
+    fn transaction(
+        &mut self,
+        seen: &PacketRecord,
+        name: &str,
+        request_tid: TransactionId,
+        tid: TransactionId,
+        packet: usize,
+    ) {
         if request_tid != tid {
             let text = format!("the {name} has another transaction ID than its request");
             self.charge(Rule::CmMatch, seen, text).with(packet);
@@ -198,8 +206,8 @@ impl Manager {
     }
 
     /// Judges an RTU from `active`.
-    fn rtu(&mut self, seen: &Seen, active: (Gid, CommId), remote: CommId) {
-        let Some(known) = self.known.get(&active) else { return };
+    fn rtu(&mut self, seen: &PacketRecord, active: (Gid, CommId), remote: CommId) {
+        let Some(known) = self.connections.get(&active) else { return };
         match &known.rep {
             None => _ = self.orphans.entry(active).or_insert(("RTU", seen.index, active.0)),
             Some((rep, packet)) if rep.local_comm_id != remote => {
@@ -211,17 +219,17 @@ impl Manager {
     }
 
     /// Returns the connection with the sender's id `local`, and 0 if the sender is active, else 1.
-    fn connection(&mut self, src: Gid, local: CommId) -> Option<(&mut Known, usize)> {
+    fn connection(&mut self, src: Gid, local: CommId) -> Option<(&mut CmConnection, usize)> {
         let key = (src, local);
         let (key, side) = match self.active.get(&key) {
             Some(active) => (*active, 1),
             None => (key, 0),
         };
-        self.known.get_mut(&key).map(|known| (known, side))
+        self.connections.get_mut(&key).map(|known| (known, side))
     }
 
     // clause: CM-DREQ
-    fn dreq(&mut self, seen: &Seen, (local, remote): (CommId, CommId), qpn: Qpn, tid: TransactionId) {
+    fn dreq(&mut self, seen: &PacketRecord, (local, remote): (CommId, CommId), qpn: Qpn, tid: TransactionId) {
         let Some((known, side)) = self.connection(seen.net.src, local) else { return };
         known.dreq[side] = Some((seen.index, tid));
         let Some((rep, packet)) = known.rep.clone() else { return };
@@ -237,7 +245,7 @@ impl Manager {
         }
     }
 
-    fn drep(&mut self, seen: &Seen, (local, remote): (CommId, CommId), tid: TransactionId) {
+    fn drep(&mut self, seen: &PacketRecord, (local, remote): (CommId, CommId), tid: TransactionId) {
         let is_complete = self.is_complete;
         // The sender of the DREQ knows the connection by `remote`.
         let Some((known, side)) = self.connection(seen.net.dst, remote) else { return };
@@ -260,10 +268,10 @@ impl Manager {
         }
     }
 
-    /// Returns the terms of the connection that a REP completes; `None` for a retransmitted REP.
-    pub(super) fn terms(&self, seen: &Seen, rep: &Rep, lives: impl Fn(End) -> u32) -> Option<Handshake> {
+    /// Returns the handshake that a REP completes; `None` for a retransmitted REP.
+    pub(super) fn handshake(&self, seen: &PacketRecord, rep: &Rep, lives: impl Fn(End) -> u32) -> Option<Handshake> {
         let (src, dst) = (seen.net.src, seen.net.dst);
-        let Known { req, rep: first, .. } = self.known.get(&(dst, rep.remote_comm_id))?;
+        let CmConnection { req, rep: first, .. } = self.connections.get(&(dst, rep.remote_comm_id))?;
         first.as_ref().filter(|(_, packet)| *packet == seen.index)?;
         let passive = if rep.local_qpn.get() == 0 { rep.local_eecn } else { rep.local_qpn };
         let (active, passive) = ((dst, req.local_qpn), (src, passive));

@@ -1,9 +1,9 @@
 //! Judges the packets between cards that a capture shows: which card breaks which rule.
 //!
-//! Three passes: single packets and messages of the connection manager; flows and their pairs; each
-//! connection, in the order of time. Loss is not a fault of a card: there is no charge if a
-//! packet lost between a card and the capture explains the others. An acknowledgement proves that
-//! the capture itself has lost a packet.
+//! There are three passes: over single packets and messages of the connection manager; over flows
+//! and their pairs; over each connection in the order of time. Loss is not a fault of a card: there
+//! is no charge if the loss of a packet between a card and the capture explains the other packets.
+//! If a packet that the capture lacks is acknowledged, the capture itself has lost it.
 
 mod channel;
 mod charge;
@@ -23,7 +23,7 @@ pub use charge::{Card, Charge, Class, Role, Rule};
 
 use crate::analysis::sender;
 use crate::reader::{Captured, Integrity};
-use channel::{Channel, Terms};
+use channel::{Channel, Params};
 use congestion::Congestion;
 use flows::Flows;
 use manager::{Handshake, Handshakes, Manager};
@@ -31,10 +31,10 @@ use roxe_transport::time::ack_timeout;
 use roxe_wire::cm::Message;
 use roxe_wire::opcode::{PayloadRule, Service};
 use roxe_wire::{Kind, Pkey, Response};
-use seen::{Seen, Twins};
+use seen::{PacketRecord, Twins};
 use std::collections::BTreeMap;
 
-/// Facts about a capture that its packets do not prove.
+/// What the caller knows about a capture, in addition to its packets.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Vantage {
     /// True if the capture has all packets, and each packet reached its receiver in this order.
@@ -59,7 +59,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Returns true if the capture has no packets of one end, or cannot tell which they are.
+    /// Returns true if the capture has no packets of one end, or does not show which they are.
     pub const fn is_half(&self) -> bool {
         self.packets[0] == 0 || self.packets[1] == 0
     }
@@ -120,18 +120,18 @@ pub fn judge(captured: &[Captured<'_>], vantage: Vantage) -> Judgement {
         if let Integrity::Malformed(error) = captured.integrity {
             packet::malformed(index, captured, error, &mut charges);
         }
-        let Some(seen) = Seen::of(index, captured) else { continue };
+        let Some(seen) = PacketRecord::of(index, captured) else { continue };
         packet::fields(&seen, captured, &mut charges);
         judgement.datagrams += usize::from(matches!(seen.header.kind, Kind::Ud { .. }));
         if !captured.is_cut()
-            && let Some(mad) = manager.take(&seen, captured)
+            && let Some(mad) = manager.judge_datagram(&seen, captured)
         {
             match &mad.message {
                 Message::Req(req) => flows.connect((seen.net.src, req.local_qpn), req.local_comm_id.0),
                 Message::Rep(rep) => {
                     let qpn = if rep.local_qpn.get() == 0 { rep.local_eecn } else { rep.local_qpn };
                     flows.connect((seen.net.src, qpn), rep.local_comm_id.0);
-                    handshakes.extend(manager.terms(&seen, rep, |end| flows.life(end)));
+                    handshakes.extend(manager.handshake(&seen, rep, |end| flows.life(end)));
                 }
                 _ => {}
             }
@@ -146,19 +146,19 @@ pub fn judge(captured: &[Captured<'_>], vantage: Vantage) -> Judgement {
         let connection = Judged::new(&flows, &handshakes, &all, (one, two), vantage);
         connection.run(&all, judgement.connections.len(), &mut judgement.connections, &mut charges);
     }
-    judgement.charges = settle(charges.0, &judgement.connections, captured);
+    judgement.charges = complete_charges(charges.0, &judgement.connections, captured);
     judgement
 }
 
-/// Completes charges: adds the connection of each, turns charges that lost packets may explain into
-/// advice, and counts charges of one kind as one.
-fn settle(charges: Vec<Charge>, connections: &[Connection], captured: &[Captured<'_>]) -> Vec<Charge> {
+/// Adds the connection to each charge, turns charges that lost packets may explain into advice, and
+/// counts charges of one kind as one.
+fn complete_charges(charges: Vec<Charge>, connections: &[Connection], captured: &[Captured<'_>]) -> Vec<Charge> {
     let mut owners = vec![None; captured.len()];
     for (index, connection) in connections.iter().enumerate() {
         connection.members.iter().for_each(|member| owners[*member] = Some(index));
     }
     let lost_anywhere = connections.iter().any(|connection| connection.lost > 0);
-    let mut settled: Vec<Charge> = Vec::new();
+    let mut completed: Vec<Charge> = Vec::new();
     let mut kinds = BTreeMap::new();
     for mut charge in charges {
         charge.packets.sort_unstable();
@@ -176,23 +176,25 @@ fn settle(charges: Vec<Charge>, connections: &[Connection], captured: &[Captured
         if charge.card.qpn.is_none()
             && let Some(connection) = charge.connection.map(|index| &connections[index])
         {
-            // Of two queue pairs of one host, the sender is the one that is not the destination.
+            // If both queue pairs are of one host, the sender is the one that is not the
+            // destination.
             let to = captured[last].packet().map(|packet| packet.header.bth.dest_qpn);
             let is_sender = |end: &&Card| end.address == charge.card.address && end.qpn != to;
             charge.card = connection.ends.iter().find(is_sender).copied().unwrap_or(charge.card);
         }
         let key = (charge.connection, charge.rule, charge.class, charge.role, charge.card.address.0);
-        let at = *kinds.entry(key).or_insert(settled.len());
-        match settled.get_mut(at) {
+        let at = *kinds.entry(key).or_insert(completed.len());
+        match completed.get_mut(at) {
             Some(first) => first.count += charge.count,
-            None => settled.push(charge),
+            None => completed.push(charge),
         }
     }
-    settled.sort_by_key(|charge| (charge.class, charge.packets.last().copied()));
-    settled
+    completed.sort_by_key(|charge| (charge.class, charge.packets.last().copied()));
+    completed
 }
 
-/// A connection while it is judged. Index 0 is of packets to the first flow's queue pair.
+/// A connection while it is judged. In each array, index 0 is for packets to the first flow's queue
+/// pair, index 1 for packets from it.
 struct Judged<'f> {
     flows: [Option<&'f flows::Flow>; 2],
     ends: [Card; 2],
@@ -205,7 +207,7 @@ impl<'f> Judged<'f> {
     fn new(
         flows: &'f Flows,
         handshakes: &Handshakes<'_>,
-        all: &[Seen],
+        all: &[PacketRecord],
         (one, two): (usize, Option<usize>),
         vantage: Vantage,
     ) -> Self {
@@ -223,9 +225,9 @@ impl<'f> Judged<'f> {
         let service = services.find(|service| *service != Service::Cnp).unwrap_or(first.service);
         let channel = |is_first: bool| {
             let (requester, responder) = if is_first { (sender, receiver) } else { (receiver, sender) };
-            // The active side comes first in the terms.
+            // In a handshake, the active side comes first.
             let side = handshake.map(|(handshake, is_to_passive)| (handshake, usize::from(is_first != is_to_passive)));
-            Channel::new(Terms {
+            Channel::new(Params {
                 requester,
                 responder,
                 service,
@@ -241,29 +243,32 @@ impl<'f> Judged<'f> {
         Self { flows: pair, ends: [sender, receiver], service, channels, congestion }
     }
 
-    fn run(mut self, all: &[Seen], index: usize, connections: &mut Vec<Connection>, charges: &mut Charges) {
+    fn run(mut self, all: &[PacketRecord], index: usize, connections: &mut Vec<Connection>, charges: &mut Charges) {
         let places = self.flows.map(|flow| flow.map_or(&[][..], |flow| &flow.packets));
-        let tagged = places.iter().enumerate().flat_map(|(way, places)| places.iter().map(move |place| (*place, way)));
+        let tagged = places
+            .iter()
+            .enumerate()
+            .flat_map(|(direction, places)| places.iter().map(move |place| (*place, direction)));
         let mut order: Vec<_> = tagged.collect();
         order.sort_unstable();
         let (mut members, mut pkeys) = (Vec::new(), [None; 2]);
         let services = places.map(|places| services(places, all));
-        for (place, way) in order {
+        for (place, direction) in order {
             let seen = &all[place];
             members.push(seen.index);
-            self.pkey(seen, way, &mut pkeys);
-            self.take(seen, way);
+            self.pkey(seen, direction, &mut pkeys);
+            self.judge_packet(seen, direction);
         }
         let lost = self.channels.iter().map(|channel| channel.lost).sum();
         let packets = places.map(<[usize]>::len);
         let Self { ends, service, channels, congestion, .. } = self;
-        let mtu = channels[0].terms.mtu;
+        let mtu = channels[0].params.mtu;
         let own = channels.into_iter().flat_map(|channel| channel.charges.0);
         let own = own.chain(congestion.into_iter().flat_map(|congestion| congestion.charges.0));
-        for (way, strays) in services.into_iter().enumerate() {
+        for (direction, strays) in services.into_iter().enumerate() {
             for stray in strays {
                 let text = format!("{} belongs to another service than its connection", all[stray].header.opcode());
-                charges.add(Rule::Service, ends[way], Role::Sender, all[stray].index, text);
+                charges.add(Rule::Service, ends[direction], Role::Sender, all[stray].index, text);
             }
         }
         charges.0.extend(own.map(|charge| Charge { connection: Some(index), ..charge }));
@@ -271,27 +276,30 @@ impl<'f> Judged<'f> {
     }
 
     // clause: PKEY-MATCH
-    fn pkey(&mut self, seen: &Seen, way: usize, pkeys: &mut [Option<(Pkey, usize)>; 2]) {
+    fn pkey(&mut self, seen: &PacketRecord, direction: usize, pkeys: &mut [Option<(Pkey, usize)>; 2]) {
         let pkey = seen.header.bth.pkey;
-        let (first, packet) = *pkeys[way].get_or_insert((pkey, seen.index));
+        let (first, packet) = *pkeys[direction].get_or_insert((pkey, seen.index));
         if first != pkey {
             let text = format!("the P_Key is {:#06x}, but was {:#06x} before", pkey.0, first.0);
-            self.channels[way].charges.add(Rule::Pkey, self.ends[way], Role::Sender, seen.index, text).with(packet);
+            self.channels[direction]
+                .charges
+                .add(Rule::Pkey, self.ends[direction], Role::Sender, seen.index, text)
+                .with(packet);
         }
     }
 
-    /// Judges a packet to the first flow's queue pair (`way` 0) or from it (1).
-    fn take(&mut self, seen: &Seen, way: usize) {
+    /// Judges a packet to the first flow's queue pair (`direction` 0) or from it (1).
+    fn judge_packet(&mut self, seen: &PacketRecord, direction: usize) {
         if !matches!(seen.header.kind, Kind::Cnp) {
-            self.congestion[way].packet(seen);
+            self.congestion[direction].packet(seen);
         }
-        let other = 1 - way;
+        let other = 1 - direction;
         match seen.header.kind {
             Kind::RcRequest(request) | Kind::XrcRequest(_, request) if self.service != Service::Uc => {
-                self.channels[way].request(seen, request);
+                self.channels[direction].request(seen, request);
             }
             Kind::UcRequest(request) if self.service == Service::Uc => {
-                self.channels[way].request(seen, request.into());
+                self.channels[direction].request(seen, request.into());
             }
             Kind::RcResponse(response) | Kind::XrcResponse(response) => self.response(seen, response, other),
             // A CNP reports marks on packets of the card that receives the CNP.
@@ -301,18 +309,18 @@ impl<'f> Judged<'f> {
     }
 
     // clause: UC-SILENT
-    fn response(&mut self, seen: &Seen, response: Response, way: usize) {
+    fn response(&mut self, seen: &PacketRecord, response: Response, direction: usize) {
         if self.service == Service::Uc {
             let text = format!("{} is a response on an unreliable connection", seen.header.opcode());
-            self.channels[way].responder(Rule::UnreliableAnswer, seen.index, text);
+            self.channels[direction].responder(Rule::UnreliableAnswer, seen.index, text);
         } else {
-            self.channels[way].response(seen, response);
+            self.channels[direction].response(seen, response);
         }
     }
 }
 
 /// Returns the payload that most full packets of a connection have.
-fn path_mtu(flows: [Option<&flows::Flow>; 2], all: &[Seen]) -> Option<u32> {
+fn path_mtu(flows: [Option<&flows::Flow>; 2], all: &[PacketRecord]) -> Option<u32> {
     let mut counts = BTreeMap::<u32, usize>::new();
     for seen in flows.into_iter().flatten().flat_map(|flow| &flow.packets).map(|place| &all[*place]) {
         let is_full = seen.header.opcode().facts().payload == PayloadRule::Full;
@@ -325,7 +333,7 @@ fn path_mtu(flows: [Option<&flows::Flow>; 2], all: &[Seen]) -> Option<u32> {
 
 /// Returns packets of another service than the packets before and after them.
 // clause: TAKE-SERVICE
-fn services(places: &[usize], all: &[Seen]) -> Vec<usize> {
+fn services(places: &[usize], all: &[PacketRecord]) -> Vec<usize> {
     let of = |place: usize| all[place].header.opcode().service();
     let places: Vec<_> = places.iter().copied().filter(|place| of(*place) != Service::Cnp).collect();
     let strays = places.windows(3).filter(|three| of(three[0]) == of(three[2]) && of(three[1]) != of(three[0]));

@@ -1,7 +1,7 @@
 //! Rules for single packets: integrity, reserved bits, addresses, fields that depend on the opcode.
 
 use super::charge::{Card, Charges, Role, Rule};
-use super::seen::Seen;
+use super::seen::PacketRecord;
 use crate::reader::{Captured, Integrity};
 use roxe_wire::net::checksum_is_right;
 use roxe_wire::{Gid, Kind, NakCode, NetHeader, ParseError, Qkey, Qpn, Request, Response, Syndrome, icrc};
@@ -57,7 +57,8 @@ pub(super) fn malformed(index: usize, captured: &Captured<'_>, error: ParseError
         _ => error.to_string(),
     };
     let charge = charges.add(rule, card, Role::Sender, index, text);
-    // Opcodes of reliable datagrams and of vendors are not faults: this crate does not know them.
+    // Opcodes of reliable datagrams and of vendors are not faults, because this crate does not know
+    // those services.
     let is_foreign = rule == Rule::Opcode && matches!(code >> 5, 0b010 | 0b110 | 0b111);
     charge.advice_if(is_foreign).or_network = !is_foreign && !is_sent;
 }
@@ -79,7 +80,7 @@ pub(super) fn ip(index: usize, captured: &Captured<'_>, charges: &mut Charges) {
 }
 
 /// Judges the fields of a packet that do not depend on others.
-pub(super) fn fields(seen: &Seen, captured: &Captured<'_>, charges: &mut Charges) {
+pub(super) fn fields(seen: &PacketRecord, captured: &Captured<'_>, charges: &mut Charges) {
     let card = Card { address: seen.net.src, qpn: None };
     let mut charge = |rule, text: &str| _ = charges.add(rule, card, Role::Sender, seen.index, text);
     let (bth, bytes) = (&seen.header.bth, captured.bytes);
@@ -140,7 +141,7 @@ pub(super) fn fields(seen: &Seen, captured: &Captured<'_>, charges: &mut Charges
     }
 }
 
-fn address(seen: &Seen, is_datagram: bool, charge: &mut impl FnMut(Rule, &str)) {
+fn address(seen: &PacketRecord, is_datagram: bool, charge: &mut impl FnMut(Rule, &str)) {
     let (NetHeader { src, dst, .. }, qpn) = (seen.net, seen.header.bth.dest_qpn);
     // clause: AV-VALID
     if src.is_multicast() || src.to_ip().is_unspecified() || dst.to_ip().is_unspecified() {
@@ -184,7 +185,7 @@ pub(super) const fn response(kind: &Kind) -> Option<&Response> {
 }
 
 /// Returns the pad bytes of a whole packet.
-fn pad<'f>(seen: &Seen, bytes: &'f [u8]) -> &'f [u8] {
+fn pad<'f>(seen: &PacketRecord, bytes: &'f [u8]) -> &'f [u8] {
     let end = bytes.len().saturating_sub(icrc::LEN);
     bytes.get(seen.header.len().saturating_add(seen.len as usize)..end).unwrap_or_default()
 }

@@ -2,8 +2,8 @@
 
 use super::channel::{Channel, Nak, State};
 use super::charge::Rule;
-use super::history::{MAX_STARTS, Record, asks, atomic, reth};
-use super::seen::Seen;
+use super::history::{MAX_STARTS, Record, atomic, has_own_response, reth};
+use super::seen::PacketRecord;
 use crate::sequence::{Place, Seq, psn_of, read_span};
 use roxe_transport::qp::takes_receive;
 use roxe_wire::opcode::{Operation, PayloadRule, Position, Service};
@@ -12,24 +12,24 @@ use roxe_wire::{Kind, Request};
 /// Maximum length of a message, in bytes.
 const MAX_MESSAGE: u64 = 1 << 31;
 /// Tolerance for the times of a capture, in nanoseconds.
-const SLACK: u64 = 20_000;
+const TIME_TOLERANCE: u64 = 20_000;
 /// Maximum distance of PSNs at which a connection continues after a stray packet.
-const NEAR: i64 = 64;
+const MAX_CONTINUED: i64 = 64;
 /// Maximum time by which one packet overtakes another, in nanoseconds.
-const OVERTAKING: u64 = 10_000_000;
-/// Number of retransmissions from a later PSN than the NAK's that loss no longer explains.
-const EVASIONS: u32 = 3;
+const MAX_REORDERING: u64 = 10_000_000;
+/// Number of retransmissions from a later PSN than that of the NAK which loss does not explain.
+const MIN_EVASIONS: u32 = 3;
 
 impl Channel {
     /// Judges the next request.
-    pub(super) fn request(&mut self, seen: &Seen, request: Request) {
+    pub(super) fn request(&mut self, seen: &PacketRecord, request: Request) {
         let psn = seen.header.bth.psn;
         if !self.state.history.has_begun {
-            self.state.history.begin(self.terms.start.unwrap_or(psn));
+            self.state.history.begin(self.params.start.unwrap_or(psn));
         }
         let mut seq = self.state.history.sequence.nearest(psn);
         if let Some((old, stray)) = self.parked.take()
-            && (old.history.sequence.nearest(psn) - old.history.sequence.next().0).abs() < NEAR
+            && (old.history.sequence.nearest(psn) - old.history.sequence.next().0).abs() < MAX_CONTINUED
         {
             // The connection continues in its earlier sequence of PSNs.
             self.state = *old;
@@ -38,12 +38,12 @@ impl Channel {
             self.requester(Rule::PsnOrder, stray, format!("the PSN is not in sequence: PSN {expected} is next"));
         } else if self.state.history.sequence.place(seq) == Place::OutOfReach {
             self.parked = Some((Box::new(std::mem::take(&mut self.state)), seen.index));
-            self.terms.start = None;
+            self.params.start = None;
             self.state.history.begin(psn);
             seq = self.state.history.sequence.nearest(psn);
         }
         match self.state.history.sequence.place(seq) {
-            Place::Again | Place::OutOfReach => self.repeated(seen, request, seq),
+            Place::SentBefore | Place::OutOfReach => self.repeated(seen, request, seq),
             place => self.first_time(seen, request, seq, place),
         }
         let state = &mut self.state;
@@ -59,29 +59,29 @@ impl Channel {
         }
     }
 
-    fn first_time(&mut self, seen: &Seen, request: Request, seq: Seq, place: Place) {
+    fn first_time(&mut self, seen: &PacketRecord, request: Request, seq: Seq, place: Place) {
         let index = seen.index;
         let expected = psn_of(self.state.history.sequence.next().1);
         // clause: PSN-START
-        if place == Place::BeforeFirst && self.terms.start.is_some() && self.parked.is_none() {
-            let start = self.terms.start.unwrap_or_default();
+        if place == Place::BeforeFirst && self.params.start.is_some() && self.parked.is_none() {
+            let start = self.params.start.unwrap_or_default();
             let text = format!("the first PSN is {}, but its REQ or REP announced {start}", seen.header.bth.psn);
             self.requester(Rule::PsnStart, index, text);
-            (self.terms.start, self.state.base) = (None, None);
+            (self.params.start, self.state.base) = (None, None);
         }
         // clause: PSN-SPAN
-        if place == Place::AfterGap && self.terms.is_complete {
+        if place == Place::AfterGap && self.params.is_complete {
             let text =
                 format!("the PSN skips {} packets: PSN {expected} is next", seq - self.state.history.sequence.next().1);
             self.requester(Rule::PsnContiguous, index, text);
         }
         if matches!(place, Place::Next | Place::AfterGap) {
-            self.meet_ghosts(seq, place, index);
+            self.charge_ghosts(seq, place, index);
         }
         self.lengths(seen, request);
         self.position(seen, request, seq);
         let (span, most) = match request {
-            Request::Read(reth) => read_span(reth.dma_len, self.terms.mtu),
+            Request::Read(reth) => read_span(reth.dma_len, self.params.mtu),
             _ => (1, 1),
         };
         let sum = self.sum(seen, request, seq);
@@ -104,7 +104,7 @@ impl Channel {
             is_lost: seen.is_lost,
         };
         self.state.history.insert(seq, record, most);
-        if matches!(place, Place::Next | Place::AfterGap) && self.terms.service != Service::Uc {
+        if matches!(place, Place::Next | Place::AfterGap) && self.params.service != Service::Uc {
             self.depth(request, seq, span, index);
             self.credits(request, seq, index);
         }
@@ -112,30 +112,30 @@ impl Channel {
 
     /// Charges responses that were sent before their requests.
     // clause: RESP-REGION
-    fn meet_ghosts(&mut self, seq: Seq, place: Place, index: usize) {
-        // In a retry, a packet that the capture lost is retransmitted after others.
+    fn charge_ghosts(&mut self, seq: Seq, place: Place, index: usize) {
+        // In a retry, the requester also retransmits packets that the capture has lost.
         let may_be_retry = self.state.resent.is_some_and(|resent| resent + 1 == seq);
         self.state.resent = may_be_retry.then_some(seq);
         for (claimed, packet, is_nak) in std::mem::take(&mut self.state.ghosts) {
-            // At a gap, the capture has lost the request of this response. After a NAK, a packet
-            // that the capture lost looks new.
+            // At a gap, the capture may have lost the request of this response. After a NAK, a
+            // retransmitted packet that the capture had lost looks new.
             if claimed < seq || may_be_retry || (is_nak && claimed != seq) {
                 continue;
             }
             let text = format!("it responds to PSN {} before the request is sent", psn_of(claimed));
-            let is_certain = place != Place::AfterGap && (!is_nak || self.terms.is_complete);
+            let is_certain = place != Place::AfterGap && (!is_nak || self.params.is_complete);
             self.responder(Rule::ResponseMatch, packet, text).with(index).if_whole().advice_if(!is_certain);
         }
     }
 
-    /// Judges lengths that depend on no other packet except through the path MTU.
-    fn lengths(&mut self, seen: &Seen, request: Request) {
+    /// Judges the lengths in one packet, with the path MTU.
+    fn lengths(&mut self, seen: &PacketRecord, request: Request) {
         let (index, len, facts) = (seen.index, seen.len, request.operation().facts());
         let (name, is_full) = (facts.name, facts.payload == PayloadRule::Full);
         // clause: MTU-PATH, CHECK-LENGTH
         if is_full && !matches!(len, 256 | 512 | 1024 | 2048 | 4096) {
             self.requester(Rule::Mtu, index, format!("{name} carries {len} bytes, which is not a path MTU"));
-        } else if let Some(mtu) = self.terms.mtu
+        } else if let Some(mtu) = self.params.mtu
             && (len > mtu || (is_full && len != mtu))
         {
             let text = format!("{name} carries {len} bytes, but the path MTU is {mtu}");
@@ -151,10 +151,10 @@ impl Channel {
         }
     }
 
-    /// Judges the position of the packet in its message, from the packets directly before and after
+    /// Judges the position of the packet in its message by the packets directly before and after
     /// it.
     // clause: CHECK-SEQUENCE, SEND-ORDER
-    fn position(&mut self, seen: &Seen, request: Request, seq: Seq) {
+    fn position(&mut self, seen: &PacketRecord, request: Request, seq: Seq) {
         let xrc = match seen.header.kind {
             Kind::XrcRequest(xrc, _) => Some(xrc.0),
             _ => None,
@@ -179,9 +179,10 @@ impl Channel {
         }
     }
 
-    /// Returns the bytes of the message up to this packet and those of its RETH, and judges them.
+    /// Judges the length of a message. Returns its bytes up to this packet, and the DMA length of
+    /// its RETH.
     // clause: CHECK-DMA-LENGTH
-    fn sum(&mut self, seen: &Seen, request: Request, seq: Seq) -> Option<(u64, Option<u32>)> {
+    fn sum(&mut self, seen: &PacketRecord, request: Request, seq: Seq) -> Option<(u64, Option<u32>)> {
         let position = request.operation().facts().position;
         let (sum, announced, opener) = if matches!(position, Position::First | Position::Only) {
             let announced = match request {
@@ -215,17 +216,17 @@ impl Channel {
 
     // clause: SEND-RD-ATOMIC
     fn depth(&mut self, request: Request, seq: Seq, span: i64, index: usize) {
-        if !asks(&request) {
+        if !has_own_response(&request) {
             return;
         }
         let state = &mut self.state;
         state.unanswered.push_back((seq + span - 1, index));
-        let Some(depth) = self.terms.depth else { return };
+        let Some(depth) = self.params.depth else { return };
         if state.unanswered.len() > depth as usize
-            && state.too_deep.is_none()
+            && state.excess.is_none()
             && let Some((oldest, _)) = state.unanswered.front()
         {
-            state.too_deep = Some((index, *oldest));
+            state.excess = Some((index, *oldest));
         }
     }
 
@@ -234,7 +235,7 @@ impl Channel {
         let (Some((limit, packet)), true) = (self.state.limit, takes_receive(&Kind::RcRequest(request))) else {
             return;
         };
-        // One request beyond the credits may probe for new receives.
+        // The requester may send one request beyond its credits to probe for new receives.
         if self.state.history.messages(seq - 1).0 > limit {
             let text = "a SEND exceeds the credits of the responder";
             self.requester(Rule::Credits, index, text).with(packet).advice();
@@ -242,17 +243,17 @@ impl Channel {
         }
     }
 
-    fn repeated(&mut self, seen: &Seen, request: Request, seq: Seq) {
+    fn repeated(&mut self, seen: &PacketRecord, request: Request, seq: Seq) {
         let (index, time) = (seen.index, seen.time);
         let Some((begin, record)) = self.state.history.covering(seq) else { return };
-        let (record, is_uc) = (record.clone(), self.terms.service == Service::Uc);
+        let (record, is_uc) = (record.clone(), self.params.service == Service::Uc);
         let continues_retry = self.state.resent.is_some_and(|resent| resent + 1 == seq || resent == seq);
         self.same_packet(seen, request, seq, (begin, &record));
         if is_uc {
             return;
         }
         if !continues_retry {
-            self.begins_retry(seq, &record, index, time);
+            self.retry_start(seq, &record, index, time);
         }
         self.early(seq, &record, index, time, continues_retry);
         let state = &mut self.state;
@@ -271,7 +272,7 @@ impl Channel {
 
     /// Compares a retransmitted packet with its first transmission.
     // clause: RETRY-SAME-OPCODES, RETRY-READ-TAIL
-    fn same_packet(&mut self, seen: &Seen, request: Request, seq: Seq, (begin, record): (Seq, &Record)) {
+    fn same_packet(&mut self, seen: &PacketRecord, request: Request, seq: Seq, (begin, record): (Seq, &Record)) {
         let (index, packet) = (seen.index, record.packet);
         let is_read = matches!((request, record.request), (Request::Read(_), Request::Read(_)));
         if is_read {
@@ -285,7 +286,7 @@ impl Channel {
             format!("PSN {} had {} bytes, but has {} when retransmitted", psn_of(seq), record.len, seen.len)
         } else if reth(&request) != reth(&record.request) || atomic(&request) != atomic(&record.request) {
             format!("PSN {} has another key, address or operand when retransmitted", psn_of(seq))
-        } else if self.terms.service == Service::Uc && seen.hash != record.hash {
+        } else if self.params.service == Service::Uc && seen.hash != record.hash {
             // clause: PSN-24BIT
             let text = format!("two packets have PSN {}", psn_of(seq));
             self.requester(Rule::PsnOrder, index, text).with(packet);
@@ -298,7 +299,7 @@ impl Channel {
 
     fn read_tail(&mut self, request: Request, seq: Seq, (begin, record): (Seq, &Record), index: usize) {
         let (Some(now), Some(then)) = (reth(&request), reth(&record.request)) else { return };
-        let mtu = match (self.terms.mtu, seq == begin) {
+        let mtu = match (self.params.mtu, seq == begin) {
             (_, true) => 0,
             (Some(mtu), _) => mtu,
             (None, _) => return,
@@ -314,43 +315,43 @@ impl Channel {
         }
     }
 
-    /// Judges where a retransmission begins.
-    fn begins_retry(&mut self, seq: Seq, record: &Record, index: usize, time: u64) {
+    /// Judges the first request of a retry.
+    fn retry_start(&mut self, seq: Seq, record: &Record, index: usize, time: u64) {
         let state = &self.state;
         // clause: RNR-WAIT
         if let Some((refused, packet, since, wait, false)) = state.rnr
             && refused == seq
-            && time.saturating_add(SLACK) < since.saturating_add(wait)
+            && time.saturating_add(TIME_TOLERANCE) < since.saturating_add(wait)
         {
             let waited = time.saturating_sub(since);
             let text = format!("it waits {} us, but the RNR timer is {} us", waited / 1000, wait / 1000);
             // If the network loses the RNR NAK, the requester retransmits after the ACK timeout.
             let may_be_timeout = self
-                .terms
+                .params
                 .timeout
                 .is_none_or(|timeout| u128::from(time.saturating_sub(record.last.1)) * 10 >= timeout.as_nanos() * 9);
-            let is_complete = self.terms.is_complete;
+            let is_complete = self.params.is_complete;
             self.requester(Rule::RnrWait, index, text).with(packet).advice_if(may_be_timeout && !is_complete);
         }
         self.evades_nak(seq, index, time);
         // clause: RETRY-GO-BACK
-        if let Some((shown, packet, since)) = self.state.shown
-            && seq < shown
-            && (self.terms.is_complete || time.saturating_sub(since) > OVERTAKING)
+        if let Some((resumed, packet, since)) = self.state.resumed
+            && seq < resumed
+            && (self.params.is_complete || time.saturating_sub(since) > MAX_REORDERING)
         {
             let text = format!(
                 "it retransmits PSN {} after it resumed at PSN {}, which proves that it has the acknowledgement",
                 psn_of(seq),
-                psn_of(shown)
+                psn_of(resumed)
             );
-            let is_complete = self.terms.is_complete;
+            let is_complete = self.params.is_complete;
             self.requester(Rule::GoBack, index, text).with(packet).advice_if(!is_complete);
         }
         if let Some((acked, _)) = self.state.acked
             && seq == acked + 1
-            && self.state.shown.is_none_or(|(shown, ..)| shown < seq)
+            && self.state.resumed.is_none_or(|(resumed, ..)| resumed < seq)
         {
-            self.state.shown = Some((seq, index, time));
+            self.state.resumed = Some((seq, index, time));
         }
     }
 
@@ -362,12 +363,12 @@ impl Channel {
         if seq <= *expected || acked >= Some(*expected) {
             return;
         }
-        // The network may lose the packet before the capture sees it, but not each time; packets
-        // in flight have left before the NAK arrives.
+        // The network may lose the requested packet before it is captured, but not each time. Other
+        // packets may have been in flight when the NAK arrived.
         *evasions += 1;
-        let is_proven = *evasions >= EVASIONS && time.saturating_sub(*since) > OVERTAKING;
+        let is_proven = *evasions >= MIN_EVASIONS && time.saturating_sub(*since) > MAX_REORDERING;
         let (expected, packet) = (*expected, *packet);
-        if self.terms.is_complete || is_proven {
+        if self.params.is_complete || is_proven {
             let text = format!("it retransmits from PSN {}, but the NAK carries PSN {}", psn_of(seq), psn_of(expected));
             self.requester(Rule::AfterNak, index, text).with(packet);
         }
@@ -379,9 +380,9 @@ impl Channel {
     /// Judges the time of a retransmission.
     // clause: TIMER-RANGE
     fn early(&mut self, seq: Seq, record: &Record, index: usize, time: u64, continues_retry: bool) {
-        let Some(timeout) = self.terms.timeout else { return };
-        let State { urge, progress, .. } = self.state;
-        let is_asked = urge.is_some_and(|urge| urge > record.last.0);
+        let Some(timeout) = self.params.timeout else { return };
+        let State { retry_cause, progress, .. } = self.state;
+        let is_asked = retry_cause.is_some_and(|retry_cause| retry_cause > record.last.0);
         let waited = time.saturating_sub(record.last.1.max(progress));
         if continues_retry || is_asked || u128::from(waited) * 10 >= timeout.as_nanos() * 9 {
             return;
@@ -392,7 +393,7 @@ impl Channel {
             waited / 1000,
             timeout.as_micros()
         );
-        let is_complete = self.terms.is_complete;
+        let is_complete = self.params.is_complete;
         self.requester(Rule::EarlyRepeat, index, text).with(record.last.0).advice_if(!is_complete);
     }
 }
@@ -401,7 +402,7 @@ const fn continues(operation: Operation) -> bool {
     matches!(operation.facts().position, Position::Middle | Position::Last)
 }
 
-/// Returns true if `second` may be the request directly after `first`.
+/// Returns true if `second` may directly follow `first`.
 fn may_follow(first: Request, second: Request) -> bool {
     let is_write =
         |request: Request| matches!(request, Request::WriteFirst(_) | Request::WriteMiddle | Request::WriteLast(_));

@@ -2,32 +2,32 @@
 
 use super::channel::{Channel, Nak};
 use super::charge::Rule;
-use super::history::{MAX_STARTS, Record, asks};
-use super::seen::Seen;
+use super::history::{MAX_STARTS, Record, has_own_response};
+use super::seen::PacketRecord;
 use crate::sequence::{Seq, psn_of};
 use roxe_transport::qp::takes_receive;
 use roxe_transport::time::rnr_wait;
 use roxe_wire::{Aeth, Kind, NakCode, Request, Response, Syndrome};
 
-/// Number of times that the network may duplicate a NAK, or that a NAK may cross the packet that it
-/// requests.
-const REPEATS: u32 = 3;
+/// Number of repeated NAKs that show a fault. Fewer may be duplicates of the network, or may cross
+/// the packet that they request.
+const MIN_REPEATS: u32 = 3;
 
 impl Channel {
     /// Judges the next response.
-    pub(super) fn response(&mut self, seen: &Seen, response: Response) {
+    pub(super) fn response(&mut self, seen: &PacketRecord, response: Response) {
         if !self.state.history.has_begun || seen.is_lost {
             return;
         }
         let (index, seq) = (seen.index, self.state.history.sequence.nearest(seen.header.bth.psn));
         let syndrome = response.aeth().map(|aeth| aeth.syndrome);
         let is_nak = matches!(syndrome, Some(Syndrome::Nak(NakCode::PsnSequence)));
-        // A sequence NAK proves that the responder got a request after the PSN that it carries.
+        // A sequence NAK proves that the responder got a request with a later PSN than the NAK's.
         let claimed = if is_nak { seq + 1 } else { seq };
         let is_ghost = claimed >= self.state.history.sequence.next().1;
-        // The capture may lack the first transmission. Then the retransmission after an RNR NAK
-        // looks new, although the RNR NAK precedes it.
-        let may_be_repeated = matches!(syndrome, Some(Syndrome::RnrNak { .. })) && !self.terms.is_complete;
+        // If the capture lacks the first transmission, the retransmission after an RNR NAK looks
+        // new.
+        let may_be_repeated = matches!(syndrome, Some(Syndrome::RnrNak { .. })) && !self.params.is_complete;
         if is_ghost && !may_be_repeated {
             self.state.ghosts.push((claimed, index, is_nak));
         }
@@ -54,12 +54,12 @@ impl Channel {
     }
 
     /// Marks all requests up to `seq` as acknowledged.
-    fn advance(&mut self, seq: Seq, seen: &Seen) {
+    fn advance(&mut self, seq: Seq, seen: &PacketRecord) {
         let acked = self.state.acked.map(|(acked, _)| acked);
         if acked >= Some(seq) {
             return;
         }
-        // The capture has lost requests that are acknowledged but not seen.
+        // The capture has lost acknowledged requests that it does not contain.
         self.lost += self.state.history.unseen(acked, seq).max(0) as u64;
         self.state.acked = Some((seq, seen.index));
         self.state.progress = seen.time;
@@ -68,8 +68,8 @@ impl Channel {
         {
             self.state.unanswered.pop_front();
         }
-        if self.state.too_deep.is_some_and(|(_, oldest)| oldest < seq) {
-            self.state.too_deep = None;
+        if self.state.excess.is_some_and(|(_, oldest)| oldest < seq) {
+            self.state.excess = None;
         }
     }
 
@@ -100,13 +100,13 @@ impl Channel {
         };
         let (least, most) = (history.messages(complete).0, history.messages(history.sequence.next().1).1);
         let actual = i64::from(aeth.msn.get());
-        let is_first = self.terms.start.is_some() && self.state.base.is_none();
+        let is_first = self.params.start.is_some() && self.state.base.is_none();
         let (low, high) = match self.state.base {
             Some(base) => base,
             None if is_first => (0, 0),
             None => (actual - most, actual - least),
         };
-        // The count has 24 bits: take the value nearest to the expected one.
+        // The MSN has 24 bits; this is the value nearest to the expected one.
         let expected = low.saturating_add(least);
         let distance = (actual - expected) & 0xff_ffff;
         let actual = expected + if distance > 0x7f_ffff { distance - 0x100_0000 } else { distance };
@@ -125,15 +125,15 @@ impl Channel {
     }
 
     // clause: GAP-NAK, GAP-AFTER-RNR
-    fn sequence_nak(&mut self, seq: Seq, aeth: Aeth, seen: &Seen) {
-        let (index, psn, is_complete) = (seen.index, psn_of(seq), self.terms.is_complete);
+    fn sequence_nak(&mut self, seq: Seq, aeth: Aeth, seen: &PacketRecord) {
+        let (index, psn, is_complete) = (seen.index, psn_of(seq), self.params.is_complete);
         let again = self.state.nak.filter(|nak| nak.expected == seq);
         let repeats = again.map_or(0, |nak| if nak.is_sent { nak.repeats } else { nak.repeats + 1 });
         if self.state.acked.is_some_and(|(acked, _)| acked >= seq) {
             let text = format!("a sequence NAK carries PSN {psn}, which the responder has acknowledged");
             self.contradiction(Rule::NakGap, seq, aeth, index, text);
         } else if let Some(nak) = again.filter(|nak| !nak.is_sent)
-            && (is_complete || repeats == REPEATS)
+            && (is_complete || repeats == MIN_REPEATS)
         {
             let times = repeats + 1;
             let text = format!("{times} sequence NAKs carry PSN {psn}, although it was not sent again in between");
@@ -153,11 +153,11 @@ impl Channel {
         }
         let (since, evasions) = again.map_or((seen.time, 0), |nak| (nak.since, nak.evasions));
         self.state.nak = Some(Nak { expected: seq, packet: index, since, is_sent: false, evasions, repeats });
-        (self.state.urge, self.state.resent) = (Some(index), None);
+        (self.state.retry_cause, self.state.resent) = (Some(index), None);
     }
 
     /// Charges a refusal of a request that was acknowledged before. If the network delayed the
-    /// refusal, its MSN is older than that of the acknowledgement.
+    /// refusal, its MSN is lower than that of the acknowledgement.
     fn contradiction(&mut self, rule: Rule, seq: Seq, aeth: Aeth, index: usize, text: String) {
         let Some((acked, packet)) = self.state.acked else { return };
         let before = self.state.history.messages(seq - 1);
@@ -173,10 +173,10 @@ impl Channel {
             _ => false,
         };
         let is_earlier = difference.is_some_and(|(distance, slack)| slack == 0 && after.0 > before.1 && distance == 0);
-        if is_earlier && !self.terms.is_complete {
+        if is_earlier && !self.params.is_complete {
             return;
         }
-        let is_proven = is_later || self.terms.is_complete;
+        let is_proven = is_later || self.params.is_complete;
         self.responder(rule, index, text).with(packet).advice_if(!is_proven);
     }
 
@@ -184,7 +184,7 @@ impl Channel {
     fn refused(&mut self, seq: Seq, code: NakCode, aeth: Aeth, index: usize) {
         self.late_refusal(seq, aeth, index, &format!("a NAK ({code:?})"));
         self.state.refusal = Some((seq, index));
-        self.state.urge = Some(index);
+        self.state.retry_cause = Some(index);
     }
 
     fn late_refusal(&mut self, seq: Seq, aeth: Aeth, index: usize, what: &str) {
@@ -195,7 +195,7 @@ impl Channel {
     }
 
     // clause: CHECK-RECEIVE
-    fn rnr(&mut self, seq: Seq, timer: u8, aeth: Aeth, seen: &Seen) {
+    fn rnr(&mut self, seq: Seq, timer: u8, aeth: Aeth, seen: &PacketRecord) {
         let index = seen.index;
         self.late_refusal(seq, aeth, index, "an RNR NAK");
         if let Some((_, record)) = self.state.history.covering(seq)
@@ -207,14 +207,14 @@ impl Channel {
         }
         let wait = rnr_wait(timer).as_nanos() as u64;
         self.state.rnr = Some((seq, index, seen.time, wait, false));
-        (self.state.urge, self.state.resent) = (Some(index), None);
+        (self.state.retry_cause, self.state.resent) = (Some(index), None);
     }
 
     // clause: RESP-KIND, ANSWER-ORDER
-    fn ack(&mut self, seq: Seq, credits: u8, seen: &Seen, is_ghost: bool) {
+    fn ack(&mut self, seq: Seq, credits: u8, seen: &PacketRecord, is_ghost: bool) {
         let index = seen.index;
         if let Some((_, record)) = self.state.history.covering(seq)
-            && asks(&record.request)
+            && has_own_response(&record.request)
             && record.expected <= seq
             && !self.state.has_repeats
         {
@@ -224,24 +224,24 @@ impl Channel {
         }
         if let Some((acked, packet)) = self.state.acked
             && acked > seq
-            && self.terms.is_complete
+            && self.params.is_complete
             && !self.state.has_repeats
         {
             let text = format!("it acknowledges PSN {} after {}", psn_of(seq), psn_of(acked));
             self.responder(Rule::AnswerOrder, index, text).with(packet);
         }
-        if self.state.history.covering(seq + 1).is_some_and(|(_, record)| asks(&record.request)) {
-            self.state.urge = Some(index);
+        if self.state.history.covering(seq + 1).is_some_and(|(_, record)| has_own_response(&record.request)) {
+            self.state.retry_cause = Some(index);
         }
         if !is_ghost {
-            // The responder has no more receives at this limit, which counts messages.
+            // The limit is the number of messages for which the responder has receives.
             let limit = credit_limit(credits).map(|count| self.state.history.messages(seq).0 + count);
             self.state.limit = limit.map(|limit| (limit, index));
         }
     }
 
     /// Judges a response with data.
-    fn data(&mut self, seq: Seq, response: Response, seen: &Seen) {
+    fn data(&mut self, seq: Seq, response: Response, seen: &PacketRecord) {
         let index = seen.index;
         // clause: READ-POSITIVE
         if response.aeth().is_some_and(|aeth| !matches!(aeth.syndrome, Syndrome::Ack { .. })) {
@@ -263,7 +263,7 @@ impl Channel {
         self.order(seq, &record, index);
         if let Some((_, record)) = self.state.history.covering_mut(seq) {
             if seq > record.expected {
-                self.state.urge = Some(index);
+                self.state.retry_cause = Some(index);
             }
             record.expected = record.expected.max(seq + 1);
         }
@@ -280,15 +280,15 @@ impl Channel {
     }
 
     // clause: READ-RESPONSES, READ-STYLES, READ-LENGTH
-    fn read(&mut self, seq: Seq, begin: Seq, record: &Record, response: Response, seen: &Seen) {
+    fn read(&mut self, seq: Seq, begin: Seq, record: &Record, response: Response, seen: &PacketRecord) {
         let (index, packet, psn) = (seen.index, record.packet, psn_of(seq));
         let Request::Read(reth) = record.request else { return };
         // Without the path MTU, the PSN of the last response is unknown.
-        let Some(mtu) = self.terms.mtu.or_else(|| (record.span == 1).then_some(4096)) else { return };
+        let Some(mtu) = self.params.mtu.or_else(|| (record.span == 1).then_some(4096)) else { return };
         let (place, last) = (seq - begin, record.span - 1);
         let rest = u64::from(reth.dma_len).saturating_sub(place as u64 * u64::from(mtu));
         let expected = rest.min(mtu.into());
-        if u64::from(seen.len) != expected && (self.terms.mtu.is_some() || rest <= 256) {
+        if u64::from(seen.len) != expected && (self.params.mtu.is_some() || rest <= 256) {
             let text = format!("the response with PSN {psn} carries {} bytes instead of {expected}", seen.len);
             self.responder(Rule::ReadLength, index, text).with(packet);
             return;
@@ -309,7 +309,7 @@ impl Channel {
 
     // clause: ANSWER-ORDER
     fn order(&mut self, seq: Seq, record: &Record, index: usize) {
-        let is_complete = self.terms.is_complete;
+        let is_complete = self.params.is_complete;
         if seq < record.expected && record.again.is_none_or(|again| seq < again) {
             let text =
                 format!("it sends the response with PSN {} again, but no request was retransmitted", psn_of(seq));
@@ -322,24 +322,24 @@ impl Channel {
         }
     }
 
-    /// Counts a READ or atomic as answered. If it was the oldest, more requests were outstanding
-    /// than agreed.
+    /// Marks a READ or atomic as answered. If it was the oldest when a request exceeded the agreed
+    /// depth, charges that request.
     // clause: SEND-RD-ATOMIC
     fn answered(&mut self, seq: Seq) {
         let Some((end, _)) = self.state.unanswered.front().copied().filter(|(end, _)| *end == seq) else { return };
         self.state.unanswered.pop_front();
-        if let Some((packet, oldest)) = self.state.too_deep
+        if let Some((packet, oldest)) = self.state.excess
             && oldest == end
         {
-            self.state.too_deep = None;
-            let depth = self.terms.depth.unwrap_or_default();
+            self.state.excess = None;
+            let depth = self.params.depth.unwrap_or_default();
             let text = format!("more than {depth} READs and atomics are outstanding");
             self.requester(Rule::ReadDepth, packet, text).if_whole();
         }
     }
 }
 
-/// Returns true if a responder may lack a receive or a response resource for the request.
+/// Returns true if the responder may lack a receive or a response resource for the request.
 fn may_lack_receive(request: &Request) -> bool {
     let is_served = matches!(request, Request::Read(_) | Request::CompareSwap(_) | Request::FetchAdd(_));
     is_served || takes_receive(&Kind::RcRequest(*request))

@@ -1,4 +1,4 @@
-//! The fields of a packet that the judge keeps.
+//! The fields of a packet that the judge keeps, and packets that were captured twice.
 
 use crate::reader::Captured;
 use roxe_wire::capture::Direction;
@@ -6,9 +6,9 @@ use roxe_wire::{Header, NetHeader};
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-/// A whole, undamaged packet, or a cut one with all headers.
+/// An undamaged packet; if the capture cut it, all of its headers are present.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seen {
+pub(super) struct PacketRecord {
     /// Index of the packet in the capture.
     pub index: usize,
     /// Nanoseconds since the first frame.
@@ -21,12 +21,12 @@ pub(super) struct Seen {
     /// Hash of headers and payload without AckReq and ICRC; of the headers only if the packet is
     /// cut.
     pub hash: u64,
-    /// True if a fault rule of the recording process dropped it.
+    /// True if a fault rule of the recording process dropped the packet.
     pub is_lost: bool,
     pub is_marked: bool,
 }
 
-impl Seen {
+impl PacketRecord {
     pub(super) fn of(index: usize, captured: &Captured<'_>) -> Option<Self> {
         let packet = captured.packet().filter(|_| !captured.integrity.is_bad())?;
         let Captured { time, direction, net, bytes, .. } = *captured;
@@ -45,31 +45,31 @@ fn packet_hash(bytes: &[u8], headers: usize, is_cut: bool) -> u64 {
     hasher.finish()
 }
 
-/// Finds packets that were captured twice: on two interfaces of a host or switch.
+/// Finds packets that were captured twice, on two interfaces of a host or switch.
 #[derive(Debug, Default)]
 pub(super) struct Twins<'f> {
     /// Packets by IPv4 identification and bytes.
-    first: HashMap<(u16, &'f [u8]), Place<'f>>,
+    first: HashMap<(u16, &'f [u8]), CapturePlace<'f>>,
 }
 
-/// Time of the first capture of a packet, interface, and bytes before the IP header.
-type Place<'f> = (u64, u32, &'f [u8]);
+/// Time of the first capture of a packet, its interface, and its bytes before the IP header.
+type CapturePlace<'f> = (u64, u32, &'f [u8]);
 
 /// Maximum time between two captures of one packet, in nanoseconds.
-const TWIN_AGE: u64 = 1_000_000_000;
+const MAX_TWIN_AGE: u64 = 1_000_000_000;
 
 impl<'f> Twins<'f> {
     /// Returns true if the same packet was captured before, on another interface or with another
     /// link header.
     pub(super) fn is_twin(&mut self, captured: &Captured<'f>) -> bool {
         let Captured { time, net, bytes, interface, link_header, .. } = *captured;
-        // A retransmission with the same IP identification looks like a second capture.
+        // Without an IP identification, a retransmission would look like a second capture.
         if net.ident == 0 || captured.direction.is_some() {
             return false;
         }
         let here = (time, interface, link_header);
         let first = self.first.entry((net.ident, bytes)).or_insert(here);
-        if time.saturating_sub(first.0) > TWIN_AGE {
+        if time.saturating_sub(first.0) > MAX_TWIN_AGE {
             *first = here;
         }
         (first.1, first.2) != (interface, link_header)

@@ -1,5 +1,5 @@
-//! One clean conversation of two cards: every part of it may be missing without a charge, and every
-//! planted fault is charged to the card that made it.
+//! Judges one clean conversation of two cards. No missing part of it leads to a charge, and every
+//! planted fault is charged to the card at fault.
 
 use super::{Charge, Class, Judgement, Rule, Vantage, judge};
 use crate::reader::{Captured, Item, items};
@@ -18,11 +18,12 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 const MTU: usize = 1024;
 /// Queue pairs of the cards.
 const QPNS: [u32; 2] = [0x11, 0x22];
-/// Place of the BTH in a packet over IPv4.
+/// Offset of the BTH in an IPv4 packet.
 const BTH: usize = 28;
 
-/// The requester of the conversation, and its responder.
+/// The requester of the conversation.
 const A: usize = 0;
+/// The responder of the conversation.
 const B: usize = 1;
 
 fn gid(side: usize) -> Gid {
@@ -69,7 +70,7 @@ impl Packet {
         Self { header, payload: mad.to_bytes().to_vec(), ..Self::new(name, from, 1, header.kind, 0) }
     }
 
-    /// Changes its message.
+    /// Changes the packet's message.
     fn with_mad(&mut self, change: impl FnOnce(&mut Mad)) {
         let mut mad = Mad::parse(&self.payload).unwrap();
         change(&mut mad);
@@ -172,8 +173,8 @@ fn cnp() -> Packet {
 struct Tape(Vec<Packet>);
 
 impl Tape {
-    /// A connection from its REQ to its DREP: every kind of request, a packet lost after the
-    /// capture, a missing receive, a congestion mark.
+    /// Returns a connection from its REQ to its DREP: every kind of request, a packet lost after
+    /// the capture, a missing receive, a congestion mark.
     fn clean() -> Self {
         let primary =
             Path { local_gid: gid(A), remote_gid: gid(B), local_ack_timeout: TimeCode::new(14), ..Path::default() };
@@ -461,7 +462,7 @@ fn packets_captured_at_two_places_are_judged_once() {
 }
 
 #[test]
-fn credits_of_a_responder_are_obeyed_or_advice_follows() {
+fn send_beyond_credits_is_advice() {
     let mut tape = Tape::clean();
     let none = Aeth { syndrome: Syndrome::Ack { credits: 0 }, msn: Msn::new(6) };
     tape.insert_after("one", resp("no credits", 110, Response::Ack(none), 0));
@@ -654,7 +655,7 @@ const PLANTED: &[Planted] = &[
     }),
     planted(Rule::UnreliableAnswer, B, |tape| {
         only(tape, &[uc(Request::SendFirst), uc(Request::SendLast(SendTail::Plain))]);
-        // Both ends are known by requests in both directions.
+        // The handshake and requests in both directions show both ends.
         let connect = Tape::clean();
         tape.0.splice(0..0, connect.0[..3].iter().cloned());
         tape.0.push(Packet { time: 900, ..acked("ack", 101, 1) });

@@ -1,4 +1,5 @@
-//! Compares the behaviour of a card with the model's, without differences that the standard allows.
+//! Compares the behaviour of a card with the model's, and ignores differences that the standard
+//! allows.
 
 use super::title::{self, FIRST_REQUEST};
 use crate::layout;
@@ -10,12 +11,12 @@ use std::collections::BTreeMap;
 
 /// Offset of the IPv4 header in a GRH.
 const IPV4_AT: usize = GRH - 20;
-/// Minimum number of equal bytes that scripts write as their number.
+/// Minimum length of equal bytes that a script writes as `len=` and `fill=`.
 const MIN_RUN: usize = 9;
 
 /// Kind of behaviour in which the card differs from the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum DifferenceKind {
     Answers,
     Completions,
     State,
@@ -32,23 +33,23 @@ pub(super) enum What {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Difference {
-    pub(super) what: What,
+    pub(super) kind: DifferenceKind,
     pub(super) qp: String,
-    /// Behaviour of each, as in a script.
+    /// Behaviours of model and card, in the notation of scripts.
     pub(super) model: String,
     pub(super) card: String,
-    /// The line of a script that the card's memory fails.
+    /// The line of a script that fails for the card's memory.
     pub(super) check: Option<String>,
 }
 
 impl Difference {
-    fn new(what: What, qp: &str, model: impl Into<String>, card: impl Into<String>) -> Self {
-        Self { what, qp: qp.to_owned(), model: model.into(), card: card.into(), check: None }
+    fn new(kind: DifferenceKind, qp: &str, model: impl Into<String>, card: impl Into<String>) -> Self {
+        Self { kind, qp: qp.to_owned(), model: model.into(), card: card.into(), check: None }
     }
 
     /// Returns the difference of a case in which roxe's transport panics.
     pub(super) fn panic() -> Self {
-        Self::new(What::Panic, "", "", "")
+        Self::new(DifferenceKind::Panic, "", "", "")
     }
 
     /// Describes the difference without numbers, which vary between cases of one cause. `service`
@@ -56,15 +57,15 @@ impl Difference {
     pub(super) fn cause(&self, service: &str, is_requester: bool) -> String {
         let role = if is_requester { "requester" } else { "responder" };
         let (model, card) = (&*self.model, &*self.card);
-        let text = match self.what {
-            What::Answers => title::answers(model, card, is_requester),
-            What::Completions => title::completions(model, card),
-            What::State => format!("the queue pair ends in {model} on the model, in {card} on the card"),
-            What::Memory => title::memory(model, card),
-            What::Header => title::header(model, card),
-            What::Events => title::events(model, card),
-            What::Honest => return "the card no longer acknowledges an honest connection".to_owned(),
-            What::Panic => return "roxe's transport panics".to_owned(),
+        let text = match self.kind {
+            DifferenceKind::Answers => title::answers(model, card, is_requester),
+            DifferenceKind::Completions => title::completions(model, card),
+            DifferenceKind::State => format!("the queue pair ends in {model} on the model, in {card} on the card"),
+            DifferenceKind::Memory => title::memory(model, card),
+            DifferenceKind::Header => title::header(model, card),
+            DifferenceKind::Events => title::events(model, card),
+            DifferenceKind::Honest => return "the card no longer acknowledges an honest connection".to_owned(),
+            DifferenceKind::Panic => return "roxe's transport panics".to_owned(),
         };
         format!("{service} {role}: {text}")
     }
@@ -73,7 +74,7 @@ impl Difference {
 /// Returns the first difference of each connection, and of memory that belongs to none.
 pub(super) fn differences(case: &Case, model: &Trace, card: &Trace) -> Vec<Difference> {
     if !card.is_alive {
-        return vec![Difference::new(What::Honest, "h", "ACK", "nothing")];
+        return vec![Difference::new(DifferenceKind::Honest, "h", "ACK", "nothing")];
     }
     let all = [answers(model), answers(card)];
     let connections = model.states.keys().filter_map(|qp| of_connection(case, qp, model, card, &all));
@@ -90,30 +91,30 @@ fn of_connection(
     [ours, theirs]: &[BTreeMap<String, Vec<String>>; 2],
 ) -> Option<Difference> {
     let nothing = Vec::new();
-    let asked = format!("psn={} ", last_asked(case, qp));
+    let requested = format!("psn={} ", last_ack_request(case, qp));
     let of = |all: &BTreeMap<String, Vec<String>>| {
         let mut list = all.get(qp).unwrap_or(&nothing).clone();
-        if list.last().is_some_and(|last| last.starts_with("ACK ") && !last.contains(&asked)) {
+        if list.last().is_some_and(|last| last.starts_with("ACK ") && !last.contains(&requested)) {
             list.pop();
         }
         list
     };
     if let Some((ours, theirs)) = first(&of(ours), &of(theirs)) {
-        return Some(Difference::new(What::Answers, qp, ours, theirs));
+        return Some(Difference::new(DifferenceKind::Answers, qp, ours, theirs));
     }
     let done = [&model.completions[qp], card.completions.get(qp).unwrap_or(&nothing)];
     for are_requests in [true, false] {
-        // A card may put flushed requests into the queue before or behind flushed receives.
+        // A card may complete flushed send requests before or after flushed receives.
         let [ours, theirs] = done.map(|list| -> Vec<_> {
             list.iter().filter(|text| is_of_request(text) == are_requests).cloned().collect()
         });
         if let Some((ours, theirs)) = first(&ours, &theirs) {
-            return Some(Difference::new(What::Completions, qp, ours, theirs));
+            return Some(Difference::new(DifferenceKind::Completions, qp, ours, theirs));
         }
     }
     let (ours, theirs) = (&model.states[qp], card.states.get(qp).map_or("", String::as_str));
     if ours != theirs {
-        return Some(Difference::new(What::State, qp, ours, theirs));
+        return Some(Difference::new(DifferenceKind::State, qp, ours, theirs));
     }
     let region = format!("m{qp}");
     memory(qp, &region, model, card).or_else(|| header(qp, &region, model, card)).or_else(|| events(qp, model, card))
@@ -129,14 +130,15 @@ fn memory(qp: &str, name: &str, model: &Trace, card: &Trace) -> Option<Differenc
     let ours = model.memory.get(name)?;
     let theirs = card.memory.get(name).map_or(&[][..], Vec::as_slice);
     let both = ours.len().min(theirs.len());
-    // Nearly always equal, which a comparison of slices finds much sooner in builds for tests.
+    // The memory is nearly always equal, and a comparison of slices is fast in builds for tests,
+    // too.
     if ours[..both] == theirs[..both] {
         return None;
     }
     let at = ours.iter().zip(theirs).position(|(ours, theirs)| ours != theirs)?;
     let describe = |byte: u8| format!("at={at} value={byte}{}", if byte == FILL { " untouched" } else { "" });
     let check = Some(format!("peer memory {name} at={at} hex={:02x}", ours[at]));
-    Some(Difference { check, ..Difference::new(What::Memory, qp, describe(ours[at]), describe(theirs[at])) })
+    Some(Difference { check, ..Difference::new(DifferenceKind::Memory, qp, describe(ours[at]), describe(theirs[at])) })
 }
 
 fn header(qp: &str, name: &str, model: &Trace, card: &Trace) -> Option<Difference> {
@@ -146,10 +148,11 @@ fn header(qp: &str, name: &str, model: &Trace, card: &Trace) -> Option<Differenc
     let field = title::differing(ours, theirs).into_iter().next().unwrap_or_default();
     let value = ours.split(' ').find_map(|word| word.strip_prefix(&field)?.strip_prefix('=')).unwrap_or_default();
     let check = ipv4_check(name, *at, &field, value);
-    Some(Difference { check: Some(check), ..Difference::new(What::Header, qp, ours, theirs) })
+    Some(Difference { check: Some(check), ..Difference::new(DifferenceKind::Header, qp, ours, theirs) })
 }
 
-/// Returns the line of a script that a field of the IPv4 header in the GRH at `at` has this value.
+/// Returns the line of a script which checks that a field of the IPv4 header in the GRH at `at` has
+/// this value.
 fn ipv4_check(region: &str, at: usize, field: &str, value: &str) -> String {
     let number = value.strip_prefix("0x").map_or_else(|| value.parse(), |hex| u64::from_str_radix(hex, 16));
     let number = number.unwrap_or_default();
@@ -163,7 +166,7 @@ fn ipv4_check(region: &str, at: usize, field: &str, value: &str) -> String {
         "source" if value == "near" => (12, "word=near.low".to_owned()),
         "destination" if value == "card" => (16, "word=card.low".to_owned()),
         "checksum" => return format!("peer checksum {region} at={} len=20", at + IPV4_AT),
-        // The model wrote no header, or one that has no name in scripts.
+        // The model wrote no header, or the script language has no name for the address.
         _ => return format!("peer memory {region} at={} hex={FILL:02x}", at + IPV4_AT),
     };
     format!("peer memory {region} at={} {content}", at + IPV4_AT + offset)
@@ -183,7 +186,7 @@ fn events(qp: &str, model: &Trace, card: &Trace) -> Option<Difference> {
     });
     let name = |list: Vec<String>| list.into_iter().next().unwrap_or_else(|| "nothing".to_owned());
     let is_equal = ours.is_empty() && theirs.is_empty();
-    (!is_equal).then(|| Difference::new(What::Events, qp, name(ours), name(theirs)))
+    (!is_equal).then(|| Difference::new(DifferenceKind::Events, qp, name(ours), name(theirs)))
 }
 
 /// Returns the first elements that differ.
@@ -251,18 +254,19 @@ fn content(payload: &[u8]) -> String {
     }
 }
 
-/// Returns the PSN of the last packet to `qp`, if that requests an acknowledgement.
-fn last_asked(case: &Case, qp: &str) -> String {
+/// Returns the PSN of the last packet to `qp` if that packet requests an acknowledgement, otherwise
+/// `-`.
+fn last_ack_request(case: &Case, qp: &str) -> String {
     let sends = case.lines.iter().rev().filter_map(|line| match &line.step {
         Step::Send(spec) if spec.qp.as_deref() == Some(qp) => Some(spec),
         _ => None,
     });
-    let asked = sends.take(1).find_map(|spec| {
+    let requested = sends.take(1).find_map(|spec| {
         let value = |name: &str| {
             let (_, number) = spec.fields.iter().find(|(known, _)| known == name)?;
             number.value(&case.names).ok()
         };
-        value("ackreq").filter(|asks| *asks == 1).and_then(|_| value("psn"))
+        value("ackreq").filter(|value| *value == 1).and_then(|_| value("psn"))
     });
-    asked.map_or_else(|| "-".to_owned(), |psn| psn.to_string())
+    requested.map_or_else(|| "-".to_owned(), |psn| psn.to_string())
 }

@@ -1,21 +1,23 @@
 //! Generates cases from a seed, as lines of a script. Equal seeds make equal cases.
 //!
 //! The generator tracks the state of each connection as an honest peer would, so that most packets
-//! are valid and reach deep into the card; every few packets it mutates one.
+//! are valid and pass the card's first checks. It mutates one of every few packets.
 
 use super::title::FIRST_REQUEST;
 use crate::layout;
 use crate::run::trace::shared_queue;
 use std::fmt::Write as _;
 
-/// Bytes of the region of a connection. The second half is for receives.
+/// Bytes of the region of a connection; its second half is for receives.
 const REGION: u64 = 8192;
-/// Distance of the receives of datagrams, which do not overlap: their GRHs are compared.
-const DATAGRAM: u64 = 2304;
-/// Most receives of a connection.
+/// Bytes from one receive of a datagram to the next. Receives of datagrams do not overlap, because
+/// their GRHs are compared.
+const DATAGRAM_STRIDE: u64 = 2304;
+/// Maximum number of receives of a connection.
 const MAX_RECEIVES: u64 = 48;
-/// Longest message of a case with long messages, and of few of them.
+/// Maximum message length of a case with long messages, in bytes.
 const LONG: u64 = 64 << 10;
+/// Maximum message length of a case with few, even longer messages, in bytes.
 const LONGEST: u64 = 1 << 20;
 
 /// Bytes in front of a datagram in its receive.
@@ -30,7 +32,7 @@ pub(super) struct Random(u64);
 
 impl Random {
     pub(super) const fn new(seed: u64) -> Self {
-        // Not zero, which would stay zero. The factor separates neighbouring seeds.
+        // A state of zero would stay zero. The factor separates neighbouring seeds.
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
@@ -82,8 +84,8 @@ impl Line {
         self.fields.iter().find(|(known, _)| *known == name)?.1.parse().ok()
     }
 
-    /// Removes fields that its opcode does not have.
-    fn fit(&mut self, service: &str) {
+    /// Removes fields that the line's opcode does not have.
+    fn remove_foreign_fields(&mut self, service: &str) {
         let bits = layout::service_bits(service).unwrap_or_default();
         let hex = self.opcode.strip_prefix("0x").and_then(|hex| u8::from_str_radix(hex, 16).ok());
         // NAK and RNR are acknowledgements.
@@ -105,9 +107,9 @@ impl Line {
     }
 }
 
-/// A message of several packets that has begun.
+/// A message of several packets that is not complete.
 #[derive(Clone, Copy, Debug)]
-struct Begun {
+struct OpenMessage {
     is_write: bool,
     /// Bytes that remain to be sent.
     left: u64,
@@ -123,32 +125,32 @@ struct Shape {
     wrong: u64,
     /// Number of packets to each connection.
     rounds: u64,
-    /// Longest message, in bytes; 0 for a few packets.
+    /// Maximum message length in bytes; 0 for messages of a few packets.
     longest: u64,
-    /// True if the connections have shared receive queues, one each.
+    /// True if each connection has a shared receive queue.
     is_shared: bool,
 }
 
 impl Shape {
     fn new(random: &mut Random, service: &'static str, is_requester: bool) -> Self {
         let connections = 1 + random.below(NAMES.len() as u64) as usize;
-        let wrong = random.pick(&WRONG);
-        let usual =
+        let wrong = random.pick(&MUTATION_PERCENTAGES);
+        let common =
             Self { service, connections, wrong, rounds: 4 + random.below(700 / wrong), longest: 0, is_shared: false };
         if service == "UD" || is_requester {
-            return usual;
+            return common;
         }
         match random.below(200) {
-            0 => Self { connections: 1, wrong: 0, rounds: 1100 + random.below(100), longest: LONGEST, ..usual },
+            0 => Self { connections: 1, wrong: 0, rounds: 1100 + random.below(100), longest: LONGEST, ..common },
             1..20 => Self {
                 connections: connections.min(4),
                 wrong: random.below(3),
                 rounds: 80 + random.below(120),
                 longest: LONG,
-                ..usual
+                ..common
             },
-            20..28 => Self { connections: connections.min(4), is_shared: true, ..usual },
-            _ => usual,
+            20..28 => Self { connections: connections.min(4), is_shared: true, ..common },
+            _ => common,
         }
     }
 
@@ -169,7 +171,7 @@ struct Stream {
     mtu: u64,
     longest: u64,
     psn: u64,
-    begun: Option<Begun>,
+    begun: Option<OpenMessage>,
     /// PSN of the next answer, if the card is the requester.
     answer: u64,
     /// Percentage of mutated packets.
@@ -177,9 +179,9 @@ struct Stream {
     sent: Vec<String>,
 }
 
-/// Percentages of mutated packets. With fewer of them, connections live longer and cases are
-/// longer.
-const WRONG: [u64; 3] = [25, 8, 8];
+/// Percentages of mutated packets. With fewer mutated packets, connections live longer and cases
+/// are longer.
+const MUTATION_PERCENTAGES: [u64; 3] = [25, 8, 8];
 
 /// Returns the lines of a case.
 pub(super) fn case(random: &mut Random) -> Vec<String> {
@@ -213,7 +215,7 @@ pub(super) fn case(random: &mut Random) -> Vec<String> {
         }
     }
     lines.push("service RC".to_owned());
-    // Repeated after every packet, with `beat` increasing.
+    // The judge repeats this line after every few packets, with the next `beat`.
     lines.push("send WRITE_ONLY psn=100+beat of=h ackreq va=hm.addr rkey=hm.rkey len=8".to_owned());
     lines
 }
@@ -240,15 +242,15 @@ pub(super) fn without_stranger(lines: &mut [String]) {
 /// that are too long for their connection stay too long.
 pub(super) fn shorten_datagrams(lines: &mut [String], max: usize) {
     // BTH, the longest other headers, padding and ICRC.
-    const AROUND: usize = 12 + 28 + 4 + 3 + 4;
-    const LEAST_EXTRA: usize = 8;
-    let room = max.saturating_sub(AROUND);
+    const MAX_OVERHEAD: usize = 12 + 28 + 4 + 3 + 4;
+    const MIN_EXTRA: usize = 8;
+    let room = max.saturating_sub(MAX_OVERHEAD);
     for line in lines.iter_mut().filter(|line| line.starts_with("send ")) {
         let (len, extra) = (number(line, " len="), number(line, " extra="));
         if len + extra <= room {
             continue;
         }
-        let extra_now = extra.min(LEAST_EXTRA);
+        let extra_now = extra.min(MIN_EXTRA);
         *line = line.replace(&format!(" extra={extra}"), &format!(" extra={extra_now}"));
         *line = line.replace(&format!(" len={len}"), &format!(" len={}", len.min(room - extra_now)));
     }
@@ -273,7 +275,7 @@ impl Stream {
             line += random.pick(&[" access=none", " access=write", " access=read,atomic"]);
         }
         let queue = if is_shared { shared_queue(name) } else { name.to_owned() };
-        // Each connection has its own region: cards may execute connections in any order.
+        // Each connection has its own region, because cards may execute connections in any order.
         lines.push(format!("peer reg m{name} length={} fill=7", shape.region()));
         if is_shared {
             lines.push(format!("peer srq {queue}"));
@@ -283,7 +285,7 @@ impl Stream {
         let receives = random.below(MAX_RECEIVES.min(200 / wrong.max(1)));
         for id in 0..receives {
             let (at, len) = match (longest, service) {
-                (0, "UD") => (id % 3 * DATAGRAM, random.pick(&[0, 16, 200, mtu, 2048]) + GRH),
+                (0, "UD") => (id % 3 * DATAGRAM_STRIDE, random.pick(&[0, 16, 200, mtu, 2048]) + GRH),
                 (0, _) => (REGION / 2 + id % 8 * 256, random.pick(&[0, 16, 200, mtu, 2048])),
                 _ => (shape.region() - longest, random.pick(&[longest, longest, longest - 1, 2048])),
             };
@@ -313,9 +315,9 @@ impl Stream {
 
     /// Returns the next request of the peer, which may be mutated.
     fn request(&mut self, random: &mut Random) -> String {
-        // A UC responder may reorder or drop late packets.
+        // A UC responder may drop a retransmitted packet or take it for a new one.
         if self.service != "UC" && random.percent(8) && !self.sent.is_empty() {
-            // Retransmits the newest packet, or any.
+            // Retransmits the newest packet, or any earlier one.
             let back = if random.percent(50) { 1 } else { 1 + random.below(self.sent.len() as u64) as usize };
             return self.sent[self.sent.len() - back].clone();
         }
@@ -326,8 +328,8 @@ impl Stream {
         if random.percent(self.wrong) {
             let span = line.number("dmalen").filter(|_| line.opcode == "READ_REQUEST");
             self.mutate(&mut line, random);
-            line.fit(self.service);
-            // Half of the time, the peer repeats the PSN of its mistake.
+            line.remove_foreign_fields(self.service);
+            // In half of the cases, the peer sends a valid packet with the PSN of the mutated one.
             if self.service != "UC" && random.percent(50) {
                 self.psn = self.psn.wrapping_sub(span.map_or(1, |len| len.div_ceil(self.mtu).max(1)));
             }
@@ -359,7 +361,7 @@ impl Stream {
         if let Some(begun) = self.begun {
             let middle = begun.left > self.mtu;
             let len = begun.left.min(self.mtu);
-            self.begun = middle.then_some(Begun { left: begun.left - len, ..begun });
+            self.begun = middle.then_some(OpenMessage { left: begun.left - len, ..begun });
             let opcode = match (begun.is_write, middle, random.percent(20)) {
                 (true, true, _) => "WRITE_MIDDLE",
                 (true, false, false) => "WRITE_LAST",
@@ -368,7 +370,7 @@ impl Stream {
                 (false, false, false) => "SEND_LAST",
                 (false, false, true) => "SEND_LAST_IMM",
             };
-            return self.content(with_imm(Line::new(opcode, psn), random), len);
+            return self.with_payload(with_imm(Line::new(opcode, psn), random), len);
         }
         let all = if self.service == "RC" { 9 } else { 6 };
         let len = random.pick(&[0, 1, 3, 64, self.mtu]);
@@ -385,10 +387,10 @@ impl Stream {
             3 => with_imm(place(Line::new("WRITE_ONLY_IMM", psn), len), random).with("len", len),
             4 | 5 => {
                 let is_write = random.percent(50);
-                self.begun = Some(Begun { is_write, left: long - self.mtu });
+                self.begun = Some(OpenMessage { is_write, left: long - self.mtu });
                 let line = Line::new(if is_write { "WRITE_FIRST" } else { "SEND_FIRST" }, psn);
                 let line = if is_write { place(line, long) } else { line };
-                self.content(line, self.mtu)
+                self.with_payload(line, self.mtu)
             }
             6 => {
                 let dmalen = random.pick(&[0, 1, self.mtu, long.min(LONG)]);
@@ -403,9 +405,9 @@ impl Stream {
         }
     }
 
-    /// Adds payload. In cases with long messages it is one byte, another one in each packet, so
-    /// that an agent can describe memory in few words.
-    fn content(&self, line: Line, len: u64) -> Line {
+    /// Adds payload. In a case with long messages, all bytes of a packet are equal, so that an
+    /// agent can report memory as few runs.
+    fn with_payload(&self, line: Line, len: u64) -> Line {
         let fill = 8 + line.psn % 240;
         let line = line.with("len", len);
         if self.longest > 0 { line.with("fill", fill) } else { line }
@@ -478,7 +480,7 @@ impl Stream {
                 3 => line.set("cut", random.pick(&[12, 15, 16, 19])),
                 _ => line.set("msn", random.pick(&[0, 1, 0xff_ffff])),
             }
-            line.fit(self.service);
+            line.remove_foreign_fields(self.service);
         }
         line.text(self.name)
     }
@@ -536,7 +538,7 @@ mod tests {
             let script = script.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
             let trace = trace(&script.cases()[0], &mut VirtualCard::default(), Duration::from_millis(5), None);
             let sends = lines.iter().filter(|line| line.starts_with("send ")).count();
-            let Ok(Some(trace)) = trace else { panic!("seed {seed} cannot be followed: {trace:?}") };
+            let Ok(Some(trace)) = trace else { panic!("seed {seed} cannot be traced: {trace:?}") };
             assert!(trace.sent >= sends, "seed {seed} ends after {} of {sends}", trace.sent);
             assert_eq!(lines, case(&mut Random::new(seed)));
         }

@@ -1,5 +1,5 @@
-//! Titles of differences: words for two behaviours in the notation of scripts, without the numbers
-//! that vary between cases of one cause.
+//! Titles of differences. A title describes two behaviours, given in the notation of scripts,
+//! without the numbers that vary between cases of one cause.
 
 use std::collections::BTreeMap;
 
@@ -11,16 +11,16 @@ const NOTHING: &str = "nothing";
 /// Describes packets of the model and the card that differ.
 pub(super) fn answers(model: &str, card: &str, is_requester: bool) -> String {
     let verb = if is_requester { "sends" } else { "answers" };
-    let (ours, theirs) = (packet(model), packet(card));
+    let (ours, theirs) = (packet_kind(model), packet_kind(card));
     if ours == theirs {
-        return format!("the card {verb} {ours} with another {} than the model", joined(&differing(model, card)));
+        return format!("the card {verb} {ours} with another {} than the model", join_names(&differing(model, card)));
     }
-    let says = |what: &str| match (what, is_requester) {
+    let act = |what: &str| match (what, is_requester) {
         (NOTHING, true) => "sends nothing".to_owned(),
         (NOTHING, false) => "does not answer".to_owned(),
         _ => format!("{verb} {what}"),
     };
-    format!("the model {}, the card {}", says(&ours), says(&theirs))
+    format!("the model {}, the card {}", act(&ours), act(&theirs))
 }
 
 /// Describes completions that differ, both of requests or both of receives.
@@ -38,7 +38,7 @@ pub(super) fn completions(model: &str, card: &str) -> String {
             format!("the model completes {} with {}, the card with {}", request(&ours), status(&ours), status(&theirs))
         }
         _ => {
-            let what = joined(&differing(model, card));
+            let what = join_names(&differing(model, card));
             format!("the card completes {} with another {what} than the model", request(&ours))
         }
     }
@@ -60,11 +60,11 @@ pub(super) fn header(model: &str, card: &str) -> String {
     match (model, card) {
         (NOTHING, _) => "the card writes a GRH that the model does not write".to_owned(),
         (_, NOTHING) => "the card does not write the GRH of a datagram".to_owned(),
-        _ => format!("the card writes a GRH with another {} than the model", joined(&differing(model, card))),
+        _ => format!("the card writes a GRH with another {} than the model", join_names(&differing(model, card))),
     }
 }
 
-/// Describes asynchronous events that only one of both raises.
+/// Describes asynchronous events that only the model or only the card raises.
 pub(super) fn events(model: &str, card: &str) -> String {
     match (model, card) {
         (NOTHING, card) => format!("the card raises {card} and the model does not"),
@@ -73,8 +73,8 @@ pub(super) fn events(model: &str, card: &str) -> String {
     }
 }
 
-/// Returns the kind of a packet in words.
-fn packet(text: &str) -> String {
+/// Describes the kind of a packet.
+fn packet_kind(text: &str) -> String {
     let mut words = text.split(' ');
     let name = words.next().unwrap_or_default();
     let operation = name.split('_').next().unwrap_or_default();
@@ -106,8 +106,8 @@ pub(super) fn differing(model: &str, card: &str) -> Vec<String> {
     is_other.then(|| "opcode".to_owned()).into_iter().chain(names).collect()
 }
 
-/// Joins names of fields, in words.
-fn joined(names: &[String]) -> String {
+/// Joins names of fields as a reader knows them.
+fn join_names(names: &[String]) -> String {
     let word = |name: &String| match name.as_str() {
         "psn" | "msn" | "ttl" | "tos" => name.to_uppercase(),
         "hex" | "fill" | "len" => "payload".to_owned(),

@@ -1,6 +1,6 @@
 //! The report as a page of HTML.
 
-use super::{WORDS, date, plots, reason, rows, sum, unsteady, value};
+use super::{WORDS, date, format_counts, plots, reason, rows, unsteady, value};
 use crate::clauses::Class;
 use crate::compare::{Change, ChangeKind, Comparison, FigureChange, printable};
 use crate::conform::{Lost, Report, Tried};
@@ -28,11 +28,11 @@ h3{margin:1.5em 0 .2em}pre{background:var(--soft);padding:.6em;overflow-x:auto}\
 .card{color:var(--card)}.near{color:var(--near)}.remark{color:var(--remark)}summary{cursor:pointer;margin:.4em 0}\
 :target{scroll-margin-top:1em;outline:2px solid var(--link)}small{color:var(--faint)}";
 
-/// Number of failures that are expanded initially; more would hide the list.
-const OPEN: usize = 20;
+/// Number of failures that are expanded at first; more would hide the list of cases.
+const MAX_EXPANDED: usize = 20;
 
 /// Note on the sources of clauses.
-const SOURCES: &str = "Clauses are in our own words, with their sources in parentheses. IBA is the InfiniBand \
+const SOURCES_NOTE: &str = "Clauses are in our own words, with their sources in parentheses. IBA is the InfiniBand \
                        Architecture Specification, whose text was not at hand: section numbers are pointers, not \
                        quotations.";
 
@@ -47,10 +47,10 @@ fn head(title: &str) -> String {
     )
 }
 
-/// Returns a page of HTML, with the comparison with an older report if there is one.
+/// Returns the report as a page of HTML, with the comparison with an older report if there is one.
 pub fn page(report: &Report, compared: Option<(&Comparison, &Value)>) -> String {
     let mut page = head(&format!("Conformance of {}", report.target));
-    let counts = sum(WORDS.map(|word| report.count(word)));
+    let counts = format_counts(WORDS.map(|word| report.count(word)));
     _ = writeln!(page, "<h1>RoCEv2 conformance</h1>\n<p>{} cases: {counts}</p>", report.tried.len());
     let facts = [("card".to_owned(), report.target.clone()), ("date".to_owned(), date(SystemTime::now()))];
     page.push_str("<table class=\"facts\">\n");
@@ -79,11 +79,11 @@ pub fn page(report: &Report, compared: Option<(&Comparison, &Value)>) -> String 
         _ = writeln!(page, "<li>{word}: {count} failed{tolerated}. Each {word} case {}.</li>", class.text());
     }
     page.push_str("</ul>\n");
-    failed.iter().enumerate().for_each(|(at, tried)| case(tried, at < OPEN, &mut page));
+    failed.iter().enumerate().for_each(|(at, tried)| case(tried, at < MAX_EXPANDED, &mut page));
     unsupported(report, &mut page);
     plots::section(&value(report), compared.map(|(_, old)| old), &mut page);
     page.push_str("<h2 id=\"clauses\">Clauses</h2>\n");
-    _ = writeln!(page, "<p>{SOURCES}</p>");
+    _ = writeln!(page, "<p>{SOURCES_NOTE}</p>");
     table(report, &failed, &mut page);
     page.push_str("</body></html>\n");
     page
@@ -104,7 +104,7 @@ fn unsupported(report: &Report, page: &mut String) {
     page.push_str("</table>\n");
 }
 
-/// Returns a page of HTML that compares two reports that were kept.
+/// Returns a page of HTML that compares two saved reports.
 pub fn comparison_page(old: &Value, new: &Value, compared: &Comparison) -> String {
     let text = |report: &Value, name: &str| report[name].as_str().map(printable).unwrap_or_default();
     let mut page = head(&format!("Conformance of {}, compared", text(new, "target")));
@@ -134,7 +134,7 @@ pub fn comparison_page(old: &Value, new: &Value, compared: &Comparison) -> Strin
     page
 }
 
-/// Writes the changes. Cases that only one report has are collapsed: they may be hundreds.
+/// Writes the changes. Cases of only one report are collapsed, because they may be hundreds.
 fn comparison(comparison: &Comparison, page: &mut String) {
     _ = writeln!(page, "<h2 id=\"comparison\">Changes</h2>\n<p>{}</p>\n<table>", escape(&comparison.summary()));
     let row = |change: &Change| {
@@ -219,14 +219,14 @@ fn case(tried: &Tried, is_open: bool, page: &mut String) {
         escape(&tried.script),
         escape(&failure.at),
     );
-    let start = tried.outcome.log.packets().first().map_or_else(Default::default, |seen| seen.at);
-    for seen in tried.outcome.log.packets() {
-        let (class, arrow) = if seen.from_card { ("card", "&larr;") } else { ("near", "&rarr;") };
-        let time = seen.at.saturating_sub(start).as_secs_f64();
-        let packet = escape(&describe(&seen.datagram.bytes));
+    let start = tried.outcome.log.packets().first().map_or_else(Default::default, |packet| packet.at);
+    for logged in tried.outcome.log.packets() {
+        let (class, arrow) = if logged.from_card { ("card", "&larr;") } else { ("near", "&rarr;") };
+        let time = logged.at.saturating_sub(start).as_secs_f64();
+        let packet = escape(&describe(&logged.datagram.bytes));
         _ = write!(page, "{time:10.6} <span class=\"{class}\">{arrow} {packet}</span>");
-        if !seen.remark.is_empty() {
-            _ = write!(page, " <span class=\"remark\">{}</span>", escape(&seen.remark));
+        if !logged.remark.is_empty() {
+            _ = write!(page, " <span class=\"remark\">{}</span>", escape(&logged.remark));
         }
         page.push('\n');
     }

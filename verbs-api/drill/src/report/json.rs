@@ -7,7 +7,7 @@ use crate::figures::Series;
 use serde_json::{Value, json};
 use std::time::SystemTime;
 
-/// Number of the format. Readers refuse others.
+/// Version of the format; readers refuse other versions.
 pub(crate) const FORMAT: u64 = 1;
 
 /// Returns the report as a JSON object.

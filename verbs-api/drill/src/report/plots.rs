@@ -1,7 +1,7 @@
 //! Figures of a report, or of two that are compared, as a table and as plots (SVG).
 //!
-//! A figure that cases measure for several values of a loop has a plot: the innermost loop is the
-//! horizontal axis, and other loops make plots of their own.
+//! A figure that cases measure for several values of a loop has a plot. The innermost loop is its
+//! horizontal axis; each combination of the other loops has its own plot.
 
 use crate::compare::printable;
 use crate::conform::case_name;
@@ -17,14 +17,14 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = 14.0;
 const TOP: f64 = 14.0;
 const BOTTOM: f64 = 52.0;
-/// Width of a letter.
-const LETTER: f64 = 7.5;
-/// Distance of the values of two reports from the middle of their place.
-const APART: f64 = 4.0;
+/// Width of a letter, in pixels.
+const LETTER_WIDTH: f64 = 7.5;
+/// Horizontal distance of a report's points from the middle of their column, in pixels.
+const REPORT_OFFSET: f64 = 4.0;
 /// Ratio of the largest to the smallest value from which on the axis is logarithmic.
-const LOGARITHMIC: u64 = 20;
+const MIN_LOG_RATIO: u64 = 20;
 /// Maximum number of intervals between marks of a linear axis.
-const INTERVALS: u64 = 5;
+const MAX_INTERVALS: u64 = 5;
 
 /// Styles of plots, which use colours of the page.
 pub(super) const STYLE: &str = "\
@@ -59,7 +59,7 @@ impl Row {
     }
 }
 
-/// Returns the figures of a report, which `place` puts before (0) or now (1).
+/// Returns the figures of a report; `place` is 0 for the old report and 1 for the new one.
 fn figures(report: &Value, place: usize) -> Vec<Row> {
     let cases = report["cases"].as_array().map_or(&[][..], Vec::as_slice);
     let of_case = |case: &Value| {
@@ -122,7 +122,7 @@ struct Plot<'r> {
 }
 
 /// Returns the plots of a figure: one for each combination of the outer loops. A loop whose values
-/// come in pairs with those of the axis makes none.
+/// are paired with those of the axis does not count as an outer loop.
 fn plots<'r>(rows: &[&'r Row]) -> Vec<Plot<'r>> {
     let cases: Vec<_> = rows.iter().map(|row| (loops(&row.parameters), *row)).collect();
     let mut plots: Vec<(String, Plot<'r>)> = Vec::new();
@@ -160,13 +160,13 @@ impl Scale {
     /// Returns a scale for values from `least` to `most`: logarithmic if they differ much, else
     /// linear from 0 on.
     fn of(least: u64, most: u64) -> Self {
-        if least > 0 && most / least >= LOGARITHMIC {
+        if least > 0 && most / least >= MIN_LOG_RATIO {
             let (low, high) = (least.ilog10(), most.ilog10() + u32::from(most != 10_u64.pow(most.ilog10())));
             let marks = (low..=high).filter_map(|exponent| 10_u64.checked_pow(exponent)).collect();
             return Self { is_log: true, ends: [f64::from(low), f64::from(high)], marks };
         }
         let steps = (0..19).flat_map(|exponent| [1, 2, 5].map(|digit| digit * 10_u64.pow(exponent)));
-        let step = steps.into_iter().find(|step| most.div_ceil(*step) <= INTERVALS).unwrap_or(u64::MAX);
+        let step = steps.into_iter().find(|step| most.div_ceil(*step) <= MAX_INTERVALS).unwrap_or(u64::MAX);
         let intervals = most.div_ceil(step).max(1);
         let marks: Vec<_> = (0..=intervals).filter_map(|mark| step.checked_mul(mark)).collect();
         Self { is_log: false, ends: [0.0, step.saturating_mul(intervals) as f64], marks }
@@ -226,7 +226,7 @@ fn draw(plot: &Plot<'_>, scale: &Scale, page: &mut String) {
     let place = (WIDTH - LEFT - RIGHT) / plot.points.len() as f64;
     let x = |at: usize| LEFT + place * (at as f64 + 0.5);
     let longest = plot.points.iter().map(|(value, _)| value.chars().count()).max().unwrap_or_default();
-    let is_narrow = longest as f64 * LETTER > place;
+    let is_narrow = longest as f64 * LETTER_WIDTH > place;
     for (at, (value, _)) in plot.points.iter().enumerate() {
         let lower = if is_narrow && at % 2 == 1 { 12.0 } else { 0.0 };
         let (x, y) = (x(at), HEIGHT - BOTTOM + 16.0 + lower);
@@ -239,7 +239,7 @@ fn draw(plot: &Plot<'_>, scale: &Scale, page: &mut String) {
         HEIGHT - 8.0,
         escape(&plot.axis)
     );
-    for (report, (class, apart)) in [("before", -APART), ("now", APART)].into_iter().enumerate() {
+    for (report, (class, apart)) in [("before", -REPORT_OFFSET), ("now", REPORT_OFFSET)].into_iter().enumerate() {
         let points = plot.points.iter().enumerate();
         let points = points.filter_map(|(at, (value, row))| Some((x(at) + apart, value, row.values[report]?)));
         let line: Vec<_> =

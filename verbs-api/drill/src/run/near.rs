@@ -1,6 +1,6 @@
-//! The steps of the near side: packets to the card, and packets from it.
+//! The steps of the near side, which sends packets to the card and expects packets from it.
 
-use super::state::{Run, Stop, Tie};
+use super::state::{CardQp, Run, Stop};
 use crate::craft::{self, Values};
 use crate::layout::BTH_LEN;
 use crate::mad;
@@ -9,7 +9,7 @@ use crate::target::Datagram;
 use roxe_wire::{Gid, NetHeader};
 use std::time::Duration;
 
-/// Returns the queue pair number to which a packet goes.
+/// Returns the destination queue pair number of a packet.
 const fn destination(packet: &[u8]) -> u32 {
     u32::from_be_bytes([0, packet[5], packet[6], packet[7]])
 }
@@ -31,31 +31,32 @@ impl Run<'_> {
         };
         let bytes = craft::build(spec, &default, &net, &self.names)?;
         let datagram = Datagram { net, bytes };
-        // Without a wait in between, the script means at once. Before the first packet it does not
-        // matter how long the far side takes to create objects.
+        // A packet is due at once, or after the script's `wait`s since the last packet. The first
+        // packet is never late, because the far side may take long to create objects.
         if !self.log.packets().is_empty() {
-            self.note_late(self.last + self.let_pass);
+            self.record_delay(self.last + self.waited);
         }
-        (self.last, self.let_pass) = (self.target.now(), Duration::ZERO);
+        (self.last, self.waited) = (self.target.now(), Duration::ZERO);
         self.log.add(self.last, false, datagram.clone());
-        self.give_names(spec, &datagram.bytes);
+        self.store_names(spec, &datagram.bytes);
         self.target.send(&datagram)?;
         Ok(())
     }
 
-    /// Returns the values of fields that are not in the script.
+    /// Returns the values of fields that the step does not set.
     fn default(&self, spec: &Spec) -> Result<Values, Stop> {
         if let Some(message) = spec.message {
-            let tie = self.objects.tie(spec.qp.as_deref()).ok();
-            return Ok(self.usual_message(message, tie));
+            let card_qp = self.objects.card_qp(spec.qp.as_deref()).ok();
+            return Ok(self.default_message(message, card_qp));
         }
-        let tie = self.objects.tie(spec.qp.as_deref())?;
-        let dqpn = if spec.damage.group.is_some() { 0xff_ffff } else { tie.qpn };
-        Ok(vec![("dqpn", dqpn.into()), ("sqpn", tie.near.into()), ("qkey", tie.qkey.into())])
+        let card_qp = self.objects.card_qp(spec.qp.as_deref())?;
+        let dqpn = if spec.damage.group.is_some() { 0xff_ffff } else { card_qp.qpn };
+        Ok(vec![("dqpn", dqpn.into()), ("sqpn", card_qp.near.into()), ("qkey", card_qp.qkey.into())])
     }
 
-    /// Returns values of a message that requests an RC connection with a queue pair.
-    fn usual_message(&self, message: &mad::Message, tie: Option<&Tie>) -> Values {
+    /// Returns the default fields of a message of the connection manager. They request an RC
+    /// connection with a queue pair.
+    fn default_message(&self, message: &mad::Message, card_qp: Option<&CardQp>) -> Values {
         let halves = |gid: Gid| {
             let bits = u128::from_be_bytes(gid.0);
             [(bits >> 64) as u64, bits as u64]
@@ -67,7 +68,7 @@ impl Run<'_> {
         let address = |[high, low]: [u64; 2]| if is_ipv4 { [0, low & 0xffff_ffff] } else { [high, low] };
         let [src_high, src_low] = address([near_high, near_low]);
         let [dst_high, dst_low] = address([card_high, card_low]);
-        let qpn = if message.name == "SIDR_REP" { 0 } else { tie.map_or(id, |tie| tie.near.into()) };
+        let qpn = if message.name == "SIDR_REP" { 0 } else { card_qp.map_or(id, |card_qp| card_qp.near.into()) };
         vec![
             ("dqpn", mad::GSI.into()),
             ("sqpn", mad::GSI.into()),
@@ -82,7 +83,7 @@ impl Run<'_> {
             ("request_id", id),
             ("guid", self.card.guid),
             ("qpn", qpn),
-            ("remote_qpn", tie.map_or(0, |tie| tie.qpn.into())),
+            ("remote_qpn", card_qp.map_or(0, |card_qp| card_qp.qpn.into())),
             ("responder_resources", 4),
             ("initiator_depth", 4),
             ("remote_timeout", 20),
@@ -114,7 +115,7 @@ impl Run<'_> {
         let deadline = self.target.now() + self.time(&wanted.within)?;
         let near = match wanted.spec.message {
             Some(_) => mad::GSI,
-            None => self.objects.tie(wanted.spec.qp.as_deref())?.near,
+            None => self.objects.card_qp(wanted.spec.qp.as_deref())?.near,
         };
         let since = wanted.since.as_ref().map(|name| self.time_of(name)).transpose()?;
         let mut received = "nothing";
@@ -124,12 +125,12 @@ impl Run<'_> {
                 return Err(self.differs(&wanted.spec, received.into()));
             };
             let mut differences = self.mismatch(&wanted.spec, &packet, near)?;
-            differences.extend(self.other_path(wanted)?);
+            differences.extend(self.path_mismatch(wanted)?);
             if differences.is_empty() {
                 let min = wanted.after.as_ref().map_or(Ok(Duration::ZERO), |after| self.time(after))?;
                 let waited = self.last.saturating_sub(since.unwrap_or(before));
                 if waited + self.card.jitter >= min {
-                    self.give_names(&wanted.spec, &packet);
+                    self.store_names(&wanted.spec, &packet);
                     return Ok(());
                 }
                 let name = wanted.since.as_deref().unwrap_or("the packet before it");
@@ -145,18 +146,18 @@ impl Run<'_> {
         }
     }
 
-    /// Counts packets of the card until the time has passed. Fails if another packet, except a CNP,
-    /// arrives in between.
+    /// Counts matching packets of the card until the time has passed. Fails if another packet,
+    /// except a CNP, arrives in between.
     pub(super) fn count(&mut self, wanted: &Count) -> Result<(), Stop> {
         let until = self.target.now() + self.time(&wanted.time)?;
-        let near = self.objects.tie(wanted.spec.qp.as_deref())?.near;
+        let near = self.objects.card_qp(wanted.spec.qp.as_deref())?.near;
         let (mut count, mut first) = (0, None);
         while let Some(packet) = self.next(until)? {
             let differences = self.mismatch(&wanted.spec, &packet, near)?;
             if differences.is_empty() {
                 count += 1;
                 first.get_or_insert(self.last);
-                self.give_names(&wanted.spec, &packet);
+                self.store_names(&wanted.spec, &packet);
             } else if packet.first() != Some(&0x81) {
                 self.log.remark(&differences.join("; "));
                 let received = format!("{} ({})", craft::describe(&packet), differences.join("; "));
@@ -176,22 +177,23 @@ impl Run<'_> {
         Err(Stop::Differs { expected, received: format!("{count} of them in {}", wanted.time) })
     }
 
-    /// Returns the differences between the newest packet and the expected one to this queue pair.
+    /// Returns the differences between the newest packet and the expected one, which goes to the
+    /// queue pair `near`.
     fn mismatch(&self, spec: &Spec, packet: &[u8], near: u32) -> Result<Vec<String>, Stop> {
         let mut differences = craft::differences(spec, packet, &self.names)?;
         let to = destination(packet);
         if to != near {
             differences.push(format!("its destination is queue pair {to:#x}, not {near:#x}"));
         }
-        if self.objects.has_alternate && self.came_to_stranger != spec.damage.stranger {
+        if self.objects.has_alternate && self.is_to_stranger != spec.damage.stranger {
             differences.push("it was sent over the other path".into());
         }
         Ok(differences)
     }
 
-    /// Returns the differences if the newest packet has another DSCP, TTL or hop limit than
-    /// expected. The card chooses the ECN bits.
-    fn other_path(&self, wanted: &Expectation) -> Result<Vec<String>, Stop> {
+    /// Returns the differences in DSCP, TTL and hop limit between the newest packet and the
+    /// expected one. The ECN bits are the card's choice.
+    fn path_mismatch(&self, wanted: &Expectation) -> Result<Vec<String>, Stop> {
         let (tos, ttl) = self.newest_path();
         let mut differences = Vec::new();
         for (name, is, wanted) in [("DSCP", tos >> 2, &wanted.dscp), ("TTL", ttl, &wanted.ttl)] {
@@ -204,12 +206,12 @@ impl Run<'_> {
 
     /// Returns TOS or traffic class, and TTL or hop limit, of the newest packet.
     fn newest_path(&self) -> (u8, u8) {
-        let net = self.log.packets().last().map(|seen| seen.datagram.net);
+        let net = self.log.packets().last().map(|packet| packet.datagram.net);
         net.map_or((0, 0), |net| (net.traffic_class, net.hop_limit))
     }
 
-    /// Names time, TOS and fields of the newest packet as the script demands.
-    fn give_names(&mut self, spec: &Spec, packet: &[u8]) {
+    /// Stores time, TOS and fields of the newest packet under the name that the step gives it.
+    fn store_names(&mut self, spec: &Spec, packet: &[u8]) {
         let Some(name) = &spec.named else { return };
         self.names.insert(format!("{name}.at"), self.last.as_nanos() as u64);
         self.names.insert(format!("{name}.tos"), self.newest_path().0.into());
@@ -228,16 +230,16 @@ impl Run<'_> {
     fn next(&mut self, deadline: Duration) -> Result<Option<Vec<u8>>, Stop> {
         let start = self.target.now();
         let Some((at, datagram)) = self.target.receive(deadline)? else {
-            self.let_pass += deadline.saturating_sub(start);
-            self.note_late(deadline.max(start));
+            self.waited += deadline.saturating_sub(start);
+            self.record_delay(deadline.max(start));
             return Ok(None);
         };
-        self.note_late(at.max(start));
-        (self.last, self.let_pass) = (at, Duration::ZERO);
+        self.record_delay(at.max(start));
+        (self.last, self.waited) = (at, Duration::ZERO);
         let bytes = datagram.bytes.clone();
         let flaw = craft::flaw(&datagram.net, &bytes, &self.objects.near());
-        self.came_to_stranger = datagram.net.dst == self.card.near[1];
-        let is_for_us = datagram.net.dst == self.card.near[0] || (self.objects.has_alternate && self.came_to_stranger);
+        self.is_to_stranger = datagram.net.dst == self.card.near[1];
+        let is_for_us = datagram.net.dst == self.card.near[0] || (self.objects.has_alternate && self.is_to_stranger);
         let is_misaddressed = datagram.net.src != self.card.address || !is_for_us;
         self.log.add(at, true, datagram);
         let flaw = flaw
@@ -249,8 +251,8 @@ impl Run<'_> {
         Err(Stop::Differs { expected: "well-formed packets".into(), received })
     }
 
-    /// Fails if a packet arrives until then, other than a CNP unless `forbids_cnps`.
-    pub(super) fn quiet(&mut self, until: Duration, forbids_cnps: bool, expected: &str) -> Result<(), Stop> {
+    /// Fails if a packet arrives before `until`. Ignores CNPs unless `forbids_cnps`.
+    pub(super) fn expect_silence(&mut self, until: Duration, forbids_cnps: bool, expected: &str) -> Result<(), Stop> {
         while let Some(packet) = self.next(until)? {
             if forbids_cnps || packet.first() != Some(&0x81) {
                 self.log.remark("no packet is expected");
@@ -260,7 +262,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Returns a failure with the values of the script's names.
+    /// Returns a failure that shows the expected fields with the values of the script's names.
     fn differs(&self, spec: &Spec, received: String) -> Stop {
         let mut expected = spec.name.clone();
         for (name, number) in spec.fields.iter().filter(|(name, _)| name != "syndrome" || spec.name == "ACK") {

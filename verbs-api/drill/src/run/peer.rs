@@ -1,33 +1,33 @@
 //! The steps of the far side: verbs, checks of its state, connections by librdmacm, and optional
 //! features (XRC, memory windows, multicast groups).
 
-use super::state::{Run, Srq, Stop, Tie, differs, known};
+use super::state::{CardQp, Run, Srq, Stop, differs, known};
 use crate::craft::bytes_differ;
 use crate::number::Number;
 use crate::script::steps::{
-    Act, Awaited, Bind, Completion, Data, Modify, Numbers, Peer, Post, QpSpec, Sge, Tag, Wanted,
+    Bind, CmStep, Completion, Data, ExpectedAttributes, ExpectedCmEvent, Modify, Numbers, Peer, Post, QpSpec, Sge, Tag,
 };
 use crate::target::{
-    Answer, Bound, Change, Completed, ConnectionEvent, Event, NewQp, Piece, Region, TagWork, Terms, Work,
+    Answer, Bound, Change, Completed, ConnParam, ConnectionEvent, Event, NewQp, Piece, Region, TagWork, Work,
 };
 use roxe_wire::net::checksum_is_right;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Interval between two queries of the far side.
-const INTERVAL: Duration = Duration::from_millis(5);
-/// Default code of the ACK timeout, 268 ms: longer than a busy host delays the answer of the near
-/// side, shorter than a step waits for a packet.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// Default code of the ACK timeout, 268 ms. It is longer than a busy host delays the near side, and
+/// shorter than a step waits for a packet.
 const ACK_TIMEOUT: u64 = 16;
 /// Entries of the completion queue of an XRC SRQ.
-const CQE: u32 = 256;
+const SRQ_CQ_ENTRIES: u32 = 256;
 /// Port spaces in a service id (annex A11).
-const TCP: u64 = 0x0106;
-const UDP: u64 = 0x0111;
-/// Number of a queue pair for the completions of an SRQ with a completion queue of its own: any
-/// queue pair may have received the message, and operations on tags belong to none.
-const ANY: u32 = u32::MAX;
-/// `enum ibv_wc_flags`.
+const TCP_SPACE: u64 = 0x0106;
+const UDP_SPACE: u64 = 0x0111;
+/// Queue pair number of completions of an SRQ with its own completion queue: any queue pair may
+/// have received the message, and an operation on tags belongs to no queue pair.
+const ANY_QPN: u32 = u32::MAX;
+/// Flags of `enum ibv_wc_flags`.
 const GRH: u32 = 1;
 const TM_SYNC_REQ: u32 = 1 << 4;
 const TM_MATCH: u32 = 1 << 5;
@@ -51,17 +51,17 @@ impl Run<'_> {
                 let pd = self.objects.domain(pd.as_ref())?;
                 let edge = self.optional(edge.as_ref())?;
                 let region = self.target.register(length, *access, fill as u8, pd, edge)?;
-                self.name(name, "addr", region.addr);
-                self.name(name, "rkey", region.rkey.into());
-                self.name(name, "lkey", region.lkey.into());
+                self.store_name(name, "addr", region.addr);
+                self.store_name(name, "rkey", region.rkey.into());
+                self.store_name(name, "lkey", region.lkey.into());
                 self.objects.regions.insert(name.clone(), region);
             }
             Peer::Deregister(name) => self.target.deregister(self.objects.region(name)?.mr)?,
             Peer::Reregister { mr, access } => {
                 let region = self.objects.region(mr)?;
                 let [lkey, rkey] = self.target.reregister(region.mr, *access)?;
-                self.name(mr, "rkey", rkey.into());
-                self.name(mr, "lkey", lkey.into());
+                self.store_name(mr, "rkey", rkey.into());
+                self.store_name(mr, "lkey", lkey.into());
                 self.objects.regions.insert(mr.clone(), Region { lkey, rkey, ..region });
             }
             Peer::Srq { name, pd, xrcd, tags } => match tags {
@@ -72,17 +72,17 @@ impl Run<'_> {
             Peer::Qp(spec) => self.create_qp(spec)?,
             Peer::Restart(spec) => self.restart(spec)?,
             Peer::Modify(modify) => self.modify(modify)?,
-            Peer::Destroy(name) => self.target.destroy_qp(self.objects.tie(Some(name))?.qp)?,
+            Peer::Destroy(name) => self.target.destroy_qp(self.objects.card_qp(Some(name))?.qp)?,
             Peer::Post(post) => {
                 let start = self.target.now();
                 self.post(post)?;
-                self.note_late(start);
+                self.record_delay(start);
             }
             Peer::Recv { queue, id, sges } => {
                 let (id, pieces) = (id.value(&self.names)?, self.pieces(sges)?);
                 match self.objects.srqs.get(queue) {
                     Some(queue) => self.target.post_srq_recv(queue.srq, id, &pieces)?,
-                    None => self.target.post_recv(self.objects.tie(Some(queue))?.qp, id, &pieces)?,
+                    None => self.target.post_recv(self.objects.card_qp(Some(queue))?.qp, id, &pieces)?,
                 }
             }
             Peer::Write { mr, at, data } => {
@@ -97,7 +97,7 @@ impl Run<'_> {
             Peer::Window { name, kind, pd } => {
                 let (kind, pd) = (kind.value(&self.names)?, self.objects.domain(pd.as_ref())?);
                 let (window, rkey) = self.target.alloc_window(kind as u32, pd)?;
-                self.name(name, "rkey", rkey.into());
+                self.store_name(name, "rkey", rkey.into());
                 self.objects.windows.insert(name.clone(), window);
             }
             Peer::Bind(bind) => self.bind(bind)?,
@@ -106,14 +106,14 @@ impl Run<'_> {
                 self.target.set_limit(srq, limit as u32)?;
             }
             Peer::Member { qp, group, joins } => {
-                self.target.set_member(self.objects.tie(Some(qp))?.qp, (*group).into(), *joins)?;
+                self.target.set_member(self.objects.card_qp(Some(qp))?.qp, (*group).into(), *joins)?;
             }
             Peer::Arm { qp, solicited } => {
-                let cq = self.completes(qp)?.cq;
+                let cq = self.completing_qp(qp)?.cq;
                 self.target.arm(cq, *solicited)?;
             }
             Peer::Resize { qp, entries } => {
-                let (cq, entries) = (self.completes(qp)?.cq, entries.value(&self.names)?);
+                let (cq, entries) = (self.completing_qp(qp)?.cq, entries.value(&self.names)?);
                 self.target.resize(cq, entries as u32)?;
             }
             Peer::Connection(name, act) => self.connection(name, act)?,
@@ -123,10 +123,10 @@ impl Run<'_> {
     }
 
     fn modify(&mut self, modify: &Modify) -> Result<(), Stop> {
-        let tie = self.objects.tie(Some(&modify.qp))?.clone();
+        let card_qp = self.objects.card_qp(Some(&modify.qp))?.clone();
         let mut change = self.change(&modify.numbers)?;
         if modify.to == "RTR" {
-            change = Change { qkey: change.qkey, ..self.to_rtr(&modify.numbers, &tie)? };
+            change = Change { qkey: change.qkey, ..self.to_rtr(&modify.numbers, &card_qp)? };
         }
         change.to.clone_from(&modify.to);
         change.migration.clone_from(&modify.migration);
@@ -140,7 +140,7 @@ impl Run<'_> {
             change.alternate = Some((stranger, timeout as u8));
             self.objects.has_alternate = true;
         }
-        check_refusal(self.target.modify_qp(tie.qp, &change), modify.refused)
+        check_refusal(self.target.modify_qp(card_qp.qp, &change), modify.refused)
     }
 
     /// Checks the state of the far side.
@@ -148,15 +148,15 @@ impl Run<'_> {
         match peer {
             Peer::Complete { qp, wanted, within } => self.complete(qp, wanted, within),
             Peer::Idle { qp, time } => {
-                let tie = self.completes(qp)?;
+                let card_qp = self.completing_qp(qp)?;
                 self.pass(time)?;
-                match self.completion(&tie)? {
+                match self.completion(&card_qp)? {
                     None => Ok(()),
                     Some(done) => Err(differs(format!("no completion of {qp}"), done.to_string())),
                 }
             }
             Peer::State { qp, state, within } => {
-                let handle = self.objects.tie(Some(qp))?.qp;
+                let handle = self.objects.card_qp(Some(qp))?.qp;
                 let mut last = String::new();
                 let reached = self.wait(within, |run| {
                     last = run.target.query_qp(handle)?;
@@ -191,14 +191,14 @@ impl Run<'_> {
                 let found = self.wait(within, |run| {
                     let new = run.target.events()?;
                     run.objects.events.extend(new);
-                    let is_it = |event: &Event| {
+                    let matches = |event: &Event| {
                         event.name == *name && of.as_ref().is_none_or(|of| run.objects.is_of(event, of))
                     };
-                    let at = run.objects.events.iter().position(is_it);
+                    let at = run.objects.events.iter().position(matches);
                     Ok(at.map(|at| run.objects.events.remove(at)))
                 })?;
                 let of = of.as_ref().map_or_else(String::new, |of| format!(" of {of}"));
-                found.map(|_| ()).ok_or_else(|| differs(format!("event {name}{of}"), self.objects.seen_events()))
+                found.map(|_| ()).ok_or_else(|| differs(format!("event {name}{of}"), self.objects.unconsumed_events()))
             }
             Peer::NoEvent { time } => {
                 self.pass(time)?;
@@ -206,16 +206,16 @@ impl Run<'_> {
                 self.objects.events.extend(new);
                 match self.objects.events.first() {
                     None => Ok(()),
-                    Some(_) => Err(differs("no event".into(), self.objects.seen_events())),
+                    Some(_) => Err(differs("no event".into(), self.objects.unconsumed_events())),
                 }
             }
             Peer::Wakes { qp, within } => {
-                let cq = self.completes(qp)?.cq;
+                let cq = self.completing_qp(qp)?.cq;
                 let woken = self.wait(within, |run| Ok(run.target.is_woken(cq)?.then_some(())))?;
                 woken.ok_or_else(|| differs(format!("an event of the completion queue of {qp}"), "nothing".into()))
             }
             Peer::Sleeps { qp, time } => {
-                let cq = self.completes(qp)?.cq;
+                let cq = self.completing_qp(qp)?.cq;
                 self.pass(time)?;
                 match self.target.is_woken(cq)? {
                     false => Ok(()),
@@ -226,34 +226,34 @@ impl Run<'_> {
         }
     }
 
-    /// Calls `ask` until it returns a value or the time has passed.
+    /// Calls `query` until it returns a value or the time has passed.
     pub(super) fn wait<T>(
         &mut self,
         within: &Number,
-        mut ask: impl FnMut(&mut Self) -> Answer<Option<T>>,
+        mut query: impl FnMut(&mut Self) -> Answer<Option<T>>,
     ) -> Result<Option<T>, Stop> {
         let deadline = self.target.now() + self.time(within)?;
         loop {
-            if let Some(answer) = ask(self)? {
+            if let Some(answer) = query(self)? {
                 return Ok(Some(answer));
             }
             let now = self.target.now();
             if now >= deadline {
                 return Ok(None);
             }
-            self.target.pause(deadline.min(now + INTERVAL));
+            self.target.pause(deadline.min(now + POLL_INTERVAL));
         }
     }
 
-    /// Sets the name `OBJECT.PART`.
-    pub(super) fn name(&mut self, object: &str, part: &str, value: u64) {
+    /// Stores a value under the name `OBJECT.PART`.
+    pub(super) fn store_name(&mut self, object: &str, part: &str, value: u64) {
         self.names.insert(format!("{object}.{part}"), value);
     }
 
-    /// Fails if a query of a queue pair reports other attributes.
-    fn attributes(&mut self, wanted: &Wanted) -> Result<(), Stop> {
-        let Wanted { qp, numbers, access, migration } = wanted;
-        let is = self.target.attributes(self.objects.tie(Some(qp))?.qp)?;
+    /// Fails if a query of a queue pair reports other attributes than expected.
+    fn attributes(&mut self, wanted: &ExpectedAttributes) -> Result<(), Stop> {
+        let ExpectedAttributes { qp, numbers, access, migration } = wanted;
+        let is = self.target.attributes(self.objects.card_qp(Some(qp))?.qp)?;
         self.compare(&format!("{qp} has"), numbers, &is.numbers)?;
         if let Some(access) = access.filter(|access| *access != is.access) {
             return Err(differs(format!("{qp} has the rights {access:#x}"), format!("{:#x}", is.access)));
@@ -264,7 +264,7 @@ impl Run<'_> {
         }
     }
 
-    /// Fails if one of the numbers differs.
+    /// Fails if one of the numbers differs from the expected one.
     fn compare(&self, what: &str, wanted: &Numbers, is: &BTreeMap<&'static str, u64>) -> Result<(), Stop> {
         for (name, number) in wanted {
             let (wanted, is) = (number.value(&self.names)?, is.get(name).copied());
@@ -290,7 +290,7 @@ impl Run<'_> {
         Ok(numbers.get(name).map_or(Ok(default), |number| number.value(&self.names))?)
     }
 
-    /// Returns a change of the named attributes.
+    /// Returns a change of these attributes.
     fn change(&self, numbers: &Numbers) -> Result<Change, Stop> {
         let get = |name| numbers.get(name).map(|number| number.value(&self.names)).transpose();
         let byte = |name| Ok::<_, Stop>(get(name)?.map(|value| value as u8));
@@ -318,7 +318,7 @@ impl Run<'_> {
         let qkey = number("qkey", 0x1111_1111)? as u32;
         let caps = [number("sends", 64)?, number("receives", 64)?, number("sges", 4)?, number("inline", 64)?];
         let cqe = number("cqe", 256)? as u32;
-        let begins = self.begins(spec)?;
+        let first_numbers = self.first_numbers(spec)?;
         let srq = spec.srq.as_ref().map(|name| Ok::<_, Stop>(known(&self.objects.srqs, "SRQ", name)?.srq));
         let xrcd = self.objects.xrc_domain(spec.xrcd.as_ref())?;
         let cq = self.target.create_cq(cqe)?;
@@ -331,13 +331,13 @@ impl Run<'_> {
             caps: caps.map(|cap| cap as u32),
         };
         let (qp, qpn) = self.target.create_qp(&new)?;
-        let near = self.card.first_near + self.objects.ties.len() as u32;
+        let near = self.card.first_near + self.objects.qps.len() as u32;
         let name = self.objects.indexed(&spec.name);
-        self.name(&name, "qpn", qpn.into());
-        self.name(&name, "near", near.into());
-        let tie = Tie { name, qp, cq, qpn, near, qkey, service: spec.service.clone() };
-        self.connect_qp(spec, &tie, begins)?;
-        self.objects.ties.push(tie);
+        self.store_name(&name, "qpn", qpn.into());
+        self.store_name(&name, "near", near.into());
+        let card_qp = CardQp { name, qp, cq, qpn, near, qkey, service: spec.service.clone() };
+        self.connect_qp(spec, &card_qp, first_numbers)?;
+        self.objects.qps.push(card_qp);
         Ok(())
     }
 
@@ -353,9 +353,9 @@ impl Run<'_> {
         let queue = match self.objects.xrc_domain(xrcd)? {
             None => Srq { srq: self.target.create_srq(pd)?, cq: None },
             Some(xrcd) => {
-                let cq = self.target.create_cq(CQE)?;
+                let cq = self.target.create_cq(SRQ_CQ_ENTRIES)?;
                 let (srq, number) = self.target.create_xrc_srq(pd, xrcd, cq)?;
-                self.name(name, "srqn", number.into());
+                self.store_name(name, "srqn", number.into());
                 Srq { srq, cq: Some(cq) }
             }
         };
@@ -365,14 +365,14 @@ impl Run<'_> {
 
     /// Resets a queue pair and connects it again.
     fn restart(&mut self, spec: &QpSpec) -> Result<(), Stop> {
-        let tie = self.objects.tie(Some(&spec.name))?.clone();
-        let begins = self.begins(spec)?;
-        self.target.modify_qp(tie.qp, &Change { to: "RESET".into(), ..Change::default() })?;
-        self.connect_qp(spec, &tie, begins)
+        let card_qp = self.objects.card_qp(Some(&spec.name))?.clone();
+        let first_numbers = self.first_numbers(spec)?;
+        self.target.modify_qp(card_qp.qp, &Change { to: "RESET".into(), ..Change::default() })?;
+        self.connect_qp(spec, &card_qp, first_numbers)
     }
 
-    /// Returns the path MTU and both first PSNs of a queue pair.
-    fn begins(&self, spec: &QpSpec) -> Result<[u64; 3], Stop> {
+    /// Returns the path MTU, and the first PSN of each direction, of a queue pair.
+    fn first_numbers(&self, spec: &QpSpec) -> Result<[u64; 3], Stop> {
         let number = |name, default| self.attribute(&spec.numbers, name, default);
         let mtu = number("mtu", u64::from(self.card.max_mtu.min(1024)))?;
         if mtu > u64::from(self.card.max_mtu) {
@@ -382,27 +382,28 @@ impl Run<'_> {
     }
 
     /// Moves a queue pair from RESET to the state in the script.
-    fn connect_qp(&mut self, spec: &QpSpec, tie: &Tie, begins: [u64; 3]) -> Result<(), Stop> {
-        for (part, value) in ["mtu", "psn", "first"].into_iter().zip(begins) {
-            self.name(&tie.name, part, value);
+    fn connect_qp(&mut self, spec: &QpSpec, card_qp: &CardQp, first_numbers: [u64; 3]) -> Result<(), Stop> {
+        for (part, value) in ["mtu", "psn", "first"].into_iter().zip(first_numbers) {
+            self.store_name(&card_qp.name, part, value);
         }
-        for change in self.ladder(spec, tie)? {
-            self.target.modify_qp(tie.qp, &change)?;
+        for change in self.transitions(spec, card_qp)? {
+            self.target.modify_qp(card_qp.qp, &change)?;
         }
         Ok(())
     }
 
     /// Returns the transition to RTR, which connects a queue pair to the near side.
-    fn to_rtr(&self, numbers: &Numbers, tie: &Tie) -> Result<Change, Stop> {
+    fn to_rtr(&self, numbers: &Numbers, card_qp: &CardQp) -> Result<Change, Stop> {
         let byte = |name, default| self.attribute(numbers, name, default).map(|value| Some(value as u8));
         let mut rtr = Change { to: "RTR".into(), ..Change::default() };
-        if !tie.is_datagram() {
-            rtr.dest = Some((tie.near, self.card.near[0]));
+        if !card_qp.is_datagram() {
+            rtr.dest = Some((card_qp.near, self.card.near[0]));
             rtr.traffic_class = self.traffic_class(numbers)?;
             rtr.hop_limit = self.change(numbers)?.hop_limit;
-            (rtr.path_mtu, rtr.rq_psn) = (Some(self.begin(tie, "mtu")), Some(self.begin(tie, "psn")));
+            (rtr.path_mtu, rtr.rq_psn) =
+                (Some(self.first_number(card_qp, "mtu")), Some(self.first_number(card_qp, "psn")));
         }
-        if tie.is_reliable() {
+        if card_qp.is_reliable() {
             rtr.max_dest_rd_atomic = byte("dest_rd_atomic", 4)?;
             rtr.min_rnr_timer = byte("rnr_timer", 12)?;
         }
@@ -410,23 +411,24 @@ impl Run<'_> {
     }
 
     /// Returns the path MTU (`mtu`) or a first PSN (`psn`, `first`) of a queue pair.
-    fn begin(&self, tie: &Tie, part: &str) -> u32 {
-        self.names.get(&format!("{}.{part}", tie.name)).map_or(0, |value| *value as u32 & 0xff_ffff)
+    fn first_number(&self, card_qp: &CardQp, part: &str) -> u32 {
+        self.names.get(&format!("{}.{part}", card_qp.name)).map_or(0, |value| *value as u32 & 0xff_ffff)
     }
 
     fn traffic_class(&self, numbers: &Numbers) -> Result<u8, Stop> {
         self.attribute(numbers, "dscp", 0).map(|dscp| (dscp as u8) << 2)
     }
 
-    /// Returns the transitions to the state in the script.
-    fn ladder(&self, spec: &QpSpec, tie: &Tie) -> Result<Vec<Change>, Stop> {
+    /// Returns the transitions from RESET to the state in the script.
+    fn transitions(&self, spec: &QpSpec, card_qp: &CardQp) -> Result<Vec<Change>, Stop> {
         let byte = |name, default| self.attribute(&spec.numbers, name, default).map(|value| Some(value as u8));
-        let is_ud = tie.is_datagram();
+        let is_ud = card_qp.is_datagram();
         let to = |state: &str| Change { to: state.into(), ..Change::default() };
-        let init = Change { access: (!is_ud).then_some(spec.access), qkey: is_ud.then_some(tie.qkey), ..to("INIT") };
-        let rtr = self.to_rtr(&spec.numbers, tie)?;
-        let mut rts = Change { sq_psn: Some(self.begin(tie, "first")), ..to("RTS") };
-        if tie.is_reliable() {
+        let init =
+            Change { access: (!is_ud).then_some(spec.access), qkey: is_ud.then_some(card_qp.qkey), ..to("INIT") };
+        let rtr = self.to_rtr(&spec.numbers, card_qp)?;
+        let mut rts = Change { sq_psn: Some(self.first_number(card_qp, "first")), ..to("RTS") };
+        if card_qp.is_reliable() {
             rts.timeout = byte("timeout", ACK_TIMEOUT)?;
             rts.retry_cnt = byte("retry_cnt", 7)?;
             rts.rnr_retry = byte("rnr_retry", 7)?;
@@ -442,14 +444,14 @@ impl Run<'_> {
     }
 
     fn post(&mut self, post: &Post) -> Result<(), Stop> {
-        let tie = self.objects.tie(Some(&post.qp))?.clone();
+        let card_qp = self.objects.card_qp(Some(&post.qp))?.clone();
         let number = |name, default| self.attribute(&post.numbers, name, default);
         let mut flags: Vec<_> = post.flags.iter().copied().filter(|flag| *flag != "UNSIGNALED").collect();
         if flags.len() == post.flags.len() {
             flags.push("SIGNALED");
         }
-        let dest = (self.card.near[0], number("remote_qpn", tie.near.into())? as u32);
-        let qkey = number("remote_qkey", tie.qkey.into())? as u32;
+        let dest = (self.card.near[0], number("remote_qpn", card_qp.near.into())? as u32);
+        let qkey = number("remote_qkey", card_qp.qkey.into())? as u32;
         let work = Work {
             wr_id: post.id.value(&self.names)?,
             opcode: post.operation.clone(),
@@ -462,11 +464,11 @@ impl Run<'_> {
             compare_add: number("compare", number("add", 0)?)?,
             swap: number("swap", 0)?,
             srqn: number("srqn", 0)? as u32,
-            datagram: tie.is_datagram().then_some((dest.0, dest.1, qkey)),
+            datagram: card_qp.is_datagram().then_some((dest.0, dest.1, qkey)),
             traffic_class: self.traffic_class(&post.numbers)?,
             hop_limit: number("hop_limit", 64)? as u8,
         };
-        check_refusal(self.target.post_send(tie.qp, &work), post.refused)
+        check_refusal(self.target.post_send(card_qp.qp, &work), post.refused)
     }
 
     fn post_tag(&mut self, tag: &Tag) -> Result<(), Stop> {
@@ -493,7 +495,7 @@ impl Run<'_> {
 
     fn bind(&mut self, bind: &Bind) -> Result<(), Stop> {
         let window = known(&self.objects.windows, "window", &bind.window)?;
-        let (qp, mr) = (self.objects.tie(Some(&bind.qp))?.qp, self.objects.region(&bind.mr)?.mr);
+        let (qp, mr) = (self.objects.card_qp(Some(&bind.qp))?.qp, self.objects.region(&bind.mr)?.mr);
         let bound = Bound {
             at: bind.at.value(&self.names)?,
             length: bind.length.value(&self.names)?,
@@ -501,38 +503,38 @@ impl Run<'_> {
             wr_id: bind.id.value(&self.names)?,
         };
         let rkey = self.target.bind_window(qp, window, mr, bound)?;
-        self.name(&bind.window, "rkey", rkey.into());
+        self.store_name(&bind.window, "rkey", rkey.into());
         Ok(())
     }
 
     /// Returns the next completion of a queue pair.
-    fn completion(&mut self, tie: &Tie) -> Answer<Option<Completed>> {
-        let mut new = self.target.poll(tie.cq)?;
-        if tie.qpn == ANY {
-            new.iter_mut().for_each(|done| done.qpn = ANY);
+    fn completion(&mut self, card_qp: &CardQp) -> Answer<Option<Completed>> {
+        let mut new = self.target.poll(card_qp.cq)?;
+        if card_qp.qpn == ANY_QPN {
+            new.iter_mut().for_each(|done| done.qpn = ANY_QPN);
         }
         self.objects.completed.extend(new);
-        let at = self.objects.completed.iter().position(|done| done.qpn == tie.qpn);
+        let at = self.objects.completed.iter().position(|done| done.qpn == card_qp.qpn);
         Ok(at.map(|at| self.objects.completed.remove(at)))
     }
 
-    /// Returns the queue pair with this name; for an SRQ with a completion queue of its own, a
-    /// stand-in for the queue pairs that complete there.
-    fn completes(&self, name: &str) -> Result<Tie, Stop> {
+    /// Returns the queue pair with this name. For an SRQ with its own completion queue, returns a
+    /// stand-in for all queue pairs that complete there.
+    fn completing_qp(&self, name: &str) -> Result<CardQp, Stop> {
         match self.objects.srqs.get(name).and_then(|queue| queue.cq) {
             Some(cq) => {
                 let nothing = || Stop::Script(format!("`{name}` has no completion queue"));
-                Ok(Tie { cq, qpn: ANY, ..self.objects.ties.first().ok_or_else(nothing)?.clone() })
+                Ok(CardQp { cq, qpn: ANY_QPN, ..self.objects.qps.first().ok_or_else(nothing)?.clone() })
             }
-            None => self.objects.tie(Some(name)).cloned(),
+            None => self.objects.card_qp(Some(name)).cloned(),
         }
     }
 
     fn complete(&mut self, qp: &str, wanted: &Completion, within: &Number) -> Result<(), Stop> {
-        let tie = self.completes(qp)?;
+        let card_qp = self.completing_qp(qp)?;
         let id = wanted.id.value(&self.names)?;
         let expected = format!("completion of {qp}: id={id} status={}", wanted.status);
-        let Some(done) = self.wait(within, |run| run.completion(&tie))? else {
+        let Some(done) = self.wait(within, |run| run.completion(&card_qp))? else {
             return Err(differs(expected, "nothing".into()));
         };
         let mut wrong = done.wr_id != id || done.status != wanted.status;
@@ -558,52 +560,54 @@ impl Run<'_> {
         if wrong { Err(differs(expected + &details, done.to_string())) } else { Ok(()) }
     }
 
-    fn connection(&mut self, name: &str, act: &Act) -> Result<(), Stop> {
+    fn connection(&mut self, name: &str, act: &CmStep) -> Result<(), Stop> {
         match act {
-            Act::Listen { space, backlog } => {
+            CmStep::Listen { space, backlog } => {
                 let backlog = self.optional(backlog.as_ref())?;
                 let (id, port) = self.target.listen(space, backlog.map(|backlog| backlog as u32))?;
-                let high = if space == "UDP" { UDP } else { TCP };
-                self.name(name, "port", port.into());
-                self.name(name, "service", high << 16 | u64::from(port));
+                let high = if space == "UDP" { UDP_SPACE } else { TCP_SPACE };
+                self.store_name(name, "port", port.into());
+                self.store_name(name, "service", high << 16 | u64::from(port));
                 self.objects.ids.insert(name.to_owned(), id);
             }
-            Act::Request { of, private, numbers, within } => {
+            CmStep::Request { of, private, numbers, within } => {
                 let listener = self.objects.id(of)?;
                 let matches = |event: &ConnectionEvent| event.listener == Some(listener);
                 let event = self.next_event(&format!("a request for {of}"), within, matches)?;
                 self.check_details(&event, private.as_ref(), numbers)?;
                 self.objects.ids.insert(name.to_owned(), event.id);
             }
-            Act::Connect { qp, space, private, numbers } => {
-                let terms = self.terms(numbers, private.as_ref())?;
+            CmStep::Connect { qp, space, private, numbers } => {
+                let conn_param = self.conn_param(numbers, private.as_ref())?;
                 let port = self.attribute(numbers, "port", 18_515)? as u16;
                 let near = self.card.near[0];
                 if near.to_ip().is_loopback() {
-                    // roxe treats a loopback address as its own host.
+                    // librdmacm resolves a loopback address to its own host.
                     let why = "the near side is on the loopback interface, where librdmacm reaches this host only";
                     return Err(Stop::Unsupported(why.into()));
                 }
-                let id = self.target.connect(space, port, self.objects.tie(Some(qp))?.qp, &terms)?;
+                let id = self.target.connect(space, port, self.objects.card_qp(Some(qp))?.qp, &conn_param)?;
                 self.objects.ids.insert(name.to_owned(), id);
             }
-            Act::Accept { qp, state, private, numbers } => {
-                let terms = self.terms(numbers, private.as_ref())?;
-                self.target.accept(self.objects.id(name)?, self.objects.tie(Some(qp))?.qp, state, &terms)?;
+            CmStep::Accept { qp, state, private, numbers } => {
+                let conn_param = self.conn_param(numbers, private.as_ref())?;
+                self.target.accept(self.objects.id(name)?, self.objects.card_qp(Some(qp))?.qp, state, &conn_param)?;
             }
-            Act::Establish { qp } => self.target.establish(self.objects.id(name)?, self.objects.tie(Some(qp))?.qp)?,
-            Act::Reject { private } => {
+            CmStep::Establish { qp } => {
+                self.target.establish(self.objects.id(name)?, self.objects.card_qp(Some(qp))?.qp)?
+            }
+            CmStep::Reject { private } => {
                 let private = private.as_ref().map_or(Ok(Vec::new()), |data| data.bytes(&self.names))?;
                 self.target.reject(self.objects.id(name)?, &private)?;
             }
-            Act::Disconnect => self.target.disconnect(self.objects.id(name)?)?,
-            Act::Notify => self.target.notify(self.objects.id(name)?)?,
-            Act::Forget => {
+            CmStep::Disconnect => self.target.disconnect(self.objects.id(name)?)?,
+            CmStep::Notify => self.target.notify(self.objects.id(name)?)?,
+            CmStep::Forget => {
                 self.target.destroy_id(self.objects.id(name)?)?;
                 self.objects.ids.remove(name);
             }
-            Act::Event(awaited) => self.expect_event(name, awaited)?,
-            Act::Quiet { time } => {
+            CmStep::Event(awaited) => self.expect_event(name, awaited)?,
+            CmStep::Quiet { time } => {
                 let id = self.objects.id(name)?;
                 self.pass(time)?;
                 let new = self.target.connection_events()?;
@@ -617,9 +621,9 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn terms(&self, numbers: &Numbers, private: Option<&Data>) -> Result<Terms, Stop> {
+    fn conn_param(&self, numbers: &Numbers, private: Option<&Data>) -> Result<ConnParam, Stop> {
         let number = |name, default| self.attribute(numbers, name, default).map(|value| value as u8);
-        Ok(Terms {
+        Ok(ConnParam {
             private_data: private.map_or(Ok(Vec::new()), |data| data.bytes(&self.names))?,
             depths: [number("responder_resources", 4)?, number("initiator_depth", 4)?],
             retry_cnt: number("retry_cnt", 7)?,
@@ -645,8 +649,8 @@ impl Run<'_> {
         found.ok_or_else(|| differs(expected.into(), others))
     }
 
-    fn expect_event(&mut self, name: &str, awaited: &Awaited) -> Result<(), Stop> {
-        let Awaited { event, status, private, numbers, within } = awaited;
+    fn expect_event(&mut self, name: &str, awaited: &ExpectedCmEvent) -> Result<(), Stop> {
+        let ExpectedCmEvent { event, status, private, numbers, within } = awaited;
         let id = self.objects.id(name)?;
         let expected = format!("event {event} of {name}");
         let matches = |event: &ConnectionEvent| event.id == id && event.listener.is_none();
@@ -674,7 +678,7 @@ impl Run<'_> {
     }
 }
 
-/// Fails if a verb succeeded that must be `refused`, or the other way round.
+/// Fails if the verb succeeded and must be `refused`, or failed and must not.
 fn check_refusal(answer: Answer<()>, refused: bool) -> Result<(), Stop> {
     match (answer, refused) {
         (Ok(()), true) => Err(differs("the verb fails".into(), "the verb succeeds".into())),

@@ -1,4 +1,5 @@
-//! State of a run: the script's names, objects of the far side, packets; and reasons to stop.
+//! State of a run: the script's names, the objects of the far side, the packets, and the reasons to
+//! stop.
 
 use crate::figures::Figure;
 use crate::log::Log;
@@ -44,12 +45,12 @@ pub(super) struct Run<'a> {
     pub(super) log: Log,
     /// Time of the newest packet.
     pub(super) last: Duration,
-    /// Time that the script has waited since then.
-    pub(super) let_pass: Duration,
-    /// Longest delay of the judge: in receiving, in ending a wait, or in sending.
+    /// Time that the script has waited since the newest packet.
+    pub(super) waited: Duration,
+    /// Longest delay of the judge: in receiving, ending a wait, or sending.
     pub(super) late: Duration,
     /// True if the newest packet of the card went to the stranger's address.
-    pub(super) came_to_stranger: bool,
+    pub(super) is_to_stranger: bool,
     pub(super) steps: usize,
     pub(super) figures: Vec<Figure>,
 }
@@ -65,9 +66,9 @@ impl<'a> Run<'a> {
             names.insert(format!("{end}.low"), address as u64);
         }
         let (objects, log, last) = (Objects::default(), Log::default(), target.now());
-        let (let_pass, late) = (Duration::ZERO, Duration::ZERO);
-        let (came_to_stranger, steps, figures) = (false, 0, Vec::new());
-        Self { target, card, names, objects, log, last, let_pass, late, came_to_stranger, steps, figures }
+        let (waited, late) = (Duration::ZERO, Duration::ZERO);
+        let (is_to_stranger, steps, figures) = (false, 0, Vec::new());
+        Self { target, card, names, objects, log, last, waited, late, is_to_stranger, steps, figures }
     }
 
     /// Evaluates a duration.
@@ -75,24 +76,25 @@ impl<'a> Run<'a> {
         Ok(Duration::from_nanos(number.value(&self.names)?).min(Duration::from_secs(600)))
     }
 
-    /// Waits.
+    /// Evaluates an optional number.
     pub(super) fn optional(&self, number: Option<&Number>) -> Result<Option<u64>, Stop> {
         Ok(number.map(|number| number.value(&self.names)).transpose()?)
     }
 
+    /// Waits for a duration on the target's clock.
     pub(super) fn pass(&mut self, time: &Number) -> Result<(), Stop> {
         let time = self.time(time)?;
         let until = self.target.now() + time;
         while self.target.now() < until {
             self.target.pause(until);
         }
-        self.let_pass += time;
-        self.note_late(until);
+        self.waited += time;
+        self.record_delay(until);
         Ok(())
     }
 
-    /// Notes the delay of an action that was due at `due`.
-    pub(super) fn note_late(&mut self, due: Duration) {
+    /// Records the delay of an action that was due at `due`.
+    pub(super) fn record_delay(&mut self, due: Duration) {
         // The judge itself moves the clock of a virtual card.
         if !self.card.jitter.is_zero() {
             self.late = self.late.max(self.target.now().saturating_sub(due));
@@ -100,19 +102,20 @@ impl<'a> Run<'a> {
     }
 }
 
-/// A queue pair of the card, and the number of its peer on the near side.
+/// A queue pair of the card.
 #[derive(Clone, Debug)]
-pub(super) struct Tie {
+pub(super) struct CardQp {
     pub(super) name: String,
     pub(super) qp: Handle,
     pub(super) cq: Handle,
     pub(super) qpn: u32,
+    /// Number of its peer on the near side.
     pub(super) near: u32,
     pub(super) qkey: u32,
     pub(super) service: String,
 }
 
-impl Tie {
+impl CardQp {
     pub(super) fn is_datagram(&self) -> bool {
         self.service == "UD"
     }
@@ -122,7 +125,7 @@ impl Tie {
     }
 }
 
-/// A shared receive queue; one of XRC, or for tags, has a completion queue of its own.
+/// A shared receive queue. If it is one of XRC, or matches tags, it has its own completion queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Srq {
     pub(super) srq: Handle,
@@ -132,9 +135,9 @@ pub(super) struct Srq {
 /// Objects of the far side by their names in the script.
 #[derive(Debug, Default)]
 pub(super) struct Objects {
-    /// Number of the repetition, for names of queue pairs with `[i]`.
+    /// Index of the current repetition, for names of queue pairs with `[i]`.
     pub(super) index: u64,
-    pub(super) ties: Vec<Tie>,
+    pub(super) qps: Vec<CardQp>,
     pub(super) regions: BTreeMap<String, Region>,
     pub(super) domains: BTreeMap<String, Handle>,
     pub(super) srqs: BTreeMap<String, Srq>,
@@ -142,7 +145,7 @@ pub(super) struct Objects {
     pub(super) windows: BTreeMap<String, Handle>,
     /// Handles of posted tags.
     pub(super) tags: BTreeMap<String, u32>,
-    /// Identifiers of librdmacm.
+    /// Identifiers of librdmacm (`rdma_cm_id`).
     pub(super) ids: BTreeMap<String, Handle>,
     /// Events that no step has consumed.
     pub(super) connection_events: Vec<ConnectionEvent>,
@@ -154,18 +157,18 @@ pub(super) struct Objects {
 }
 
 impl Objects {
-    /// Returns the name of a queue pair with the number of the repetition in place of `[i]`.
+    /// Returns the name of a queue pair with the index of the repetition in place of `[i]`.
     pub(super) fn indexed(&self, name: &str) -> String {
         name.replace("[i]", &format!("[{}]", self.index))
     }
 
     /// Returns the queue pair with this name; without a name, the first.
-    pub(super) fn tie(&self, name: Option<&str>) -> Result<&Tie, Stop> {
+    pub(super) fn card_qp(&self, name: Option<&str>) -> Result<&CardQp, Stop> {
         let found = match name {
-            None => self.ties.first(),
+            None => self.qps.first(),
             Some(name) => {
                 let name = self.indexed(name);
-                self.ties.iter().find(|tie| tie.name == name)
+                self.qps.iter().find(|card_qp| card_qp.name == name)
             }
         };
         found.ok_or_else(|| Stop::Script(format!("there is no queue pair `{}`", name.unwrap_or_default())))
@@ -174,21 +177,21 @@ impl Objects {
     /// Returns the queue pair numbers of the near side.
     pub(super) fn near(&self) -> Vec<u32> {
         let management = (!self.ids.is_empty()).then_some(mad::GSI);
-        self.ties.iter().map(|tie| tie.near).chain(management).collect()
+        self.qps.iter().map(|card_qp| card_qp.near).chain(management).collect()
     }
 
     /// Returns true if an event is about the queue pair or shared receive queue with this name.
     pub(super) fn is_of(&self, event: &Event, name: &str) -> bool {
         let name = self.indexed(name);
         match event.of {
-            Source::Qp(qp) => self.ties.iter().any(|tie| tie.qp == qp && tie.name == name),
+            Source::Qp(qp) => self.qps.iter().any(|card_qp| card_qp.qp == qp && card_qp.name == name),
             Source::Srq(srq) => self.srqs.get(&name).is_some_and(|queue| queue.srq == srq),
             Source::Other => false,
         }
     }
 
     /// Returns the names of the events that no step has consumed.
-    pub(super) fn seen_events(&self) -> String {
+    pub(super) fn unconsumed_events(&self) -> String {
         let names: Vec<_> = self.events.iter().map(|event| event.name.as_str()).collect();
         format!("events: {}", names.join(", "))
     }

@@ -1,6 +1,6 @@
 //! Runs a case without a verdict, and records the behaviour of the card.
 
-use super::state::{Run, Stop, Tie};
+use super::state::{CardQp, Run, Stop};
 use crate::layout;
 use crate::log::Log;
 use crate::script::Case;
@@ -13,15 +13,16 @@ use std::time::Duration;
 
 /// Time limit for the acknowledgement of the honest connection.
 const ACK_TIMEOUT: Duration = Duration::from_secs(1);
-/// Maximum number of packets between two of the honest connection.
-const GROUP: u64 = 8;
-/// Time for the RNR timer of a connection, which is 10 us, on the virtual clock and on a card: the
-/// kernel's rxe rounds it up to its ticks, which may be 10 ms.
+/// Maximum number of packets between two packets of the honest connection.
+const MAX_UNFOLLOWED: u64 = 8;
+/// Wait on the virtual clock for a request that is repeated after the RNR timer of 10 µs.
 const RNR_WAIT: Duration = Duration::from_millis(20);
+/// Time limit for a card to repeat a request after the RNR timer of 10 µs, which the kernel's rxe
+/// rounds up to a tick of up to 10 ms.
 const RNR_TIMEOUT: Duration = Duration::from_millis(100);
-/// Time limit for a card to do what a script expects. roxe's UC and UD responders keep a packet for
-/// 100 ms if no receive is posted.
-const LATE: Duration = Duration::from_millis(250);
+/// Additional time for a card to behave like the model. roxe's UC and UD responders keep a packet
+/// for 100 ms if no receive is posted.
+const EXTRA_TIME: Duration = Duration::from_millis(250);
 /// Interval between two checks of the card.
 const POLL_INTERVAL: Duration = Duration::from_millis(25);
 /// Length in bytes of the GRH before a received datagram.
@@ -52,30 +53,31 @@ pub(crate) struct Trace {
     pub(crate) is_alive: bool,
     /// Number of packets sent.
     pub(crate) sent: usize,
-    /// True if the card did the last of what was expected late.
+    /// True if the card behaved like the model only in the additional time.
     pub(crate) is_late: bool,
-    /// Time of second looks.
+    /// Additional time that the card got.
     pub(crate) waited: Duration,
-    /// Places of RNR NAKs after which the card repeats a request.
+    /// Lines of the case that send an RNR NAK after which the card repeats a request.
     repeats: BTreeSet<usize>,
     /// Regions and offsets of GRHs, whose addresses differ between targets.
     headers: BTreeSet<(String, usize)>,
-    /// Regions and their bytes.
+    /// Lengths in bytes by region.
     lengths: BTreeMap<String, u64>,
 }
 
-/// The model's behaviour, and a function that returns true if the card's needs no second look.
+/// The model's behaviour, and a function that returns true if the card's behaviour so far needs no
+/// additional time.
 pub(crate) type Expected<'a> = (&'a Trace, &'a dyn Fn(&Trace) -> bool);
 
 /// Runs the steps of `case`, which only sends packets and drives the far side, until no packet has
 /// arrived for `settle`. Returns `None` if the case is invalid.
 ///
-/// The last packet of the case belongs to an honest connection, `h`. It is sent after every few
-/// packets, each time with the next number `beat`. A queue pair gets its next packet when the card
-/// has acknowledged the honest one behind its newest packet: so the behaviour of a queue pair does
-/// not depend on batching.
+/// The last packet of the case belongs to an honest connection, `h`. The judge sends that packet
+/// after every few packets, each time with the next number `beat`. A queue pair gets its next
+/// packet when the card has acknowledged the honest packet behind its newest one. So the behaviour
+/// of a queue pair does not depend on batching.
 ///
-/// `expected` is `None` for the model itself. A card that has not done what is expected gets more
+/// `expected` is `None` for the model itself. A card that differs from the model gets additional
 /// time. Fails if the target is lost.
 pub(crate) fn trace(
     case: &Case,
@@ -99,17 +101,17 @@ pub(crate) fn trace(
         Err(Stop::Refused(refused)) if refused.errno == 0 => return Err(refused.to_string()),
         Err(_) => return Ok(None),
     }
-    let rest = |stop: Stop| format!("{stop:?}");
-    run.settle(&mut trace, settle).map_err(rest)?;
-    run.look(&mut trace).map_err(rest)?;
+    let describe = |stop: Stop| format!("{stop:?}");
+    run.settle(&mut trace, settle).map_err(describe)?;
+    run.snapshot(&mut trace).map_err(describe)?;
     if let Some((_, is_enough)) = expected {
         let begun = run.target.now();
-        let limit = begun + LATE;
+        let limit = begun + EXTRA_TIME;
         while !is_enough(&trace) && run.target.now() < limit {
             trace.is_late = true;
             let until = run.target.now() + POLL_INTERVAL;
-            while run.answer(&mut trace, until).map_err(rest)?.is_some() {}
-            run.look(&mut trace).map_err(rest)?;
+            while run.answer(&mut trace, until).map_err(describe)?.is_some() {}
+            run.snapshot(&mut trace).map_err(describe)?;
         }
         trace.is_late &= is_enough(&trace);
         trace.waited = run.target.now() - begun;
@@ -120,21 +122,22 @@ pub(crate) fn trace(
 /// The honest connection, whose acknowledgements show which packets the card has received.
 struct Pulse<'a> {
     honest: &'a Spec,
-    /// Number of honest packets sent, and of those acknowledged.
+    /// Number of honest packets sent.
     sent: u64,
+    /// Number of honest packets acknowledged.
     acked: u64,
-    /// Number of other packets since the newest honest one.
+    /// Number of other packets since the newest honest packet.
     unfollowed: u64,
-    /// By queue pair: the number of the honest packet behind its newest packet.
+    /// By queue pair: number of the honest packet behind the queue pair's newest packet.
     follows: BTreeMap<String, u64>,
-    /// By queue pair that got an RNR NAK: its place in the case, and the number of packets that had
-    /// come from the queue pair.
+    /// By queue pair that got an RNR NAK: the NAK's line in the case, and the number of packets
+    /// that the queue pair had sent before.
     rnr: BTreeMap<String, (usize, usize)>,
 }
 
-/// Runs the steps of `case` and records all packets; waits `limit` for the response to each
-/// request that demands one, and at the end. Returns the packets and the final states of the queue
-/// pairs. Fails if a verb fails, or the target is lost.
+/// Runs the steps of `case` and records all packets. Waits up to `limit` for the response to each
+/// request that demands one, and `limit` at the end. Returns the packets and the final states of
+/// the queue pairs. Fails if a verb fails, or the target is lost.
 pub(crate) fn record(
     case: &Case,
     target: &mut dyn Target,
@@ -143,31 +146,31 @@ pub(crate) fn record(
     target.begin(false).map_err(|refused| refused.to_string())?;
     let card = target.card(false).ok_or("the card has no IPv4 address")?;
     let mut run = Run::new(target, card, &case.names);
-    run.recorded(&case.lines, limit).map_err(|stop| match stop {
+    run.record_lines(&case.lines, limit).map_err(|stop| match stop {
         Stop::Refused(refused) => refused.to_string(),
         Stop::Differs { received, .. } => received,
         Stop::Script(text) | Stop::Unsupported(text) => text,
     })?;
-    let states = run.objects.ties.iter().map(|tie| Ok((tie.name.clone(), run.target.query_qp(tie.qp)?)));
+    let states = run.objects.qps.iter().map(|card_qp| Ok((card_qp.name.clone(), run.target.query_qp(card_qp.qp)?)));
     let states = states.collect::<Result<_, crate::target::Refused>>().map_err(|refused| refused.to_string())?;
     Ok((run.log, states))
 }
 
 impl Run<'_> {
-    fn recorded(&mut self, lines: &[Line], limit: Duration) -> Result<(), Stop> {
+    fn record_lines(&mut self, lines: &[Line], limit: Duration) -> Result<(), Stop> {
         for line in lines {
             match &line.step {
                 Step::Send(spec) => {
                     self.send(spec)?;
-                    let asks = spec.fields.iter().any(|(name, _)| name == "ackreq")
+                    let demands_response = spec.fields.iter().any(|(name, _)| name == "ackreq")
                         || matches!(spec.opcode, 0x0c | 0x13 | 0x14);
-                    self.log_answers(if asks { limit } else { Duration::ZERO }, asks)?;
+                    self.log_answers(if demands_response { limit } else { Duration::ZERO }, demands_response)?;
                 }
                 Step::Peer(peer) => self.peer(peer)?,
                 Step::Repeat(count, inside) => {
                     for index in 0..count.value(&self.names)? {
                         self.names.insert("i".into(), index);
-                        self.recorded(inside, limit)?;
+                        self.record_lines(inside, limit)?;
                     }
                 }
                 _ => {}
@@ -176,7 +179,7 @@ impl Run<'_> {
         self.log_answers(limit, false)
     }
 
-    /// Records packets for `limit`, or until the first one.
+    /// Records packets for `limit`; with `is_one_enough`, only until the first one.
     fn log_answers(&mut self, limit: Duration, is_one_enough: bool) -> Result<(), Stop> {
         let mut until = self.target.now() + limit;
         while let Some((at, datagram)) = self.target.receive(until)? {
@@ -210,17 +213,17 @@ impl Run<'_> {
                     trace.sent += 1;
                     pulse.follows.insert(qp, pulse.sent);
                     pulse.unfollowed += 1;
-                    if pulse.unfollowed >= GROUP {
+                    if pulse.unfollowed >= MAX_UNFOLLOWED {
                         self.beat(pulse, trace)?;
                     }
                 }
                 Step::Peer(peer) => match self.peer(peer) {
-                    // A queue pair in error refuses work on one card and flushes it on another.
+                    // A card may refuse work requests of a queue pair in error, or flush them.
                     Err(Stop::Refused(refused))
                         if refused.errno != 0 && matches!(peer, Peer::Post(_) | Peer::Recv { .. }) => {}
                     done => {
                         done?;
-                        self.note(peer, trace)?;
+                        self.record_layout(peer, trace)?;
                     }
                 },
                 Step::Let(name, number) => {
@@ -240,16 +243,18 @@ impl Run<'_> {
             self.beat(pulse, trace)?;
         }
         let last = pulse.sent - 1;
-        self.acknowledged(last, pulse, trace)
+        self.wait_acknowledged(last, pulse, trace)
     }
 
-    /// Notes the length of a region, and the places of GRHs in a receive of datagrams.
-    fn note(&self, peer: &Peer, trace: &mut Trace) -> Result<(), Stop> {
+    /// Records the length of a region, and the place of the GRH in a receive of datagrams.
+    fn record_layout(&self, peer: &Peer, trace: &mut Trace) -> Result<(), Stop> {
         match peer {
             Peer::Register { name, length, .. } => {
                 trace.lengths.insert(name.clone(), length.value(&self.names)?.min(MAX_REGION));
             }
-            Peer::Recv { queue, sges, .. } if self.objects.tie(Some(queue)).is_ok_and(|tie| tie.is_datagram()) => {
+            Peer::Recv { queue, sges, .. }
+                if self.objects.card_qp(Some(queue)).is_ok_and(|card_qp| card_qp.is_datagram()) =>
+            {
                 for sge in sges.iter().take(1) {
                     trace.headers.insert((sge.mr.clone(), sge.at.value(&self.names)? as usize));
                 }
@@ -260,7 +265,7 @@ impl Run<'_> {
     }
 
     /// Waits until the card has received the newest packet of a queue pair, and has repeated the
-    /// request that it refused as not ready. The model itself notes which requests it repeats.
+    /// request that got an RNR NAK. The run of the model records which requests are repeated.
     fn wait_for(
         &mut self,
         qp: &str,
@@ -272,7 +277,7 @@ impl Run<'_> {
         if beat >= pulse.sent {
             self.beat(pulse, trace)?;
         }
-        self.acknowledged(beat, pulse, trace)?;
+        self.wait_acknowledged(beat, pulse, trace)?;
         let Some((at, before)) = pulse.rnr.remove(qp) else { return Ok(()) };
         match model {
             None => {
@@ -299,9 +304,9 @@ impl Run<'_> {
         self.send(pulse.honest)
     }
 
-    /// Records packets until the honest packet number `beat` is acknowledged. Sends it again once,
-    /// with those behind it, because the path may lose a packet.
-    fn acknowledged(&mut self, beat: u64, pulse: &mut Pulse<'_>, trace: &mut Trace) -> Result<(), Stop> {
+    /// Records packets until the honest packet number `beat` is acknowledged. Retransmits it once,
+    /// with the honest packets behind it, because the path may lose a packet.
+    fn wait_acknowledged(&mut self, beat: u64, pulse: &mut Pulse<'_>, trace: &mut Trace) -> Result<(), Stop> {
         let first = self.names.get("h.psn").copied().unwrap_or_default();
         for _ in 0..2 {
             let until = self.target.now() + ACK_TIMEOUT;
@@ -338,8 +343,8 @@ impl Run<'_> {
     fn answer(&mut self, trace: &mut Trace, until: Duration) -> Result<Option<(String, Vec<u8>)>, Stop> {
         let Some((_, datagram)) = self.target.receive(until)? else { return Ok(None) };
         let to = datagram.bytes.get(5..8).map(|qpn| u32::from_be_bytes([0, qpn[0], qpn[1], qpn[2]]));
-        let tie = self.objects.ties.iter().find(|tie| Some(tie.near) == to);
-        let answer = (tie.map_or_else(|| "?".to_owned(), |tie| tie.name.clone()), datagram.bytes);
+        let card_qp = self.objects.qps.iter().find(|card_qp| Some(card_qp.near) == to);
+        let answer = (card_qp.map_or_else(|| "?".to_owned(), |card_qp| card_qp.name.clone()), datagram.bytes);
         if answer.0 != "h" && trace.answers.len() < MAX_ANSWERS {
             trace.answers.push(answer.clone());
         }
@@ -347,21 +352,23 @@ impl Run<'_> {
     }
 
     /// Reads states and memory, and adds new completions and events.
-    fn look(&mut self, trace: &mut Trace) -> Result<(), Stop> {
-        let queues: Vec<_> = self.objects.ties.iter().map(|tie| (tie.qp, tie.cq)).collect();
+    fn snapshot(&mut self, trace: &mut Trace) -> Result<(), Stop> {
+        let queues: Vec<_> = self.objects.qps.iter().map(|card_qp| (card_qp.qp, card_qp.cq)).collect();
         let regions: Vec<_> =
             self.objects.regions.iter().map(|(name, region)| (region.mr, trace.lengths[name])).collect();
-        let look = self.target.look(&queues, &regions)?;
-        for (tie, (state, done)) in self.objects.ties.iter().zip(look.queues) {
-            trace.states.insert(tie.name.clone(), state);
-            let done = done.into_iter().map(|done| completion(tie, done));
-            trace.completions.entry(tie.name.clone()).or_default().extend(done);
-            let events = trace.events.entry(tie.name.clone()).or_default();
-            events.extend(look.events.iter().filter(|event| self.is_of(event, tie)).map(|event| event.name.clone()));
-            // Events of a queue pair and of its shared receive queue come in any order.
+        let snapshot = self.target.snapshot(&queues, &regions)?;
+        for (card_qp, (state, done)) in self.objects.qps.iter().zip(snapshot.queues) {
+            trace.states.insert(card_qp.name.clone(), state);
+            let done = done.into_iter().map(|done| completion(card_qp, done));
+            trace.completions.entry(card_qp.name.clone()).or_default().extend(done);
+            let events = trace.events.entry(card_qp.name.clone()).or_default();
+            events.extend(
+                snapshot.events.iter().filter(|event| self.is_of(event, card_qp)).map(|event| event.name.clone()),
+            );
+            // A card may raise events of a queue pair and of its shared receive queue in any order.
             events.sort();
         }
-        for (name, mut bytes) in self.objects.regions.keys().zip(look.memory) {
+        for (name, mut bytes) in self.objects.regions.keys().zip(snapshot.memory) {
             for (_, at) in trace.headers.iter().filter(|(mr, _)| mr == name) {
                 if let Some(header) = bytes.get_mut(*at..).and_then(|rest| rest.first_chunk_mut::<GRH>()) {
                     trace.grhs.insert((name.clone(), *at), grh(header, &self.card));
@@ -374,8 +381,8 @@ impl Run<'_> {
     }
 
     /// Returns true if an event is about this queue pair or its shared receive queue.
-    fn is_of(&self, event: &Event, tie: &Tie) -> bool {
-        self.objects.is_of(event, &tie.name) || self.objects.is_of(event, &shared_queue(&tie.name))
+    fn is_of(&self, event: &Event, card_qp: &CardQp) -> bool {
+        self.objects.is_of(event, &card_qp.name) || self.objects.is_of(event, &shared_queue(&card_qp.name))
     }
 }
 
@@ -391,25 +398,26 @@ pub(crate) fn shared_queue(qp: &str) -> String {
     format!("srq{qp}")
 }
 
-/// Returns a completion as text, without what is undefined.
-fn completion(tie: &Tie, mut done: Completed) -> String {
+/// Returns a completion as text, without fields that the standard leaves undefined.
+fn completion(card_qp: &CardQp, mut done: Completed) -> String {
     if matches!(done.opcode.as_str(), "SEND" | "RDMA_WRITE") {
         (done.byte_len, done.imm) = (0, None);
     }
     let source = std::mem::take(&mut done.src_qp);
     let mut text = done.to_string();
-    if tie.is_datagram() && done.status == "SUCCESS" && done.opcode.starts_with("RECV") {
+    if card_qp.is_datagram() && done.status == "SUCCESS" && done.opcode.starts_with("RECV") {
         // The near side has other queue pair numbers in each run.
-        let _ = match source == tie.near {
-            true => write!(text, " src_qp={}.near", tie.name),
+        let _ = match source == card_qp.near {
+            true => write!(text, " src_qp={}.near", card_qp.name),
             false => write!(text, " src_qp={source:#x}"),
         };
     }
     text
 }
 
-/// Returns the header of a datagram as text, with names in place of addresses, which differ between
-/// targets. The first 20 bytes are undefined on IPv4; senders choose the identification freely.
+/// Returns the GRH of a datagram as text, with names in place of addresses, which differ between
+/// targets. The text omits the first 20 bytes, which are undefined on IPv4, and the identification,
+/// which the sender chooses freely.
 fn grh(header: &[u8; GRH], card: &Card) -> String {
     if header.iter().all(|byte| *byte == FILL) {
         return "nothing".to_owned();

@@ -1,8 +1,8 @@
 //! Parses a line into a step.
 
 use super::steps::{
-    Act, Awaited, Bind, Completion, Count, Damage, Data, Expectation, Figure, Modify, Numbers, Peer, Post, QpSpec, Sge,
-    Skips, Spec, Step, Tag, Wanted,
+    Bind, CmStep, Completion, Count, Damage, Data, Expectation, ExpectedAttributes, ExpectedCmEvent, Figure, Modify,
+    Numbers, Peer, Post, QpSpec, Sge, Skips, Spec, Step, Tag,
 };
 use crate::figures::Unit;
 use crate::number::Number;
@@ -36,7 +36,7 @@ const ATTRIBUTES: [&str; 19] = [
 /// States of path migration.
 const MIGRATION: [&str; 3] = ["MIGRATED", "REARM", "ARMED"];
 /// Numbers of a send work request.
-const POSTED: [&str; 13] = [
+const POST_NUMBERS: [&str; 13] = [
     "remote",
     "rkey",
     "imm",
@@ -52,7 +52,7 @@ const POSTED: [&str; 13] = [
     "hop_limit",
 ];
 /// Numbers of a completion.
-const COMPLETED: [&str; 10] =
+const COMPLETION_NUMBERS: [&str; 10] =
     ["bytes", "imm", "src_qp", "invalidated", "grh", "tag", "context", "matched", "valid", "asks_sync"];
 /// Flags of a send work request.
 const FLAGS: [&str; 3] = ["FENCE", "SOLICITED", "UNSIGNALED"];
@@ -70,9 +70,9 @@ const OPERATIONS: [&str; 9] = [
     "LOCAL_INV",
 ];
 /// Default time limit for a packet, a completion or an event.
-const LIMIT: &str = "500ms";
+const DEFAULT_TIMEOUT: &str = "500ms";
 /// Default time without packets, completions or events.
-const IDLE: &str = "20ms";
+const DEFAULT_IDLE: &str = "20ms";
 /// Verbs that a script may expect to fail, besides `post` and `modify`.
 const CAN_FAIL: [&str; 12] =
     ["reg", "rereg", "dereg", "srq", "qp", "recv", "mw", "bind", "join", "leave", "resize", "limit"];
@@ -80,7 +80,7 @@ const CAN_FAIL: [&str; 12] =
 const WITHOUT_VALUE: [&str; 11] =
     ["within", "after", "each", "eventually", "stranger", "ackreq", "solicited", "migreq", "becn", "fecn", "noackreq"];
 
-/// Parses a step from its first word and the others.
+/// Parses a step from its first word and the rest of its line.
 pub(super) fn step(service: &str, word: &str, rest: &str) -> Result<Step, String> {
     let mut words = Words::parse(rest);
     let step = match word {
@@ -180,7 +180,7 @@ fn address(text: &str) -> Result<IpAddr, String> {
 }
 
 fn expectation(service: &str, words: &mut Words<'_>) -> Result<Expectation, String> {
-    let (after, within) = (words.time_after("after")?, words.time_or("within", LIMIT)?);
+    let (after, within) = (words.time_after("after")?, words.time_or("within", DEFAULT_TIMEOUT)?);
     let (each, eventually) = (words.flag("each"), words.flag("eventually"));
     let since = words.owned("since");
     if since.is_some() && after.is_none() {
@@ -211,13 +211,13 @@ fn count(service: &str, words: &mut Words<'_>) -> Result<Count, String> {
 fn peer(service: &str, words: &mut Words<'_>) -> Result<Peer, String> {
     let verb = words.next("the verb")?;
     if CAN_FAIL.contains(&verb) && words.flag("refused") {
-        return Ok(Peer::Refused(Box::new(done(verb, service, words)?)));
+        return Ok(Peer::Refused(Box::new(peer_verb(verb, service, words)?)));
     }
-    done(verb, service, words)
+    peer_verb(verb, service, words)
 }
 
 /// Parses the words after the verb of a step of the far side.
-fn done(verb: &str, service: &str, words: &mut Words<'_>) -> Result<Peer, String> {
+fn peer_verb(verb: &str, service: &str, words: &mut Words<'_>) -> Result<Peer, String> {
     let name = words.next("the name of an object")?.to_owned();
     Ok(match verb {
         "pd" => Peer::Pd(name),
@@ -252,15 +252,15 @@ fn done(verb: &str, service: &str, words: &mut Words<'_>) -> Result<Peer, String
         "post" => Peer::Post(Box::new(post(name, words)?)),
         "recv" => Peer::Recv { queue: name, id: words.required_number("id")?, sges: sges(words)? },
         "complete" => {
-            let within = words.time_or("within", LIMIT)?;
+            let within = words.time_or("within", DEFAULT_TIMEOUT)?;
             Peer::Complete { qp: name, wanted: completion(words)?, within }
         }
-        "idle" => Peer::Idle { qp: name, time: words.time_or("for", IDLE)? },
+        "idle" => Peer::Idle { qp: name, time: words.time_or("for", DEFAULT_IDLE)? },
         "state" => {
-            let within = words.time_or("within", LIMIT)?;
+            let within = words.time_or("within", DEFAULT_TIMEOUT)?;
             Peer::State { qp: name, state: one_of(&STATES, words.next("the state")?)?, within }
         }
-        "attributes" => Peer::Attributes(Box::new(Wanted {
+        "attributes" => Peer::Attributes(Box::new(ExpectedAttributes {
             qp: name,
             access: words.text("access").map(access).transpose()?,
             migration: words.text("migration").map(|word| one_of(&MIGRATION, word)).transpose()?,
@@ -272,11 +272,11 @@ fn done(verb: &str, service: &str, words: &mut Words<'_>) -> Result<Peer, String
         }
         "checksum" => Peer::Checksum { mr: name, at: words.number_or("at", "0")?, len: words.required_number("len")? },
         "write" => Peer::Write { mr: name, at: words.number_or("at", "0")?, data: words.required_data()? },
-        "event" if name == "none" => Peer::NoEvent { time: words.time_or("for", IDLE)? },
-        "event" => Peer::Event { name, of: words.owned("of"), within: words.time_or("within", LIMIT)? },
+        "event" if name == "none" => Peer::NoEvent { time: words.time_or("for", DEFAULT_IDLE)? },
+        "event" => Peer::Event { name, of: words.owned("of"), within: words.time_or("within", DEFAULT_TIMEOUT)? },
         "arm" => Peer::Arm { qp: name, solicited: words.flag("solicited") },
-        "wakes" => Peer::Wakes { qp: name, within: words.time_or("within", LIMIT)? },
-        "sleeps" => Peer::Sleeps { qp: name, time: words.time_or("for", IDLE)? },
+        "wakes" => Peer::Wakes { qp: name, within: words.time_or("within", DEFAULT_TIMEOUT)? },
+        "sleeps" => Peer::Sleeps { qp: name, time: words.time_or("for", DEFAULT_IDLE)? },
         "resize" => Peer::Resize { qp: name, entries: Number::parse(words.next("the number of entries")?)? },
         "limit" => Peer::Limit { srq: name, limit: Number::parse(words.next("the limit")?)? },
         "mw" => Peer::Window { name, kind: words.number_or("type", "2")?, pd: words.owned("pd") },
@@ -285,8 +285,8 @@ fn done(verb: &str, service: &str, words: &mut Words<'_>) -> Result<Peer, String
             let group = address(words.next("the group")?)?;
             Peer::Member { qp: name, group, joins: verb == "join" }
         }
-        verb => match act(verb, words)? {
-            Some(act) => Peer::Connection(name, Box::new(act)),
+        verb => match cm_step(verb, words)? {
+            Some(step) => Peer::Connection(name, Box::new(step)),
             None => return Err(format!("the peer cannot `{verb}`")),
         },
     })
@@ -346,14 +346,14 @@ fn post(qp: String, words: &mut Words<'_>) -> Result<Post, String> {
         sges: sges(words)?,
         inline,
         refused: words.flag("refused"),
-        numbers: numbers(words, &POSTED)?,
+        numbers: numbers(words, &POST_NUMBERS)?,
     })
 }
 
 fn completion(words: &mut Words<'_>) -> Result<Completion, String> {
     let status = words.text("status").unwrap_or("SUCCESS").to_owned();
     let opcode = words.owned("opcode");
-    Ok(Completion { id: words.required_number("id")?, status, opcode, numbers: numbers(words, &COMPLETED)? })
+    Ok(Completion { id: words.required_number("id")?, status, opcode, numbers: numbers(words, &COMPLETION_NUMBERS)? })
 }
 
 /// Parses all `sge=MR:AT:LEN`.
@@ -387,7 +387,7 @@ fn access(text: &str) -> Result<u32, String> {
 }
 
 /// Numbers of a connection request or reply.
-const TERMS: [&str; 4] = ["responder_resources", "initiator_depth", "retry_cnt", "rnr_retry"];
+const CONN_PARAMS: [&str; 4] = ["responder_resources", "initiator_depth", "retry_cnt", "rnr_retry"];
 /// States of a queue pair after `accept`.
 const ACCEPT_STATES: [&str; 3] = ["INIT", "RTR", "RTS"];
 /// Port spaces.
@@ -405,37 +405,37 @@ const EVENTS: [&str; 8] = [
 ];
 
 /// Parses a function of librdmacm; `None` for other verbs.
-fn act(verb: &str, words: &mut Words<'_>) -> Result<Option<Act>, String> {
+fn cm_step(verb: &str, words: &mut Words<'_>) -> Result<Option<CmStep>, String> {
     Ok(Some(match verb {
-        "listen" => Act::Listen { space: space(words)?, backlog: words.number("backlog")? },
+        "listen" => CmStep::Listen { space: space(words)?, backlog: words.number("backlog")? },
         "request" => {
-            let (within, numbers) = (words.time_or("within", LIMIT)?, numbers(words, &REPORTED)?);
-            Act::Request { of: words.required("of")?.into(), private: words.data()?, numbers, within }
+            let (within, numbers) = (words.time_or("within", DEFAULT_TIMEOUT)?, numbers(words, &REPORTED)?);
+            CmStep::Request { of: words.required("of")?.into(), private: words.data()?, numbers, within }
         }
-        "connect" => Act::Connect {
+        "connect" => CmStep::Connect {
             qp: words.required("qp")?.into(),
             space: space(words)?,
             private: words.data()?,
-            numbers: terms(words, &["port"])?,
+            numbers: conn_params(words, &["port"])?,
         },
-        "accept" => Act::Accept {
+        "accept" => CmStep::Accept {
             qp: words.required("qp")?.into(),
             state: one_of(&ACCEPT_STATES, words.text("state").unwrap_or("RTS"))?,
             private: words.data()?,
-            numbers: terms(words, &[])?,
+            numbers: conn_params(words, &[])?,
         },
-        "establish" => Act::Establish { qp: words.required("qp")?.into() },
-        "reject" => Act::Reject { private: words.data()? },
-        "disconnect" => Act::Disconnect,
-        "notify" => Act::Notify,
-        "forget" => Act::Forget,
+        "establish" => CmStep::Establish { qp: words.required("qp")?.into() },
+        "reject" => CmStep::Reject { private: words.data()? },
+        "disconnect" => CmStep::Disconnect,
+        "notify" => CmStep::Notify,
+        "forget" => CmStep::Forget,
         "cm" => {
-            let within = words.time_or("within", LIMIT)?;
+            let within = words.time_or("within", DEFAULT_TIMEOUT)?;
             let event = one_of(&EVENTS, words.next("the event")?)?;
             let (status, numbers) = (words.number("status")?, numbers(words, &REPORTED)?);
-            Act::Event(Box::new(Awaited { event, status, private: words.data()?, numbers, within }))
+            CmStep::Event(Box::new(ExpectedCmEvent { event, status, private: words.data()?, numbers, within }))
         }
-        "quiet" => Act::Quiet { time: words.time_or("for", IDLE)? },
+        "quiet" => CmStep::Quiet { time: words.time_or("for", DEFAULT_IDLE)? },
         _ => return Ok(None),
     }))
 }
@@ -444,8 +444,8 @@ fn space(words: &mut Words<'_>) -> Result<String, String> {
     one_of(&SPACES, words.text("space").unwrap_or("TCP"))
 }
 
-fn terms(words: &mut Words<'_>, more: &[&'static str]) -> Result<Numbers, String> {
-    let mut found = numbers(words, &TERMS)?;
+fn conn_params(words: &mut Words<'_>, more: &[&'static str]) -> Result<Numbers, String> {
+    let mut found = numbers(words, &CONN_PARAMS)?;
     found.extend(numbers(words, more)?);
     Ok(found)
 }
@@ -486,7 +486,7 @@ impl<'a> Words<'a> {
         if first.contains('=') || keywords.contains(first) { None } else { Some(self.0.remove(0)) }
     }
 
-    /// Removes the word `name`. Returns true if it was present.
+    /// Removes the word `name`. Returns true if the word was present.
     fn flag(&mut self, name: &str) -> bool {
         let found = self.0.iter().position(|word| *word == name);
         found.is_some_and(|at| !self.0.remove(at).is_empty())

@@ -18,9 +18,9 @@ pub(crate) struct Line {
 pub(crate) enum Step {
     /// The near side sends a packet.
     Send(Spec),
-    /// The next packet of the card matches.
+    /// The near side expects a packet of the card.
     Expect(Expectation),
-    /// The card sends no packet for this time; if true, no CNP either.
+    /// The card sends no packet for this time; CNPs are allowed unless the flag is true.
     Silence(Number, bool),
     Wait(Number),
     Let(String, Number),
@@ -45,13 +45,13 @@ pub(crate) struct Spec {
     pub(crate) payload: Option<Data>,
     /// Queue pair of the card; the first one by default.
     pub(crate) qp: Option<String>,
-    /// Prefix for the names of its fields and of its time.
+    /// Prefix for the names of the packet's fields and time.
     pub(crate) named: Option<String>,
     pub(crate) damage: Damage,
 }
 
 impl Spec {
-    /// Returns its fields, and the offset of its payload.
+    /// Returns the fields of the packet, and the offset of its payload.
     pub(crate) fn layout(&self) -> (&'static [Field], usize) {
         self.message.map_or_else(|| layout::fields(self.opcode), |message| (&message.fields, message.len))
     }
@@ -60,7 +60,7 @@ impl Spec {
 /// Deliberate damage of a packet, and unusual fields of its IP header.
 #[derive(Debug)]
 pub(crate) struct Damage {
-    /// Length to cut to, in bytes with a correct ICRC.
+    /// Length to which the packet is cut, in bytes; its ICRC is correct.
     pub(crate) cut: Option<Number>,
     /// Additional bytes before the ICRC.
     pub(crate) extra: Option<Number>,
@@ -79,11 +79,11 @@ pub(crate) struct Damage {
 #[derive(Debug)]
 pub(crate) struct Expectation {
     pub(crate) spec: Spec,
-    /// Shortest time since the packet of this name, or since the previous packet in either
-    /// direction.
+    /// Minimum time since the packet `since`.
     pub(crate) after: Option<Number>,
+    /// Name of a packet; the previous packet in either direction by default.
     pub(crate) since: Option<String>,
-    /// Time limit from the begin of the step.
+    /// Time limit from the start of the step.
     pub(crate) within: Number,
     /// Upper 6 bits of TOS or traffic class.
     pub(crate) dscp: Option<Number>,
@@ -122,7 +122,7 @@ pub(crate) enum Skips {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Data {
-    /// A pattern from its byte `from` on, in which misplaced bytes are noticed.
+    /// The pattern from its byte `from` on, in which misplaced bytes differ.
     Pattern {
         len: Number,
         from: Option<Number>,
@@ -138,7 +138,7 @@ pub(crate) enum Data {
         value: Number,
         bytes: usize,
     },
-    /// One after the other.
+    /// Several parts, one after the other.
     Parts(Vec<Self>),
 }
 
@@ -219,7 +219,7 @@ pub(crate) enum Peer {
     /// `state NAME STATE`
     State { qp: String, state: String, within: Number },
     /// `attributes NAME`: a query reports these attributes.
-    Attributes(Box<Wanted>),
+    Attributes(Box<ExpectedAttributes>),
     /// `memory NAME`
     Memory { mr: String, at: Number, data: Data, within: Number },
     /// `checksum NAME`: these bytes have a valid IP checksum.
@@ -230,13 +230,13 @@ pub(crate) enum Peer {
     Event { name: String, of: Option<String>, within: Number },
     /// `event none`: no asynchronous event for this time.
     NoEvent { time: Number },
-    /// `arm NAME`: requests an event for its next completion, or for its next solicited one.
+    /// `arm NAME`: requests an event for the next completion, or for the next solicited one.
     Arm { qp: String, solicited: bool },
-    /// `wakes NAME`: that event comes.
+    /// `wakes NAME`: the requested event is raised.
     Wakes { qp: String, within: Number },
-    /// `sleeps NAME`: that event does not come for this time.
+    /// `sleeps NAME`: the requested event is not raised for this time.
     Sleeps { qp: String, time: Number },
-    /// `resize NAME N`: changes the number of entries of its completion queue.
+    /// `resize NAME N`: changes the number of entries of the queue pair's completion queue.
     Resize { qp: String, entries: Number },
     /// `limit SRQ N`
     Limit { srq: String, limit: Number },
@@ -247,7 +247,7 @@ pub(crate) enum Peer {
     /// `join QP GROUP` and `leave QP GROUP`
     Member { qp: String, group: IpAddr, joins: bool },
     /// A function of librdmacm for the identifier of this name.
-    Connection(String, Box<Act>),
+    Connection(String, Box<CmStep>),
 }
 
 #[derive(Debug)]
@@ -290,7 +290,7 @@ pub(crate) struct Bind {
 
 /// A function of librdmacm.
 #[derive(Debug)]
-pub(crate) enum Act {
+pub(crate) enum CmStep {
     /// `listen NAME`
     Listen { space: String, backlog: Option<Number> },
     /// `request NAME of=LISTENER`: gives the next request a name.
@@ -310,14 +310,14 @@ pub(crate) enum Act {
     /// `forget NAME`
     Forget,
     /// `cm NAME EVENT`: expects the next event.
-    Event(Box<Awaited>),
+    Event(Box<ExpectedCmEvent>),
     /// `quiet NAME`: no event for this time.
     Quiet { time: Number },
 }
 
-/// An event of librdmacm.
+/// An expected event of librdmacm.
 #[derive(Debug)]
-pub(crate) struct Awaited {
+pub(crate) struct ExpectedCmEvent {
     pub(crate) event: String,
     pub(crate) status: Option<Number>,
     pub(crate) private: Option<Data>,
@@ -325,9 +325,9 @@ pub(crate) struct Awaited {
     pub(crate) within: Number,
 }
 
-/// Attributes that a query reports.
+/// Attributes that a query must report.
 #[derive(Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct ExpectedAttributes {
     pub(crate) qp: String,
     pub(crate) numbers: Numbers,
     pub(crate) access: Option<u32>,

@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// A running cell.
+/// A running check of one cell.
 pub struct CellRun {
     cell: Cell,
     conditions: Conditions,
@@ -20,40 +20,42 @@ pub struct CellRun {
     seed: u64,
     /// The upper half of every wr_id.
     number: u64,
-    /// Messages that must arrive; 0 for a datagram that is too long to be sent.
+    /// Number of messages that must arrive; 0 if they are datagrams longer than the MTU.
     count: u32,
-    /// Maximum outstanding messages, and maximum transmissions in total.
+    /// Maximum number of outstanding messages.
     group: u32,
+    /// Maximum number of transmissions.
     budget: u32,
     sent: u32,
     delivered: u32,
     repeated: u32,
     arrivals: u32,
-    /// Serial after that of the last message that arrived in order.
+    /// Lowest serial that may arrive next in order.
     next: u32,
     seen: Vec<bool>,
-    /// Numbers of posted and of completed receives.
+    /// Number of posted receives.
     posted: u32,
-    taken: u32,
+    /// Number of completed receives.
+    consumed: u32,
     /// Serials of the signaled requests of the current group.
     signaled: Vec<u32>,
     /// The atomics so far, each with the word before it.
     atomics: Vec<(u64, Atomic)>,
-    /// Text of the refusal of a datagram that is too long.
+    /// Text of the refusal of a datagram longer than the MTU.
     refusal: Option<String>,
 }
 
-/// Maximum transmissions of one cell. The first byte of a message encodes their serial.
+/// Maximum number of transmissions of one cell. The first byte of a message encodes its serial.
 const MAX_SERIALS: u32 = 64;
 /// Maximum outstanding packets of UC and UD, which have no flow control.
-const PACKETS_AT_ONCE: u32 = 64;
-/// Additional transmissions of UC and UD messages. Fewer for long messages, so that the area stays
-/// below 8 MiB, the usual limit of locked memory.
+const MAX_OUTSTANDING_PACKETS: u32 = 64;
+/// Returns the number of additional transmissions of UC and UD messages. Long messages get fewer,
+/// so that the area stays below 8 MiB, the usual limit of locked memory.
 const fn more_tries(size: u32) -> u32 {
-    if size <= SHORT { 8 } else { 4 }
+    if size <= MAX_SHORT { 8 } else { 4 }
 }
-/// Maximum bytes of a message that counts as short.
-const SHORT: u32 = 128 << 10;
+/// Maximum size of a short message, in bytes.
+const MAX_SHORT: u32 = 128 << 10;
 
 impl CellRun {
     /// Runs one check. Fails with the first error found.
@@ -89,7 +91,7 @@ impl CellRun {
         let (group, budget) = match cell.service {
             _ if is_too_long => (1, 1),
             Service::Rc => (count, count),
-            _ => ((PACKETS_AT_ONCE / cell.packets()).clamp(1, count), count + more_tries(cell.size)),
+            _ => ((MAX_OUTSTANDING_PACKETS / cell.packets()).clamp(1, count), count + more_tries(cell.size)),
         };
         let axes =
             (cell.service as u64) << 48 | (cell.op as u64) << 40 | u64::from(cell.mtu) << 24 | u64::from(cell.size);
@@ -109,7 +111,7 @@ impl CellRun {
             next: 0,
             seen: vec![false; MAX_SERIALS as usize],
             posted: 0,
-            taken: 0,
+            consumed: 0,
             signaled: Vec::new(),
             atomics: Vec::new(),
             refusal: None,
@@ -126,7 +128,7 @@ impl CellRun {
         } else {
             let mut first = 0;
             loop {
-                self.collect(pair, clients)?;
+                self.poll_requests(pair, clients)?;
                 self.receive(pair, clients)?;
                 self.judge(pair, clients, first)?;
                 if self.is_enough() {
@@ -142,7 +144,7 @@ impl CellRun {
             self.expect_no_completion(pair, clients)?;
         }
         // On a lossy network, a late packet must not reach the next cell.
-        pair.is_spent = self.may_lose() || self.posted > self.taken || self.count == 0;
+        pair.is_spent = self.may_lose() || self.posted > self.consumed || self.count == 0;
         Ok(MessageCounts { sent: self.sent, delivered: self.delivered, repeated: self.repeated })
     }
 
@@ -156,15 +158,15 @@ impl CellRun {
     }
 
     /// Returns true if a duplicate of a message may be delivered. UC and UD do not detect duplicate
-    /// packets. The two packets of a UC message may both be duplicated in order; in a longer
-    /// message any packet in between aborts the duplicate.
-    fn may_repeat(&self) -> bool {
+    /// packets. The network may duplicate both packets of a UC message in order; a duplicate of a
+    /// longer message is aborted by the packets in between.
+    fn may_duplicate(&self) -> bool {
         self.may_lose() && self.cell.packets() <= 2
     }
 
-    /// Returns true if enough messages have arrived. On a clean network all must arrive, on UC and
-    /// UD perhaps not at the first attempt, because a burst may overrun a slow receiver. On a lossy
-    /// network one is enough, and none is required if it has many packets.
+    /// Returns true if enough messages have arrived. On a clean network all must arrive; UC and UD
+    /// may need several attempts, because a burst may overrun a slow receiver. On a lossy network
+    /// one message is enough, and none is required if messages have many packets.
     fn is_enough(&self) -> bool {
         if !self.may_lose() {
             return self.delivered >= self.count;
@@ -177,7 +179,8 @@ impl CellRun {
         self.count.saturating_sub(done).max(1).min(self.budget - self.sent).min(self.group)
     }
 
-    /// The bytes of a message. The first byte encodes the serial and is never [`UNTOUCHED`].
+    /// Returns the bytes of a message. The first byte encodes the serial and is never
+    /// [`UNTOUCHED`].
     fn message(&self, serial: u32) -> Vec<u8> {
         let mut message = plan::message(mix(self.seed.wrapping_add(serial.into())), self.cell.size as usize);
         if let Some(first) = message.first_mut() {
@@ -190,14 +193,14 @@ impl CellRun {
         (self.seed % 96) as u8
     }
 
-    /// The immediate data of a message. Its low byte is the serial, which identifies empty messages
-    /// too.
+    /// Returns the immediate data of a message. Its low byte is the serial, which identifies empty
+    /// messages too.
     fn imm(&self, serial: u32) -> u32 {
         (mix(self.seed.wrapping_add(1)) as u32) << 8 | serial
     }
 
-    /// Length of a message's first piece; 0 for one piece. Every second message of each side has
-    /// two.
+    /// Returns the length of a message's first piece; 0 if the message has one piece. Every second
+    /// message of each side has two pieces.
     fn split(&self, index: u32, side: u32) -> usize {
         if self.cell.size < 2 || self.cell.op.is_atomic() || (index + side).is_multiple_of(2) {
             return 0;
@@ -209,12 +212,12 @@ impl CellRun {
         Slot::new(index, self.cell.size as usize, split, has_grh)
     }
 
-    /// The requester's memory of a message.
+    /// Returns the requester's memory of a message.
     fn local(&self, serial: u32) -> Slot {
         self.slot(serial, self.split(serial, 0), false)
     }
 
-    /// The responder's memory of a WRITE, READ or atomic. All atomics use one word.
+    /// Returns the responder's memory of a WRITE, READ or atomic. All atomics use one word.
     fn remote(&self, serial: u32) -> Slot {
         self.slot(if self.cell.op.is_atomic() { 0 } else { serial }, 0, false)
     }
@@ -227,12 +230,12 @@ impl CellRun {
         !serial.is_multiple_of(2) && !self.cell.op.is_fetch() && self.cell.size <= MAX_INLINE
     }
 
-    /// The range of the slots `serials` in the area.
+    /// Returns the range of the slots `serials` in the area.
     fn place(&self, serials: Range<u32>) -> Range<usize> {
         self.slot(serials.start, 0, false).place.start..self.slot(serials.end, 0, false).place.start
     }
 
-    /// The bytes of the source slots `serials`.
+    /// Returns the bytes of the source slots `serials`.
     fn sources(&self, serials: Range<u32>, slot: fn(&Self, u32) -> Slot) -> Vec<u8> {
         serials.flat_map(|serial| slot(self, serial).image(&self.message(serial), SOURCE_GUARD)).collect()
     }
@@ -242,7 +245,7 @@ impl CellRun {
         let (op, first, count) = (self.cell.op, self.sent, self.next_group());
         let serials = first..first + count;
         let place = self.place(serials.clone());
-        // Prepare the responder before the requester sends.
+        // The responder must be ready before the requester sends.
         let client = &mut *clients[1 - self.from];
         if op == Op::Read {
             write(client, to.mr, place.start, &self.sources(serials.clone(), Self::remote))?;
@@ -252,7 +255,7 @@ impl CellRun {
             let word = mix(self.seed).to_ne_bytes();
             write(client, to.mr, 0, &self.remote(0).image(&word, UNTOUCHED))?;
         }
-        while op.takes_receive() && self.posted - self.taken < count {
+        while op.takes_receive() && self.posted - self.consumed < count {
             let slot = self.receive_slot(self.posted);
             let mut request = json!({"qp": to.qp, "wr_id": self.wr_id(self.posted)});
             if op != Op::WriteImm {
@@ -278,7 +281,7 @@ impl CellRun {
                 self.signaled.push(serial);
             }
             if self.is_inline(serial) {
-                // The post has copied inline data, so the memory may change now.
+                // The post has copied the inline data, so the memory may change.
                 blank(client, from.mr, self.local(serial).place)?;
             }
             self.sent += 1;
@@ -325,7 +328,8 @@ impl CellRun {
         request
     }
 
-    fn collect(&self, pair: &Pair, clients: &mut Clients<'_>) -> Result<(), CheckError> {
+    /// Polls the completions of all signaled requests of the group.
+    fn poll_requests(&self, pair: &Pair, clients: &mut Clients<'_>) -> Result<(), CheckError> {
         let end = &pair.ends[self.from];
         let limit = self.conditions.timeout_ms;
         let until = Instant::now() + Duration::from_millis(limit);
@@ -359,8 +363,7 @@ impl CellRun {
         Ok(())
     }
 
-    /// Polls the responder's completions until all messages have arrived or the others count as
-    /// lost.
+    /// Polls the responder's completions until all messages have arrived, or none arrives in time.
     fn receive(&mut self, pair: &Pair, clients: &mut Clients<'_>) -> Result<(), CheckError> {
         let end = &pair.ends[1 - self.from];
         let wait = if self.is_reliable() { self.conditions.timeout_ms } else { self.conditions.grace_ms };
@@ -370,17 +373,17 @@ impl CellRun {
                 break;
             }
             for completion in &completions {
-                self.arrived(pair, clients, completion)?;
+                self.judge_receive(pair, clients, completion)?;
             }
         }
         Ok(())
     }
 
     /// Judges one completion of a receive, and its message.
-    fn arrived(&mut self, pair: &Pair, clients: &mut Clients<'_>, completion: &Value) -> Result<(), CheckError> {
+    fn judge_receive(&mut self, pair: &Pair, clients: &mut Clients<'_>, completion: &Value) -> Result<(), CheckError> {
         let (from, to) = (&pair.ends[self.from], &pair.ends[1 - self.from]);
         let (op, is_datagram) = (self.cell.op, self.cell.service == Service::Ud);
-        if self.taken == self.posted {
+        if self.consumed == self.posted {
             return wrong(format!("responder: an unexpected completion: {completion}"));
         }
         if completion["status"] != "SUCCESS" {
@@ -388,7 +391,7 @@ impl CellRun {
         }
         let len = self.cell.size as usize + if is_datagram { GRH } else { 0 };
         let opcode = if op == Op::WriteImm { "RECV_RDMA_WITH_IMM" } else { "RECV" };
-        let wr_id = self.wr_id(self.taken).into();
+        let wr_id = self.wr_id(self.consumed).into();
         let mut expected =
             vec![("wr_id", wr_id), ("opcode", opcode.into()), ("byte_len", len.into()), ("qpn", to.qpn.into())];
         if is_datagram {
@@ -399,8 +402,8 @@ impl CellRun {
         if imm.is_some() != op.has_imm() {
             return wrong(format!("responder: the immediate data is unexpected or missing: {completion}"));
         }
-        let slot = self.receive_slot(self.taken);
-        self.taken += 1;
+        let slot = self.receive_slot(self.consumed);
+        self.consumed += 1;
         let found = match op {
             Op::WriteImm => Vec::new(),
             _ => read(clients[1 - self.from], to.mr, slot.place.clone())?,
@@ -427,23 +430,23 @@ impl CellRun {
         self.count_arrival(serial)
     }
 
-    /// Counts a message, which must arrive once and in order unless the network may duplicate it.
+    /// Counts a message. It must arrive once and in order, unless the network may duplicate it.
     fn count_arrival(&mut self, serial: u32) -> Result<(), CheckError> {
         self.arrivals += 1;
         let is_unknown = serial >= self.sent;
-        let is_again = !is_unknown && self.seen[serial as usize];
-        if !self.may_repeat() {
+        let is_duplicate = !is_unknown && self.seen[serial as usize];
+        if !self.may_duplicate() {
             if is_unknown {
                 return wrong(format!("responder: message {serial} arrived, but was never sent"));
             }
-            if is_again {
+            if is_duplicate {
                 return wrong(format!("responder: message {serial} arrived twice"));
             }
             if serial < self.next || (self.is_reliable() && serial != self.next) {
                 return wrong(format!("responder: message {serial} arrived when {} was due", self.next));
             }
         }
-        if is_again || is_unknown {
+        if is_duplicate || is_unknown {
             self.repeated += 1;
             return Ok(());
         }
@@ -452,7 +455,8 @@ impl CellRun {
         Ok(())
     }
 
-    /// Compares the memory of both sides with that expected after the messages from `first` on.
+    /// Compares the memory of both sides with the memory expected after the messages from `first`
+    /// on.
     fn judge(&mut self, pair: &Pair, clients: &mut Clients<'_>, first: u32) -> Result<(), CheckError> {
         let (from, to) = (&pair.ends[self.from], &pair.ends[1 - self.from]);
         let (op, serials) = (self.cell.op, first..self.sent);
@@ -494,8 +498,8 @@ impl CellRun {
         Ok(())
     }
 
-    /// Reads the responder's memory. A UC WRITE raises no completion at the responder, so this
-    /// waits for its bytes.
+    /// Reads the responder's memory. Waits for the bytes of a UC WRITE, which generates no
+    /// completion at the responder.
     fn await_writes(
         &mut self,
         client: &mut Client,
@@ -537,8 +541,8 @@ impl CellRun {
         compare("responder's memory after a loss", serial, &allowed, found, GUARD)
     }
 
-    /// Checks that a datagram that is too long does not arrive. Cards refuse it, complete it with
-    /// an error, or (Linux's rxe) complete it without sending it.
+    /// Checks that a datagram longer than the MTU does not arrive. Cards refuse it, complete it
+    /// with an error, or (Linux's rxe) complete it without sending it.
     fn expect_no_arrival(&mut self, pair: &Pair, clients: &mut Clients<'_>) -> Result<(), CheckError> {
         let (from, to) = (&pair.ends[self.from], &pair.ends[1 - self.from]);
         let is_refused = self.refusal.is_some();
@@ -561,16 +565,17 @@ impl CellRun {
             }
         }
         for completion in &poll(clients[1 - self.from], to.recv_cq, 32, 0, 0)? {
-            self.arrived(pair, clients, completion)?;
+            self.judge_receive(pair, clients, completion)?;
         }
         Ok(())
     }
 }
 
+/// Returns the number of messages that must arrive.
 fn messages(cell: &Cell, conditions: &Conditions) -> u32 {
-    let is_short = cell.size <= SHORT;
+    let is_short = cell.size <= MAX_SHORT;
     match conditions.is_burst {
-        // Cards that go back to each lost packet are slow with thousands of packets.
+        // Cards that go back to the first lost packet are slow with thousands of packets.
         _ if conditions.is_lossy && cell.packets() > 1024 => 1,
         true if cell.op.is_atomic() => 16,
         true if cell.size <= 8192 => 32,

@@ -1,5 +1,5 @@
-//! Memory of messages in the registered area of each side, and requests to the agents that write,
-//! read and compare it.
+//! The memory of messages in the registered area of each side, and the requests to the agents that
+//! write and read it.
 
 use super::CheckError;
 use crate::client::{Client, ClientError};
@@ -8,18 +8,19 @@ use crate::protocol::{Command, from_runs, limits, to_hex};
 use serde_json::{Value, json};
 use std::ops::Range;
 
+/// Length of the registered area of each side, in bytes.
 pub(super) const AREA: usize = 7 << 20;
 /// Bytes around each piece of a message that must stay unchanged.
 pub(super) const GUARD: usize = 64;
-/// Value of the guards of source memory. It differs from that at the destination, so that a byte
-/// too many is detected.
+/// Value of the guards of source memory. It differs from the value at the destination, so that the
+/// copy of a byte too many is detected.
 pub(super) const SOURCE_GUARD: u8 = 0x5a;
 /// Bytes of the GRH before a received datagram.
 pub(super) const GRH: usize = 40;
 
 /// Memory of one message inside the area: up to three pieces, with guards around each.
 pub(super) struct Slot {
-    /// The slot's range of the area.
+    /// Range of the slot within the area.
     pub(super) place: Range<usize>,
     /// Range of the GRH within the slot.
     pub(super) grh: Option<Range<usize>>,
@@ -42,7 +43,7 @@ impl Slot {
         Self { place: start..start + stride, grh, pieces }
     }
 
-    /// The scatter list of a request; an empty piece has no entry.
+    /// Returns the scatter/gather elements of a request; an empty piece has none.
     pub(super) fn sge(&self, mr: u64) -> Value {
         let pieces = self.grh.iter().chain(&self.pieces).filter(|piece| !piece.is_empty());
         let entries =
@@ -50,7 +51,7 @@ impl Slot {
         entries.collect()
     }
 
-    /// The expected bytes of the whole slot, with the message and guards.
+    /// Returns the expected bytes of the whole slot: the message between guards.
     pub(super) fn image(&self, message: &[u8], guard: u8) -> Vec<u8> {
         let mut image = vec![guard; self.place.len()];
         let mut rest = message;
@@ -62,7 +63,7 @@ impl Slot {
         image
     }
 
-    /// Offset of the message's first byte in the area.
+    /// Returns the offset of the message's first byte within the area.
     pub(super) fn start(&self) -> usize {
         self.place.start + self.pieces[0].start
     }
@@ -72,7 +73,7 @@ pub(super) fn wrong<T>(text: impl Into<String>) -> Result<T, CheckError> {
     Err(CheckError::Wrong(text.into()))
 }
 
-/// Compares a slot with its image. `start` is the offset of the message in it.
+/// Compares a slot with its image. `start` is the offset of the message within the slot.
 pub(super) fn compare(place: &str, serial: u32, image: &[u8], found: &[u8], start: usize) -> Result<(), CheckError> {
     let Some(at) = image.iter().zip(found).position(|(image, found)| image != found) else { return Ok(()) };
     let part = |bytes: &[u8]| to_hex(&bytes[at..bytes.len().min(at + 16)]);
@@ -96,7 +97,7 @@ pub(super) fn poll(
     Ok(answer["completions"].as_array_mut().map_or_else(Vec::new, std::mem::take))
 }
 
-/// Sends the queued requests; returns the first refusal.
+/// Sends the queued requests. Fails with the first refusal.
 pub(super) fn send_all(client: &mut Client) -> Result<(), ClientError> {
     client.answers()?.into_iter().collect::<Result<Vec<_>, _>>()?;
     Ok(())

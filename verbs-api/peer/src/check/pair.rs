@@ -1,4 +1,4 @@
-//! Connected queue pairs of two cards.
+//! Connects queue pairs of two cards.
 
 use super::memory::{AREA, send_all};
 use super::{Clients, Family, PairError, PairKind};
@@ -85,20 +85,20 @@ impl End {
         let ((service, mtu, _), qp) = (kind, self.qp);
         let limit = |name: &str| client.card()["limits"][name].as_u64().unwrap_or(1).clamp(1, 4);
         let reads = limit("max_qp_rd_atom").min(limit("max_qp_init_rd_atom"));
-        // The client does not send null members.
         let (is_datagram, is_reliable) = (service == Service::Ud, service == Service::Rc);
-        let of = |is_set: bool, value: Value| if is_set { value } else { Value::Null };
+        // The client leaves out null members.
+        let given_if = |is_set: bool, value: Value| if is_set { value } else { Value::Null };
         let access = if is_reliable { RIGHTS } else { "LOCAL_WRITE|REMOTE_WRITE" };
         let steps = [
-            json!({"qp": qp, "to": "INIT", "qkey": of(is_datagram, QKEY.into()),
-                   "access": of(!is_datagram, access.into())}),
-            // Receives are posted before the peer sends, so only injected faults use the RNR timer.
-            json!({"qp": qp, "to": "RTR", "path_mtu": of(!is_datagram, mtu.into()),
-                   "dest_qpn": of(!is_datagram, qpn.into()), "rq_psn": of(!is_datagram, FIRST_PSN.into()),
-                   "dgid": of(!is_datagram, gid.into()), "sgid_index": of(!is_datagram, self.gid_index.into()),
-                   "max_dest_rd_atomic": of(is_reliable, reads.into()), "min_rnr_timer": of(is_reliable, 1.into())}),
-            json!({"qp": qp, "to": "RTS", "sq_psn": FIRST_PSN, "timeout": of(is_reliable, ack_timeout.into()),
-                   "max_rd_atomic": of(is_reliable, reads.into())}),
+            json!({"qp": qp, "to": "INIT", "qkey": given_if(is_datagram, QKEY.into()),
+                   "access": given_if(!is_datagram, access.into())}),
+            // Receives are posted before the peer sends, so only injected faults cause RNR NAKs.
+            json!({"qp": qp, "to": "RTR", "path_mtu": given_if(!is_datagram, mtu.into()),
+                   "dest_qpn": given_if(!is_datagram, qpn.into()), "rq_psn": given_if(!is_datagram, FIRST_PSN.into()),
+                   "dgid": given_if(!is_datagram, gid.into()), "sgid_index": given_if(!is_datagram, self.gid_index.into()),
+                   "max_dest_rd_atomic": given_if(is_reliable, reads.into()), "min_rnr_timer": given_if(is_reliable, 1.into())}),
+            json!({"qp": qp, "to": "RTS", "sq_psn": FIRST_PSN, "timeout": given_if(is_reliable, ack_timeout.into()),
+                   "max_rd_atomic": given_if(is_reliable, reads.into())}),
         ];
         for step in steps {
             client.ask(Command::ModifyQp, step)?;
@@ -123,26 +123,26 @@ fn gid(card: &Value, family: Family) -> Option<(String, u64)> {
     })
 }
 
-/// Two connected queue pairs, near and far. Checks of one kind share them as long as the checks
-/// pass.
+/// Two connected queue pairs, near and far. Checks of one kind share the queue pairs as long as the
+/// checks pass.
 #[derive(Debug)]
 pub struct Pair {
     kind: Option<PairKind>,
     pub(super) ends: [End; 2],
     /// True if the queue pairs have failed or may still receive late packets.
     pub(super) is_spent: bool,
-    /// Number of cells so far; the upper half of every wr_id.
+    /// Number of cells so far, which is the upper half of every wr_id.
     pub(super) cells: u64,
 }
 
 impl Pair {
     /// Registers an area on each side; the first check creates the queue pairs. Fails if an agent
-    /// refuses it, or its connection is lost.
+    /// refuses the request, or its connection is lost.
     pub fn register([near, far]: &mut Clients<'_>) -> Result<Self, ClientError> {
         Ok(Self { kind: None, ends: [End::register(near)?, End::register(far)?], is_spent: true, cells: 0 })
     }
 
-    /// Connects new queue pairs, unless those of the last check are of `kind` and still usable.
+    /// Connects new queue pairs, unless the queue pairs of the last check are of `kind` and usable.
     pub(super) fn renew(
         &mut self,
         clients: &mut Clients<'_>,

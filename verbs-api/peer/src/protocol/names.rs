@@ -162,7 +162,7 @@ pub fn name(table: Table, number: u32) -> String {
     table.iter().find(|(_, known)| *known == number).map_or_else(|| number.to_string(), |(name, _)| (*name).to_owned())
 }
 
-/// Returns the names of the set bits; the bits without a name as one number.
+/// Returns the names of the set bits, and one number for the bits without a name.
 pub fn flags(table: Table, bits: u32) -> Vec<String> {
     let mut names: Vec<String> =
         table.iter().filter(|(_, bit)| bits & bit != 0).map(|(name, _)| (*name).to_owned()).collect();

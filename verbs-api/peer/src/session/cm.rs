@@ -9,11 +9,13 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-const BACKLOG: u32 = 16;
-const RESOLVE: Duration = Duration::from_secs(5);
+const DEFAULT_BACKLOG: u32 = 16;
+/// Time limit for the resolution of an address or a route.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 const INIT: i32 = 1;
 const RTR: i32 = 2;
 const RTS: i32 = 3;
+/// `IBV_QPT_UD`.
 const UD: u32 = 4;
 
 impl Session {
@@ -27,14 +29,14 @@ impl Session {
     }
 
     fn new_cm(&mut self, args: &Args) -> Result<CmId> {
-        self.table.has_room(0)?;
+        self.table.check_room(0)?;
         let space = if args.has("space") { args.named("space", names::PORT_SPACES)? } else { names::PORT_SPACES[0].1 };
         CmId::create(&self.cm_channel()?, space)
     }
 
     pub(super) fn cm_listen(&mut self, args: &Args) -> Result<Value> {
         let address = address(args, "gid", args.or("port", 0)?)?.ok_or_else(|| Refusal::invalid("gid is missing"))?;
-        let (id, backlog) = (self.new_cm(args)?, args.or("backlog", BACKLOG)?);
+        let (id, backlog) = (self.new_cm(args)?, args.or("backlog", DEFAULT_BACKLOG)?);
         let port = id.listen(address, backlog)?;
         Ok(json!({"cm": self.table.insert(Object::Cm(Rc::new(id))), "port": port}))
     }
@@ -44,9 +46,9 @@ impl Session {
         let qp = self.table.qp(args.number("qp")?)?;
         let id = self.new_cm(args)?;
         id.resolve_addr(address(args, "from", 0)?, to)?;
-        self.resolved(&id, "ADDR_RESOLVED")?;
+        self.wait_resolved(&id, "ADDR_RESOLVED")?;
         id.resolve_route()?;
-        self.resolved(&id, "ROUTE_RESOLVED")?;
+        self.wait_resolved(&id, "ROUTE_RESOLVED")?;
         if qp.kind() != UD {
             id.modify_qp(&qp, INIT)?;
         }
@@ -55,11 +57,11 @@ impl Session {
     }
 
     /// Waits for the event `wanted` of a new identifier. Queues events of other identifiers.
-    fn resolved(&mut self, id: &CmId, wanted: &str) -> Result<()> {
-        let (channel, until) = (self.cm_channel()?, Instant::now() + RESOLVE);
+    fn wait_resolved(&mut self, id: &CmId, wanted: &str) -> Result<()> {
+        let (channel, until) = (self.cm_channel()?, Instant::now() + RESOLVE_TIMEOUT);
         while Instant::now() < until {
             let Some(event) = channel.event(until)? else { continue };
-            if event.about != id.raw.addr() {
+            if event.id_address != id.raw.addr() {
                 self.cm_events.push_back(event);
                 continue;
             }
@@ -86,7 +88,8 @@ impl Session {
 
     pub(super) fn cm_establish(&mut self, args: &Args) -> Result<()> {
         let (id, qp) = (self.table.cm(args.number("cm")?)?, self.table.qp(args.number("qp")?)?);
-        // INIT again, as librdmacm does: only the response contains the rights that the peer needs.
+        // Repeats INIT, as librdmacm does: only the response has the access rights that the peer
+        // needs.
         for state in [INIT, RTR, RTS] {
             id.modify_qp(&qp, state)?;
         }
@@ -102,22 +105,22 @@ impl Session {
                 None => channel.event(until)?,
             };
             let Some(event) = next else { break };
-            // Waits only for the first event.
+            // Only the first event is awaited.
             until = Instant::now();
             events.push(self.cm_event(event)?);
         }
         Ok(json!({ "events": events }))
     }
 
-    /// An event as JSON. The identifier of a request becomes an object of the session.
+    /// Returns an event as JSON. The identifier of a request becomes an object of the session.
     fn cm_event(&mut self, event: CmEvent) -> Result<Value> {
-        let about = self.table.at("cm", event.about);
+        let cm_or_listener = self.table.handle_at("cm", event.id_address);
         let (cm, listener) = match event.new {
             Some(id) => {
-                self.table.has_room(0)?;
-                (Some(self.table.insert(Object::Cm(Rc::new(id)))), about)
+                self.table.check_room(0)?;
+                (Some(self.table.insert(Object::Cm(Rc::new(id)))), cm_or_listener)
             }
-            None => (about, None),
+            None => (cm_or_listener, None),
         };
         let [responder_resources, initiator_depth] = event.depths;
         Ok(json!({
@@ -128,13 +131,13 @@ impl Session {
     }
 }
 
-/// The GID in the argument `name` as an address with a port.
+/// Returns the GID in the argument `name` as an address with a port.
 fn address(args: &Args, name: &str, port: u16) -> Result<Option<SocketAddr>> {
     let gid = args.gid(name)?;
     Ok(gid.map(|gid| SocketAddr::new(IpAddr::V6(Ipv6Addr::from(gid)).to_canonical(), port)))
 }
 
-/// The connection parameters in a request or response, without private data.
+/// Returns the connection parameters of a request or response, without private data.
 fn conn_param(args: &Args, qp: &Qp) -> Result<rdma_conn_param> {
     Ok(rdma_conn_param {
         qp_num: qp.number(),

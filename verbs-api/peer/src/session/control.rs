@@ -15,7 +15,7 @@ const DEFAULT_ENTRIES: u32 = 64;
 impl Session {
     pub(super) fn reg(&mut self, args: &Args) -> Result<Value> {
         let length: usize = args.number("length")?;
-        self.table.has_room(length)?;
+        self.table.check_room(length)?;
         if length == 0 {
             return Err(Refusal::invalid("length must not be 0"));
         }
@@ -34,13 +34,13 @@ impl Session {
     }
 
     pub(super) fn alloc_pd(&mut self) -> Result<Value> {
-        self.table.has_room(0)?;
+        self.table.check_room(0)?;
         let pd = Rc::new(Pd::alloc(&self.context)?);
         Ok(json!({"pd": self.table.insert(Object::Pd(pd))}))
     }
 
     fn new_cq(&mut self, entries: u32, reports_tags: bool) -> Result<(u64, Rc<Cq>)> {
-        self.table.has_room(0)?;
+        self.table.check_room(0)?;
         let create: fn(&_, _) -> _ = if reports_tags { Cq::create_for_tags } else { Cq::create };
         let cq = Rc::new(create(&self.context, entries)?);
         Ok((self.table.insert(Object::Cq(Rc::clone(&cq))), cq))
@@ -58,7 +58,7 @@ impl Session {
     }
 
     pub(super) fn create_srq(&mut self, args: &Args) -> Result<Value> {
-        self.table.has_room(0)?;
+        self.table.check_room(0)?;
         let (max_wr, max_sge) = (entries(args, "max_wr")?, args.or("max_sge", 1)?);
         let pd = self.pd(args)?;
         if let Some(tags) = args.optional("tags")? {
@@ -77,13 +77,13 @@ impl Session {
     }
 
     pub(super) fn open_xrcd(&mut self) -> Result<Value> {
-        self.table.has_room(0)?;
+        self.table.check_room(0)?;
         let xrcd = Rc::new(Xrcd::open(&self.context)?);
         Ok(json!({"xrcd": self.table.insert(Object::Xrcd(xrcd))}))
     }
 
     pub(super) fn create_qp(&mut self, args: &Args) -> Result<Value> {
-        self.table.has_room(0)?;
+        self.table.check_room(0)?;
         let kind = args.named("type", names::QP_TYPES)?;
         let pd = self.pd(args)?;
         let srq = args.optional("srq")?.map(|handle| self.table.srq(handle)).transpose()?;
@@ -123,7 +123,7 @@ impl Session {
     }
 
     pub(super) fn create_ah(&mut self, args: &Args) -> Result<Value> {
-        self.table.has_room(0)?;
+        self.table.check_room(0)?;
         let attr = path(args, self.port, || self.gids())?;
         let attr = attr.ok_or_else(|| Refusal::invalid("dgid is missing"))?;
         let ah = Rc::new(Ah::create(&self.pd(args)?, attr)?);
@@ -131,7 +131,7 @@ impl Session {
     }
 
     pub(super) fn alloc_mw(&mut self, args: &Args) -> Result<Value> {
-        self.table.has_room(0)?;
+        self.table.check_room(0)?;
         let kind: u32 = args.or("type", 1)?;
         if !(1..=2).contains(&kind) {
             return Err(Refusal::invalid("type must be 1 or 2"));
@@ -176,7 +176,7 @@ impl Session {
     }
 }
 
-/// The argument `name`, a number of entries within the limit of the agent.
+/// Returns the argument `name`, a number of entries within the limit of the agent.
 fn entries(args: &Args, name: &str) -> Result<u32> {
     let entries = args.or(name, DEFAULT_ENTRIES)?;
     if entries > limits::QUEUE {
@@ -185,8 +185,8 @@ fn entries(args: &Args, name: &str) -> Result<u32> {
     Ok(entries)
 }
 
-/// The contents of new memory: a number from 0 to 255 for every byte, or a text of hexadecimal
-/// bytes; zeros by default.
+/// Returns the content of new memory from the argument `fill`: one value for every byte, or
+/// hexadecimal bytes; zeros by default.
 fn fill(args: &Args) -> Result<Vec<u8>> {
     let bytes = match args.object().get("fill") {
         Some(Value::String(text)) => from_hex(text).filter(|bytes| !bytes.is_empty()),
@@ -246,10 +246,10 @@ const RC: u32 = 2;
 const UD: u32 = 4;
 const XRC: [u32; 2] = [9, 10];
 
-/// The attributes that the transition to the state `to` requires (`man ibv_modify_qp`).
-fn needed(kind: u32, to: u32) -> u32 {
+/// Returns the attributes that the transition to the state `to` requires (`man ibv_modify_qp`).
+fn required(kind: u32, to: u32) -> u32 {
     use mask::*;
-    // XRC queue pairs are given the attributes of RC, and ignore those of the other direction.
+    // XRC queue pairs take the attributes of RC, and ignore those of the direction that they lack.
     let kind = if XRC.contains(&kind) { RC } else { kind };
     match (to, kind) {
         (INIT, UD) => PKEY_INDEX | PORT | QKEY,
@@ -262,10 +262,10 @@ fn needed(kind: u32, to: u32) -> u32 {
     }
 }
 
-/// The attributes of a `modify_qp` request, and their mask.
+/// Returns the attributes of a `modify_qp` request, and their mask.
 ///
 /// Required attributes that are missing get a default. Transitions from RTS, SQD or SQE to RTS
-/// require none, so the controller must set `exact` for them.
+/// require no attributes, so the controller must set `exact` for them.
 fn modification(
     args: &Args,
     kind: u32,
@@ -279,10 +279,10 @@ fn modification(
         let to = args.named("to", names::STATES)?;
         attr.qp_state = to.cast_signed();
         set |= mask::STATE;
-        wanted = if args.is_set("exact")? { 0 } else { needed(kind, to) };
+        wanted = if args.is_set("exact")? { 0 } else { required(kind, to) };
     }
-    // The bit of an attribute, its argument, its field, and its default.
-    macro_rules! take {
+    // Sets attributes, each with its mask bit, argument, field and default.
+    macro_rules! set_attributes {
         ($($bit:ident $name:literal $field:ident $default:expr;)+) => {
             $(if args.has($name) || wanted & mask::$bit != 0 {
                 attr.$field = args.or($name, $default)?;
@@ -290,7 +290,7 @@ fn modification(
             })+
         };
     }
-    take! {
+    set_attributes! {
         PKEY_INDEX "pkey_index" pkey_index 0;
         PORT "port" port_num port;
         QKEY "qkey" qkey 0x1111_1111;
@@ -339,8 +339,8 @@ fn mtu(bytes: u32) -> Result<c_int> {
     mtu.map(|(_, mtu)| mtu).ok_or_else(|| Refusal::invalid("path_mtu must be 256, 512, 1024, 2048 or 4096"))
 }
 
-/// The path to the argument `dgid`, if given. It starts at the GID at `sgid_index`, by default at
-/// the first RoCE v2 GID of the same family and scope.
+/// Returns the path to the argument `dgid`, if it is given. The path starts at the GID
+/// `sgid_index`, by default at the first RoCE v2 GID of the same family and scope.
 pub(super) fn path(
     args: &Args,
     port: u8,
@@ -382,8 +382,8 @@ fn source(dgid: [u8; 16], gids: &[ibv_gid_entry]) -> Result<u8> {
     })
 }
 
-/// The IPv4 address in a GID. Multicast GIDs have it after `::ffff:` (RoCE v2) or `ff0e::ffff:`
-/// (RoCE v1); the source of both is an IPv4 address.
+/// Returns the IPv4 address in a GID. Multicast GIDs have it after `::ffff:` (RoCE v2) or
+/// `ff0e::ffff:` (RoCE v1); the source address of both is an IPv4 address.
 fn ipv4(gid: &[u8; 16]) -> Option<Ipv4Addr> {
     let ([0, 0] | [0xff, 0x0e]) = gid[..2] else { return None };
     let [a, b, c, d] = gid[12..] else { return None };
@@ -415,7 +415,7 @@ mod tests {
     fn required_attributes_have_defaults_unless_exact() {
         let gids = || Ok(vec![entry("::ffff:10.0.0.1", 1, ROCE_V2)]);
         let (attr, set) = modification(&args(json!({"to": "INIT"})), RC, 1, gids).unwrap();
-        assert_eq!((attr.qp_state, attr.port_num, set), (1, 1, needed(RC, INIT) | mask::STATE));
+        assert_eq!((attr.qp_state, attr.port_num, set), (1, 1, required(RC, INIT) | mask::STATE));
         let exact = json!({"to": "RTR", "exact": true, "rq_psn": 9});
         let (attr, set) = modification(&args(exact), RC, 1, gids).unwrap();
         assert_eq!((attr.rq_psn, set), (9, mask::STATE | mask::RQ_PSN));
@@ -426,7 +426,7 @@ mod tests {
         let rtr = json!({"to": "RTR", "dgid": "10.0.0.2", "path_mtu": 4096, "dest_qpn": 17});
         let (attr, set) = modification(&args(rtr), RC, 1, gids).unwrap();
         assert_eq!((attr.path_mtu, attr.dest_qp_num, attr.ah_attr.grh.sgid_index), (5, 17, 1));
-        assert_eq!(set, needed(RC, RTR) | mask::STATE);
+        assert_eq!(set, required(RC, RTR) | mask::STATE);
         let text = modification(&args(json!({"to": "RTR"})), RC, 1, gids).err().map(|refusal| refusal.text);
         assert_eq!(text.as_deref(), Some("dgid is missing"));
     }

@@ -7,20 +7,28 @@ use roxe_abi::{ibv_ops_wr, ibv_send_wr, ops_tm, ops_tm_add, wr_atomic, wr_rdma, 
 use serde_json::{Value, json};
 use std::time::Instant;
 
-const UD: u32 = 4;
-const INLINE: u32 = 8;
-const WITH_IMM: u32 = 2;
-const WITH_INV: u32 = 8;
-/// `IBV_OPS_SIGNALED` and `IBV_OPS_TM_SYNC`.
-const TAG_SIGNALED: i32 = 1;
-const TAG_SYNC: i32 = 2;
+/// `IBV_QPT_UD`.
+const QPT_UD: u32 = 4;
+/// `IBV_SEND_SIGNALED`.
+const SEND_SIGNALED: u32 = 2;
+/// `IBV_SEND_INLINE`.
+const SEND_INLINE: u32 = 8;
+/// `IBV_WC_WITH_IMM`.
+const WC_WITH_IMM: u32 = 2;
+/// `IBV_WC_WITH_INV`.
+const WC_WITH_INV: u32 = 8;
+/// `IBV_OPS_SIGNALED`.
+const OPS_SIGNALED: i32 = 1;
+/// `IBV_OPS_TM_SYNC`.
+const OPS_TM_SYNC: i32 = 2;
 
-/// The members of a segment: a part of a region, or numbers, which may be wrong on purpose.
+/// The members of a segment: `mr` with `offset`, or `addr` and `lkey`, which may be invalid on
+/// purpose.
 const SEGMENT: &[&str] = &["mr", "offset", "length", "addr", "lkey"];
 
 impl Session {
-    /// The segments of a request. Segments of inline data must be parts of regions, because the
-    /// library itself reads them.
+    /// Returns the segments of a request. Segments of inline data must be parts of regions, because
+    /// the library itself reads them.
     fn segments(&self, args: &Args, is_inline: bool) -> Result<Vec<Segment>> {
         let list = args.objects("sge", SEGMENT)?;
         if list.len() > limits::SEGMENTS {
@@ -57,7 +65,7 @@ impl Session {
                 return Err(Refusal::invalid(format!("inline_data must have at most {} bytes", limits::TRANSFER)));
             }
         }
-        let is_datagram = qp.kind() == UD;
+        let is_datagram = qp.kind() == QPT_UD;
         let path = is_datagram.then(|| self.table.ah(args.number("ah")?)).transpose()?;
         let wr = if is_datagram {
             let (remote_qpn, remote_qkey) = (args.number("remote_qpn")?, args.or("remote_qkey", 0)?);
@@ -66,6 +74,7 @@ impl Session {
             let (remote_addr, rkey) = (args.or("remote_addr", 0)?, args.or("rkey", 0)?);
             let (compare_add, swap) = (args.or("compare_add", 0)?, args.or("swap", 0)?);
             match opcode {
+                // `IBV_WR_ATOMIC_CMP_AND_SWP` and `IBV_WR_ATOMIC_FETCH_AND_ADD`.
                 5 | 6 => wr_union { atomic: wr_atomic { remote_addr, compare_add, swap, rkey } },
                 _ => wr_union { rdma: wr_rdma { remote_addr, rkey } },
             }
@@ -75,10 +84,10 @@ impl Session {
             Some(key) => key,
             None => args.or::<u32>("imm", 0)?.to_be(),
         };
-        let mut segments = self.segments(args, send_flags & INLINE != 0)?;
+        let mut segments = self.segments(args, send_flags & SEND_INLINE != 0)?;
         if let Some(bytes) = &inline {
             segments.push(Segment { addr: bytes.as_ptr().addr() as u64, length: bytes.len() as u32, lkey: 0 });
-            send_flags |= INLINE;
+            send_flags |= SEND_INLINE;
         }
         let (wr_id, remote_srqn) = (args.or("wr_id", 0)?, args.or("remote_srqn", 0)?);
         let request = ibv_send_wr { wr_id, opcode, send_flags, imm_data, wr, remote_srqn, ..ibv_send_wr::ZERO };
@@ -105,15 +114,15 @@ impl Session {
         };
         let unexpected: Option<u32> = args.optional("unexpected")?;
         let tm = ops_tm { unexpected_cnt: unexpected.unwrap_or(0), handle: args.or("handle", 0)?, add };
-        let flags = if unexpected.is_some() { TAG_SIGNALED | TAG_SYNC } else { TAG_SIGNALED };
+        let flags = if unexpected.is_some() { OPS_SIGNALED | OPS_TM_SYNC } else { OPS_SIGNALED };
         let opcode = operation.cast_signed();
         let request = ibv_ops_wr { wr_id: args.or("wr_id", 0)?, opcode, flags, tm, ..ibv_ops_wr::ZERO };
         let handle = srq.post_tag(request, &self.segments(args, false)?)?;
         Ok(json!({ "handle": handle }))
     }
 
-    /// Polls until there are `min` completions or the time is over. Between polls the thread sleeps
-    /// until the queue raises an event.
+    /// Polls until there are `min` completions or the timeout has passed. Between polls the thread
+    /// sleeps until the queue raises an event.
     pub(super) fn poll(&mut self, args: &Args) -> Result<Value> {
         let cq = self.table.cq(args.number("cq")?)?;
         let max = args.or("max", 16)?.clamp(1, limits::RESULTS);
@@ -153,7 +162,7 @@ impl Session {
     }
 }
 
-/// The number of bytes that a request reads or fills.
+/// Returns the number of bytes that a request reads or fills.
 fn transfer(args: &Args) -> Result<usize> {
     let length = args.number("length")?;
     if length > limits::TRANSFER {
@@ -162,13 +171,13 @@ fn transfer(args: &Args) -> Result<usize> {
     Ok(length)
 }
 
-/// The flags of a send; `SIGNALED` by default.
+/// Returns the flags of a send; `SIGNALED` by default.
 pub(super) fn send_flags(args: &Args) -> Result<u32> {
-    Ok(args.flags("flags", names::SEND_FLAGS)?.unwrap_or(2))
+    Ok(args.flags("flags", names::SEND_FLAGS)?.unwrap_or(SEND_SIGNALED))
 }
 
-/// A completion as JSON. A failed completion defines only wr_id, status, QP number and vendor
-/// error.
+/// Returns a completion as JSON. A failed completion defines only wr_id, status, QP number and
+/// vendor error.
 fn completion(entry: &Entry) -> Value {
     let wc = &entry.wc;
     let mut value = json!({
@@ -182,10 +191,10 @@ fn completion(entry: &Entry) -> Value {
         value["byte_len"] = wc.byte_len.into();
         value["src_qp"] = wc.src_qp.into();
         value["flags"] = names::flags(names::WC_FLAGS, wc.wc_flags).into();
-        if wc.wc_flags & WITH_IMM != 0 {
+        if wc.wc_flags & WC_WITH_IMM != 0 {
             value["imm"] = u32::from_be(wc.imm_data).into();
         }
-        if wc.wc_flags & WITH_INV != 0 {
+        if wc.wc_flags & WC_WITH_INV != 0 {
             value["invalidated_rkey"] = wc.imm_data.into();
         }
         if let Some(matched) = &entry.matched {

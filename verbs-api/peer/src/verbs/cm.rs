@@ -29,45 +29,46 @@ pub(crate) struct CmChannel {
 pub(crate) struct CmEvent {
     pub(crate) number: u32,
     pub(crate) status: i32,
-    /// Address of the identifier, for comparison only. For a request, the address of the listener.
-    pub(crate) about: usize,
+    /// Address of the identifier, for comparison only; for a request, that of the listener.
+    pub(crate) id_address: usize,
     /// The new identifier of a request.
     pub(crate) new: Option<CmId>,
     pub(crate) private_data: Vec<u8>,
     /// Responder resources and initiator depth of a connection.
     pub(crate) depths: [u8; 2],
-    /// The peer's queue pair and, for a datagram service, its Q_Key.
+    /// Number of the peer's queue pair.
     pub(crate) qpn: u32,
+    /// Q_Key of the peer, for a datagram service.
     pub(crate) qkey: u32,
 }
 
 impl CmChannel {
     pub(crate) fn open() -> Result<Rc<Self>, Refusal> {
         let library = CmLibrary::open()?;
-        // SAFETY: takes no arguments.
+        // SAFETY: the function takes no arguments.
         let raw = check_pointer("rdma_create_event_channel", unsafe { (library.rdma_create_event_channel)() })?;
         let channel = Rc::new(Self { raw, library });
-        // SAFETY: the channel is alive.
+        // SAFETY: `channel.raw` is valid until `channel` is dropped.
         make_nonblocking(unsafe { (*channel.raw).fd })?;
         Ok(channel)
     }
 
     pub(crate) fn event(self: &Rc<Self>, until: Instant) -> Result<Option<CmEvent>, Refusal> {
-        // SAFETY: the channel is alive.
+        // SAFETY: `self.raw` is valid until `self` is dropped.
         if !wait_readable(unsafe { (*self.raw).fd }, until) {
             return Ok(None);
         }
         let mut raw = ptr::null_mut();
-        // SAFETY: the channel is alive, and `raw` is valid for writing.
+        // SAFETY: `self.raw` is valid until `self` is dropped, and `raw` is valid for writing.
         let code = unsafe { (self.library.rdma_get_cm_event)(self.raw, &raw mut raw) };
         match check("rdma_get_cm_event", code) {
-            // librdmacm handled the kernel's event itself.
+            // librdmacm has handled the kernel's event itself and reports none.
             Err(refusal) if refusal.errno == libc::EAGAIN => return Ok(None),
             answer => answer?,
         }
-        // SAFETY: the event is alive until it is acknowledged.
+        // SAFETY: `raw` is an event of librdmacm, which is valid until it is acknowledged below.
         let event = unsafe { *raw };
-        // SAFETY: the identifier is alive as long as the event.
+        // SAFETY: the identifier of an event is valid until the event is acknowledged below.
         let is_datagram = unsafe { (*event.id).ps } == PS_UDP;
         let is_request = event.event.unsigned_abs() == CONNECT_REQUEST;
         // SAFETY: the members of the union consist of numbers and pointers, both begin with the
@@ -84,20 +85,22 @@ impl CmChannel {
         };
         let private_data = match data.is_null() {
             true => Vec::new(),
-            // SAFETY: the library says how many bytes there are, until the event is acknowledged.
+            // SAFETY: `data` has `len` bytes, which are valid until the event is acknowledged
+            // below.
             false => unsafe { slice::from_raw_parts(data.cast::<u8>(), len.into()) }.to_vec(),
         };
         let event = CmEvent {
             number: event.event.unsigned_abs(),
             status: event.status,
-            about: if is_request { event.listen_id.addr() } else { event.id.addr() },
+            id_address: if is_request { event.listen_id.addr() } else { event.id.addr() },
             new: is_request.then(|| CmId { raw: event.id, channel: Rc::clone(self) }),
             private_data,
             depths,
             qpn,
             qkey,
         };
-        // SAFETY: acknowledges the received event, once.
+        // SAFETY: `raw` is the received event. This acknowledges it once, and nothing uses it
+        // afterwards.
         check("rdma_ack_cm_event", unsafe { (self.library.rdma_ack_cm_event)(raw) })?;
         Ok(Some(event))
     }
@@ -105,14 +108,15 @@ impl CmChannel {
 
 impl Drop for CmChannel {
     fn drop(&mut self) {
-        // SAFETY: created once; each user holds an `Rc` of this.
+        // SAFETY: `open` created `self.raw`, and no identifier uses it: each holds an `Rc` of
+        // `self`.
         unsafe { (self.library.rdma_destroy_event_channel)(self.raw) };
     }
 }
 
-fn with_private_data(terms: rdma_conn_param, private_data: &[u8]) -> Result<rdma_conn_param, Refusal> {
+fn with_private_data(param: rdma_conn_param, private_data: &[u8]) -> Result<rdma_conn_param, Refusal> {
     let private_data_len = length(private_data)?;
-    Ok(rdma_conn_param { private_data: private_data.as_ptr().cast(), private_data_len, ..terms })
+    Ok(rdma_conn_param { private_data: private_data.as_ptr().cast(), private_data_len, ..param })
 }
 
 fn length(private_data: &[u8]) -> Result<u8, Refusal> {
@@ -128,7 +132,8 @@ pub(crate) struct CmId {
 impl CmId {
     pub(crate) fn create(channel: &Rc<CmChannel>, space: u32) -> Result<Self, Refusal> {
         let (mut raw, space) = (ptr::null_mut(), c_int::try_from(space).unwrap_or_default());
-        // SAFETY: the channel is alive, and the pointer to the identifier is valid for writing.
+        // SAFETY: `channel.raw` is valid while `channel` is borrowed, and `raw` is valid for
+        // writing.
         let code = unsafe { (channel.library.rdma_create_id)(channel.raw, &raw mut raw, ptr::null_mut(), space) };
         check("rdma_create_id", code)?;
         Ok(Self { raw, channel: Rc::clone(channel) })
@@ -136,12 +141,12 @@ impl CmId {
 
     pub(crate) fn listen(&self, address: SocketAddr, backlog: u32) -> Result<u16, Refusal> {
         let (library, address) = (&self.channel.library, SockAddr::from(address));
-        // SAFETY: the identifier is alive, and so is the address during the call.
+        // SAFETY: `self.raw` is valid until `end`, and `address` outlives the call.
         check("rdma_bind_addr", unsafe { (library.rdma_bind_addr)(self.raw, address.as_ptr().cast()) })?;
         let backlog = c_int::try_from(backlog).unwrap_or(c_int::MAX);
-        // SAFETY: the identifier is alive.
+        // SAFETY: `self.raw` is a valid identifier until `end`.
         check("rdma_listen", unsafe { (library.rdma_listen)(self.raw, backlog) })?;
-        // SAFETY: the identifier is alive.
+        // SAFETY: `self.raw` is a valid identifier until `end`.
         Ok(u16::from_be(unsafe { (library.rdma_get_src_port)(self.raw) }))
     }
 
@@ -150,13 +155,13 @@ impl CmId {
         let (from, to) = (from.map(SockAddr::from), SockAddr::from(to));
         let from = from.as_ref().map_or(ptr::null(), SockAddr::as_ptr);
         let resolve = self.channel.library.rdma_resolve_addr;
-        // SAFETY: the identifier is alive, and so are the addresses during the call.
+        // SAFETY: `self.raw` is valid until `end`; `from`, if not NULL, and `to` outlive the call.
         check("rdma_resolve_addr", unsafe { resolve(self.raw, from.cast(), to.as_ptr().cast(), RESOLVE_MS) })
     }
 
     /// Starts to resolve the route; an event reports the result.
     pub(crate) fn resolve_route(&self) -> Result<(), Refusal> {
-        // SAFETY: the identifier is alive.
+        // SAFETY: `self.raw` is a valid identifier until `end`.
         check("rdma_resolve_route", unsafe { (self.channel.library.rdma_resolve_route)(self.raw, RESOLVE_MS) })
     }
 
@@ -164,42 +169,44 @@ impl CmId {
     pub(crate) fn modify_qp(&self, qp: &Qp, state: i32) -> Result<(), Refusal> {
         let (mut attr, mut mask) = (ibv_qp_attr { qp_state: state, ..ibv_qp_attr::ZERO }, 0);
         let init = self.channel.library.rdma_init_qp_attr;
-        // SAFETY: the identifier is alive, the structure is the one of the ABI.
+        // SAFETY: `self.raw` is valid until `end`; `attr`, a structure of the ABI, and `mask`
+        // outlive the call.
         check("rdma_init_qp_attr", unsafe { init(self.raw, &raw mut attr, &raw mut mask) })?;
         qp.modify(attr, mask.unsigned_abs())
     }
 
-    pub(crate) fn connect(&self, private_data: &[u8], terms: rdma_conn_param) -> Result<(), Refusal> {
-        let mut param = with_private_data(terms, private_data)?;
-        // SAFETY: the identifier is alive, and so is the private data that the structure points to.
+    pub(crate) fn connect(&self, private_data: &[u8], param: rdma_conn_param) -> Result<(), Refusal> {
+        let mut param = with_private_data(param, private_data)?;
+        // SAFETY: `self.raw` is valid until `end`; `param` and its private data outlive the call.
         check("rdma_connect", unsafe { (self.channel.library.rdma_connect)(self.raw, &raw mut param) })
     }
 
-    pub(crate) fn accept(&self, private_data: &[u8], terms: rdma_conn_param) -> Result<(), Refusal> {
-        let mut param = with_private_data(terms, private_data)?;
-        // SAFETY: the identifier is alive, and so is the private data that the structure points to.
+    pub(crate) fn accept(&self, private_data: &[u8], param: rdma_conn_param) -> Result<(), Refusal> {
+        let mut param = with_private_data(param, private_data)?;
+        // SAFETY: `self.raw` is valid until `end`; `param` and its private data outlive the call.
         check("rdma_accept", unsafe { (self.channel.library.rdma_accept)(self.raw, &raw mut param) })
     }
 
     pub(crate) fn establish(&self) -> Result<(), Refusal> {
-        // SAFETY: the identifier is alive.
+        // SAFETY: `self.raw` is a valid identifier until `end`.
         check("rdma_establish", unsafe { (self.channel.library.rdma_establish)(self.raw) })
     }
 
     pub(crate) fn reject(&self, private_data: &[u8]) -> Result<(), Refusal> {
         let (data, len) = (private_data.as_ptr().cast::<c_void>(), length(private_data)?);
-        // SAFETY: the identifier is alive, and the bytes outlive the call.
+        // SAFETY: `self.raw` is valid until `end`, and `data` has `len` bytes, which outlive the
+        // call.
         check("rdma_reject", unsafe { (self.channel.library.rdma_reject)(self.raw, data, len) })
     }
 
     pub(crate) fn disconnect(&self) -> Result<(), Refusal> {
-        // SAFETY: the identifier is alive.
+        // SAFETY: `self.raw` is a valid identifier until `end`.
         check("rdma_disconnect", unsafe { (self.channel.library.rdma_disconnect)(self.raw) })
     }
 
     /// Reports to librdmacm that the queue pair raised COMM_EST.
     pub(crate) fn notify(&self) -> Result<(), Refusal> {
-        // SAFETY: the identifier is alive.
+        // SAFETY: `self.raw` is a valid identifier until `end`.
         check("rdma_notify", unsafe { (self.channel.library.rdma_notify)(self.raw, COMM_EST) })
     }
 }

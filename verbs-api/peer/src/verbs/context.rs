@@ -10,7 +10,8 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
 
-const GIDS: usize = 256;
+/// Maximum number of GIDs that are read.
+const MAX_GIDS: usize = 256;
 
 /// An open device; closed after its last object is destroyed.
 pub(crate) struct Context {
@@ -45,40 +46,42 @@ impl Context {
         let list = unsafe { (library.ibv_get_device_list)(&raw mut count) };
         let list = check_pointer("ibv_get_device_list", list)?;
         let count = usize::try_from(count).unwrap_or(0);
-        // SAFETY: the list has `count` devices, which are valid as long as the list.
+        // SAFETY: `list` has `count` devices and is valid until `ibv_free_device_list` below.
         let devices = unsafe { core::slice::from_raw_parts(list.cast_const(), count) };
-        // SAFETY: as above.
+        // SAFETY: `device` is from `list`, which is valid until `ibv_free_device_list` below.
         let name = |device: *mut ibv_device| unsafe { text(&(*device).name) };
         let found = devices.iter().copied().find(|device| wanted.is_none_or(|wanted| name(*device) == wanted));
         let context = found.ok_or_else(|| no_device(wanted)).and_then(|device| {
-            // SAFETY: as above.
+            // SAFETY: `device` is from `list`, which is valid until `ibv_free_device_list` below.
             let (folder, raw) = unsafe { (text(&(*device).ibdev_path), (library.ibv_open_device)(device)) };
             let raw = check_pointer("ibv_open_device", raw)?;
             Ok(Self { raw, library: Rc::clone(&library), name: name(device), folder: folder.into() })
         });
-        // SAFETY: the list is from the library and not used after this; an open device does not
-        // need it.
+        // SAFETY: `list` is from `ibv_get_device_list` and not used after this call; an open device
+        // does not need it.
         unsafe { (library.ibv_free_device_list)(list) };
         let context = context?;
-        // SAFETY: the context is open.
+        // SAFETY: `context.raw` is valid until `context` is dropped.
         make_nonblocking(unsafe { (*context.raw).async_fd })?;
         Ok(Rc::new(context))
     }
 
-    /// The functions that inline functions of the headers call.
+    /// Returns the functions that inline functions of the headers call.
     pub(super) fn ops(&self) -> &ibv_context_ops {
-        // SAFETY: the context is open, and its functions do not change.
+        // SAFETY: `self.raw` is valid until `self` is dropped, and its functions do not change.
         unsafe { &(*self.raw).ops }
     }
 
-    /// The functions that are newer than [`Self::ops`], if the library has them up to those of XRC.
+    /// Returns the functions that are newer than [`Self::ops`], if the library has all of
+    /// `verbs_context`.
     pub(super) fn extended(&self) -> Option<&verbs_context> {
-        // SAFETY: the context is open.
+        // SAFETY: `self.raw` is valid until `self` is dropped.
         if unsafe { (*self.raw).abi_compat } != ABI_EXTENDED {
             return None;
         }
-        // SAFETY: the mark says that the context is the tail of a `verbs_context`. That structure
-        // grows at its front: `sz` is always present, and says how much of the structure is.
+        // SAFETY: with ABI_EXTENDED, the context is the tail of a `verbs_context`, which is valid
+        // until `self` is dropped. That structure grows at its front: its field `sz` is always
+        // present, and is the length of the structure.
         let (start, len) = unsafe {
             let start = self.raw.byte_sub(offset_of!(verbs_context, context)).cast::<verbs_context>();
             (start, (&raw const (*start).sz).read())
@@ -86,31 +89,34 @@ impl Context {
         if len < size_of::<verbs_context>() {
             return None;
         }
-        // SAFETY: `sz` covers the whole structure, and its functions do not change.
+        // SAFETY: the structure has `sz` bytes, enough for all its fields; it is valid until `self`
+        // is dropped, and its functions do not change.
         Some(unsafe { &*start })
     }
 
     pub(crate) fn device_attr(&self) -> Result<ibv_device_attr, Refusal> {
         let mut attr = ibv_device_attr::ZERO;
-        // SAFETY: the context is open, the structure is the one of the ABI.
+        // SAFETY: `self.raw` is valid until `self` is dropped, and `attr` is valid for writing.
         check("ibv_query_device", unsafe { (self.library.ibv_query_device)(self.raw, &raw mut attr) })?;
         Ok(attr)
     }
 
-    /// The attributes of a port, without capabilities newer than the exported function.
+    /// Returns the attributes of a port, without capabilities newer than the exported function.
     pub(crate) fn port_attr(&self, port: u8) -> Result<ibv_port_attr, Refusal> {
         let mut attr = ibv_port_attr::ZERO;
-        // SAFETY: as above; the function writes an older and shorter form of the structure.
+        // SAFETY: `self.raw` is valid until `self` is dropped; the function writes an older and
+        // shorter form of `attr`.
         check("ibv_query_port", unsafe { (self.library.ibv_query_port)(self.raw, port, &raw mut attr) })?;
         Ok(attr)
     }
 
     pub(crate) fn gids(&self) -> Result<Vec<ibv_gid_entry>, Refusal> {
-        let mut entries = vec![ibv_gid_entry::ZERO; GIDS];
-        // SAFETY: the number of entries and their size are those of the array.
+        let mut entries = vec![ibv_gid_entry::ZERO; MAX_GIDS];
+        // SAFETY: `self.raw` is valid until `self` is dropped; `entries` has room for MAX_GIDS
+        // entries of this size.
         let count = unsafe {
             let size = size_of::<ibv_gid_entry>();
-            (self.library._ibv_query_gid_table)(self.raw, entries.as_mut_ptr(), GIDS, 0, size)
+            (self.library._ibv_query_gid_table)(self.raw, entries.as_mut_ptr(), MAX_GIDS, 0, size)
         };
         let count = usize::try_from(count)
             .or_else(|_| check("ibv_query_gid_table", c_int::try_from(count).unwrap_or(-libc::EIO)).map(|()| 0))?;
@@ -119,12 +125,12 @@ impl Context {
     }
 
     pub(crate) fn event(&self, until: Instant) -> Result<Option<Event>, Refusal> {
-        // SAFETY: the context is open.
+        // SAFETY: `self.raw` is valid until `self` is dropped.
         if !wait_readable(unsafe { (*self.raw).async_fd }, until) {
             return Ok(None);
         }
         let mut event = ibv_async_event { element: async_element { cq: ptr::null_mut() }, event_type: 0 };
-        // SAFETY: the context is open, the structure is the one of the ABI.
+        // SAFETY: `self.raw` is valid until `self` is dropped, and `event` is valid for writing.
         check("ibv_get_async_event", unsafe { (self.library.ibv_get_async_event)(self.raw, &raw mut event) })?;
         let number = event.event_type.unsigned_abs();
         // SAFETY: the members are a number and pointers at the same offset, and the union was
@@ -137,7 +143,7 @@ impl Context {
             9..=13 | 17 | 18 => EventSource::Port(u8::try_from(port).unwrap_or(0)),
             _ => EventSource::Device,
         };
-        // SAFETY: acknowledges the received event, once.
+        // SAFETY: `event` is the received event, and this acknowledges it once.
         unsafe { (self.library.ibv_ack_async_event)(&raw mut event) };
         Ok(Some(Event { number, source }))
     }
@@ -145,7 +151,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: opened once; each user holds an `Rc` of this.
+        // SAFETY: `open` opened `self.raw`, and no object uses it: each holds an `Rc` of `self`.
         unsafe { (self.library.ibv_close_device)(self.raw) };
     }
 }
@@ -155,9 +161,9 @@ fn no_device(wanted: Option<&str>) -> Refusal {
     Refusal { text, errno: libc::ENODEV }
 }
 
-/// The text in `array`, up to a nul byte.
+/// Returns the text in `array`, up to a nul byte.
 fn text(array: &[c_char]) -> String {
-    // SAFETY: `c_char` is a byte.
+    // SAFETY: `array` has this length and is borrowed; `c_char` and `u8` have the same layout.
     let bytes = unsafe { core::slice::from_raw_parts(array.as_ptr().cast::<u8>(), array.len()) };
     CStr::from_bytes_until_nul(bytes).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
 }
@@ -169,7 +175,7 @@ pub(crate) struct Pd {
 
 impl Pd {
     pub(crate) fn alloc(context: &Rc<Context>) -> Result<Self, Refusal> {
-        // SAFETY: the context is open.
+        // SAFETY: `context.raw` is valid while `context` is held.
         let raw = unsafe { (context.library.ibv_alloc_pd)(context.raw) };
         Ok(Self { raw: check_pointer("ibv_alloc_pd", raw)?, context: Rc::clone(context) })
     }
@@ -186,7 +192,8 @@ impl Xrcd {
         let open = context.extended().and_then(|more| more.open_xrcd).ok_or_else(|| missing("ibv_open_xrcd"))?;
         // `IBV_XRCD_INIT_ATTR_FD` and `IBV_XRCD_INIT_ATTR_OFLAGS`.
         let mut init = ibv_xrcd_init_attr { comp_mask: 3, fd: -1, oflags: libc::O_CREAT };
-        // SAFETY: the context is open, the structure is the one of the ABI.
+        // SAFETY: `context.raw` is valid while `context` is held; `init` is a structure of the ABI
+        // and outlives the call.
         let raw = unsafe { open(context.raw, &raw mut init) };
         Ok(Self { raw: check_pointer("ibv_open_xrcd", raw)?, context: Rc::clone(context) })
     }
@@ -199,7 +206,8 @@ pub(crate) struct Ah {
 
 impl Ah {
     pub(crate) fn create(pd: &Rc<Pd>, mut attr: ibv_ah_attr) -> Result<Self, Refusal> {
-        // SAFETY: the domain is alive, the structure is the one of the ABI.
+        // SAFETY: `pd.raw` is valid while `pd` is held; `attr` is a structure of the ABI and
+        // outlives the call.
         let raw = unsafe { (pd.context.library.ibv_create_ah)(pd.raw, &raw mut attr) };
         Ok(Self { raw: check_pointer("ibv_create_ah", raw)?, pd: Rc::clone(pd) })
     }

@@ -29,7 +29,7 @@ impl Pages {
         // Addresses below 16 TiB are free in most processes.
         let multiples = (256..4096_usize).map(|number| number << 32);
         let mut places = multiples.filter_map(|at| Some(ptr::without_provenance_mut(at.checked_sub(edge)?)));
-        // Kernels before 4.17 ignore the flag, and choose another address if this one is in use.
+        // Kernels before 4.17 ignore the flag, and choose another address if `at` is in use.
         let map = |at| Self::map_at(at, len, libc::MAP_FIXED_NOREPLACE).ok().filter(|pages| pages.begin.cast() == at);
         let mapped = places.find_map(map);
         mapped.ok_or_else(|| Refusal::invalid(format!("no {len} bytes are free around a multiple of 4 GiB")))
@@ -46,7 +46,7 @@ impl Pages {
         Ok(Self { begin: begin.cast(), len })
     }
 
-    fn place(&self, offset: usize, len: usize) -> Result<*mut u8, Refusal> {
+    fn pointer(&self, offset: usize, len: usize) -> Result<*mut u8, Refusal> {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             let text = format!("{len} bytes at offset {offset} exceed the region of {} bytes", self.len);
             return Err(Refusal::invalid(text));
@@ -57,7 +57,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: `map` mapped the pages, and no address in them is used after this.
+        // SAFETY: `map_at` mapped the pages, and no address in them is used after this call.
         unsafe { libc::munmap(self.begin.cast(), self.len) };
     }
 }
@@ -81,12 +81,14 @@ impl Mr {
         let pages = edge.map_or_else(|| Pages::map(len), |edge| Pages::map_across(len, edge))?;
         for offset in (0..len).step_by(fill.len().max(1)).take_while(|_| fill.iter().any(|byte| *byte != 0)) {
             let count = fill.len().min(len - offset);
-            // SAFETY: the destination is within the pages, and does not overlap `fill`.
+            // SAFETY: the destination is within `pages`, which are mapped, and does not overlap
+            // `fill`.
             unsafe { ptr::copy_nonoverlapping(fill.as_ptr(), pages.begin.wrapping_add(offset), count) };
         }
         let access = c_int::try_from(access).map_err(|_| Refusal::invalid("access is too large"))?;
         let begin = pages.begin.cast::<c_void>();
-        // SAFETY: the domain is alive; the pages stay mapped until the region is deregistered.
+        // SAFETY: `pd.raw` is valid while `pd` is held; `pages` stay mapped until the region is
+        // deregistered.
         let raw = unsafe { (pd.context.library.ibv_reg_mr)(pd.raw, begin, len, access) };
         Ok(Self { raw: check_pointer("ibv_reg_mr", raw)?, pages: Some(pages), pd: Rc::clone(pd) })
     }
@@ -99,18 +101,18 @@ impl Mr {
         self.pages.as_ref().map_or(0, |pages| pages.len)
     }
 
-    /// The address of `len` bytes at `offset`, as the card sees it.
+    /// Returns the address of `len` bytes at `offset`, as the card uses it.
     pub(crate) fn addr(&self, offset: usize, len: usize) -> Result<u64, Refusal> {
-        Ok(self.pages()?.place(offset, len)?.addr() as u64)
+        Ok(self.pages()?.pointer(offset, len)?.addr() as u64)
     }
 
     pub(crate) fn lkey(&self) -> u32 {
-        // SAFETY: the region is registered.
+        // SAFETY: `self.raw` is a registered region until `end`.
         unsafe { (*self.raw).lkey }
     }
 
     pub(crate) fn rkey(&self) -> u32 {
-        // SAFETY: the region is registered.
+        // SAFETY: `self.raw` is a registered region until `end`.
         unsafe { (*self.raw).rkey }
     }
 
@@ -119,25 +121,26 @@ impl Mr {
         self.pages()?;
         let access = c_int::try_from(access).map_err(|_| Refusal::invalid("access is too large"))?;
         let reregister = self.pd.context.library.ibv_rereg_mr;
-        // SAFETY: the region is registered; without other flags the verb does not use the domain
-        // and the address.
+        // SAFETY: `self.raw` is a registered region until `end`; with this flag alone the verb does
+        // not use the domain and the address.
         let code = unsafe { reregister(self.raw, REREG_ACCESS, ptr::null_mut(), ptr::null_mut(), 0, access) };
-        // It returns `IBV_REREG_MR_ERR_...`, which are not numbers of errors; errno is.
+        // The verb returns `IBV_REREG_MR_ERR_...`, which is no errno; the errno is in `errno`.
         check("ibv_rereg_mr", if code == 0 { 0 } else { -1 })
     }
 
     pub(crate) fn read(&self, offset: usize, len: usize) -> Result<Vec<u8>, Refusal> {
-        let from = self.pages()?.place(offset, len)?;
+        let from = self.pages()?.pointer(offset, len)?;
         let mut bytes = vec![0_u8; len];
-        // SAFETY: the source is within the pages; a byte that the card writes meanwhile is read old
-        // or new.
+        // SAFETY: the source is within the pages, which stay mapped during the call. A byte that
+        // the card writes meanwhile is read old or new.
         unsafe { ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), len) };
         Ok(bytes)
     }
 
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), Refusal> {
-        let to = self.pages()?.place(offset, bytes.len())?;
-        // SAFETY: the destination is within the pages, and does not overlap `bytes`.
+        let to = self.pages()?.pointer(offset, bytes.len())?;
+        // SAFETY: the destination is within the pages, which stay mapped during the call, and does
+        // not overlap `bytes`.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         Ok(())
     }
@@ -147,7 +150,7 @@ impl Mr {
         if raw.is_null() {
             return Ok(());
         }
-        // SAFETY: the region is registered, and its pointer is not used after this.
+        // SAFETY: `raw` is a registered region, and it is not used after this call.
         let result = check("ibv_dereg_mr", unsafe { (self.pd.context.library.ibv_dereg_mr)(raw) });
         if result.is_err() {
             // The card may still use the pages, so they are leaked.
@@ -174,23 +177,24 @@ pub(crate) struct Mw {
 impl Mw {
     pub(crate) fn alloc(pd: &Rc<Pd>, kind: u32) -> Result<Self, Refusal> {
         let alloc = pd.context.ops().alloc_mw.ok_or_else(|| missing("ibv_alloc_mw"))?;
-        // SAFETY: the domain is alive.
+        // SAFETY: `pd.raw` is valid while `pd` is held.
         let raw = unsafe { alloc(pd.raw, kind) };
         Ok(Self { raw: check_pointer("ibv_alloc_mw", raw)?, pd: Rc::clone(pd), bound: Cell::new(None) })
     }
 
     pub(crate) fn rkey(&self) -> u32 {
-        // SAFETY: the window is allocated.
+        // SAFETY: `self.raw` is a valid window until `end`.
         unsafe { (*self.raw).rkey }
     }
 
     pub(super) fn set_rkey(&self, rkey: u32) {
-        // SAFETY: the window is allocated; programs may write its key (`man ibv_bind_mw`).
+        // SAFETY: `self.raw` is a valid window until `end`; programs may write its key (`man
+        // ibv_bind_mw`).
         unsafe { (*self.raw).rkey = rkey };
     }
 
     pub(crate) fn kind(&self) -> u32 {
-        // SAFETY: the window is allocated.
+        // SAFETY: `self.raw` is a valid window until `end`.
         unsafe { (*self.raw).mw_type }
     }
 }

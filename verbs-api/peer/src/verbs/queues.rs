@@ -38,10 +38,10 @@ struct Channel {
 
 impl Channel {
     fn create(context: &Rc<Context>) -> Result<Self, Refusal> {
-        // SAFETY: the context is open.
+        // SAFETY: `context.raw` is valid while `context` is held.
         let raw = unsafe { (context.library.ibv_create_comp_channel)(context.raw) };
         let channel = Self { raw: check_pointer("ibv_create_comp_channel", raw)?, context: Rc::clone(context) };
-        // SAFETY: the channel is alive.
+        // SAFETY: `channel.raw` is valid until `channel` is dropped.
         make_nonblocking(unsafe { (*channel.raw).fd })?;
         Ok(channel)
     }
@@ -51,24 +51,24 @@ impl Channel {
 pub(crate) struct Cq {
     pub(crate) raw: *mut ibv_cq,
     channel: Channel,
-    /// True if it is one of `ibv_create_cq_ex`.
+    /// True if `ibv_create_cq_ex` created the queue.
     is_extended: bool,
 }
 
-/// A completion, with tag and context of the sender if its queue reports them.
+/// A completion, with the sender's tag and context if the queue reports them.
 pub(crate) struct Entry {
     pub(crate) wc: ibv_wc,
     pub(crate) matched: Option<ibv_wc_tm_info>,
 }
 
-/// `IBV_WC_EX_WITH_...`: the fields of a usual completion, and tags.
+/// `IBV_WC_EX_WITH_...`: the fields of `ibv_wc`, and tags.
 const WITH_ALL: u64 = 0x7f | 1 << 10;
 
 impl Cq {
     pub(crate) fn create(context: &Rc<Context>, cqe: u32) -> Result<Self, Refusal> {
         let cqe = cqe.cast_signed();
         let channel = Channel::create(context)?;
-        // SAFETY: the context is open, the channel is alive.
+        // SAFETY: `context.raw` and `channel.raw` are valid while `context` and `channel` are held.
         let raw = unsafe { (context.library.ibv_create_cq)(context.raw, cqe, ptr::null_mut(), channel.raw, 0) };
         Ok(Self { raw: check_pointer("ibv_create_cq", raw)?, channel, is_extended: false })
     }
@@ -79,19 +79,20 @@ impl Cq {
         let (create, channel) = (create.ok_or_else(|| missing("ibv_create_cq_ex"))?, Channel::create(context)?);
         let mut attr =
             ibv_cq_init_attr_ex { cqe, channel: channel.raw, wc_flags: WITH_ALL, ..ibv_cq_init_attr_ex::ZERO };
-        // SAFETY: the context is open, the channel is alive, the structure is the one of the ABI.
+        // SAFETY: `context.raw` and `channel.raw` are valid while `context` and `channel` are held;
+        // `attr` is a structure of the ABI and outlives the call.
         let raw = check_pointer("ibv_create_cq_ex", unsafe { create(context.raw, &raw mut attr) })?;
         Ok(Self { raw: raw.cast(), channel, is_extended: true })
     }
 
     pub(crate) fn cqe(&self) -> c_int {
-        // SAFETY: the queue is alive.
+        // SAFETY: `self.raw` is a valid queue until `end`.
         unsafe { (*self.raw).cqe }
     }
 
     pub(crate) fn resize(&self, cqe: u32) -> Result<(), Refusal> {
         let cqe = c_int::try_from(cqe).map_err(|_| Refusal::invalid("cqe is too large"))?;
-        // SAFETY: the queue is alive.
+        // SAFETY: `self.raw` is a valid queue until `end`.
         check("ibv_resize_cq", unsafe { (self.channel.context.library.ibv_resize_cq)(self.raw, cqe) })
     }
 
@@ -102,7 +103,8 @@ impl Cq {
         let poll = self.channel.context.ops().poll_cq.ok_or_else(|| missing("ibv_poll_cq"))?;
         let mut entries = vec![ibv_wc::ZERO; max];
         let room = c_int::try_from(max).unwrap_or(c_int::MAX);
-        // SAFETY: the queue is alive, and `entries` has room for `room` entries.
+        // SAFETY: `self.raw` is a valid queue until `end`, and `entries` has room for `room`
+        // entries.
         let count = unsafe { poll(self.raw, room, entries.as_mut_ptr()) };
         let count = usize::try_from(count).or_else(|_| check("ibv_poll_cq", count).map(|()| 0))?;
         entries.truncate(count);
@@ -112,65 +114,70 @@ impl Cq {
     /// Polls a queue of `ibv_create_cq_ex`, whose completions are read field by field.
     fn poll_extended(&self, max: usize) -> Result<Vec<Entry>, Refusal> {
         let (raw, mut attr, mut entries) = (self.raw.cast::<ibv_cq_ex>(), ibv_poll_cq_attr { comp_mask: 0 }, vec![]);
-        // SAFETY: the queue is alive and an extended one.
+        // SAFETY: `raw` is a valid queue until `end`, and one of `ibv_create_cq_ex`
+        // (`is_extended`).
         let queue = unsafe { &*raw };
         let start = queue.start_poll.ok_or_else(|| missing("ibv_start_poll"))?;
         let (next, end) = (queue.next_poll.zip(queue.end_poll)).ok_or_else(|| missing("ibv_next_poll"))?;
-        // SAFETY: the queue is alive, the structure is the one of the ABI.
+        // SAFETY: `raw` is a valid extended queue until `end`, and `attr` outlives the call.
         let mut code = unsafe { start(raw, &raw mut attr) };
         if code == libc::ENOENT {
             return Ok(entries);
         }
         check("ibv_start_poll", code)?;
         while code == 0 {
-            // SAFETY: the queue has a current completion.
+            // SAFETY: `raw` is a valid extended queue, and its poll has a current completion.
             entries.push(unsafe { current(raw) });
             if entries.len() >= max {
                 break;
             }
-            // SAFETY: the poll has started.
+            // SAFETY: `raw` is a valid extended queue, and its poll has started.
             code = unsafe { next(raw) };
         }
-        // SAFETY: the poll has started, and this ends it.
+        // SAFETY: `raw` is a valid extended queue, and its poll has started; this call ends the
+        // poll.
         unsafe { end(raw) };
         if matches!(code, 0 | libc::ENOENT) { Ok(entries) } else { check("ibv_next_poll", code).map(|()| entries) }
     }
 
     pub(crate) fn notify(&self, solicited: bool) -> Result<(), Refusal> {
         let notify = self.channel.context.ops().req_notify_cq.ok_or_else(|| missing("ibv_req_notify_cq"))?;
-        // SAFETY: the queue is alive.
+        // SAFETY: `self.raw` is a valid queue until `end`.
         check("ibv_req_notify_cq", unsafe { notify(self.raw, c_int::from(solicited)) })
     }
 
     /// Waits for the requested event until `until`. Returns true if it was raised.
     pub(crate) fn event(&self, until: Instant) -> Result<bool, Refusal> {
-        // SAFETY: the channel is alive.
+        // SAFETY: `self.channel.raw` is valid until `self` is dropped.
         if !wait_readable(unsafe { (*self.channel.raw).fd }, until) {
             return Ok(false);
         }
         let (mut cq, mut data) = (ptr::null_mut(), ptr::null_mut());
         let library = &self.channel.context.library;
-        // SAFETY: the channel is alive, and only this queue uses it.
+        // SAFETY: `self.channel.raw` is valid until `self` is dropped; `cq` and `data` are valid
+        // for writing.
         let code = unsafe { (library.ibv_get_cq_event)(self.channel.raw, &raw mut cq, &raw mut data) };
         check("ibv_get_cq_event", code)?;
-        // SAFETY: acknowledges the one event of this queue.
+        // SAFETY: `cq` is this queue, the only queue of its channel; this acknowledges its one
+        // event.
         unsafe { (library.ibv_ack_cq_events)(cq, 1) };
         Ok(true)
     }
 }
 
-/// Reads the current completion of a queue. The fields of a failed one but its status are
-/// undefined.
+/// Reads the current completion of a queue. Leaves out the fields that a failed completion does not
+/// define.
 ///
 /// # Safety
-/// The queue is an extended one, and its poll has started.
+/// `raw` is a valid queue of `ibv_create_cq_ex`, and its poll has a current completion.
 unsafe fn current(raw: *mut ibv_cq_ex) -> Entry {
-    // SAFETY: this function's contract; the program reads public fields of the current completion.
+    // SAFETY: `raw` is a valid extended queue by this function's contract; programs may read these
+    // fields.
     let queue = unsafe { &*raw };
     let (wr_id, status) = (queue.wr_id, queue.status);
     macro_rules! read {
         ($reader:ident) => {
-            // SAFETY: this function's contract.
+            // SAFETY: `raw` is a valid queue whose poll has started, by this function's contract.
             queue.$reader.map(|read| unsafe { read(raw) }).unwrap_or_default()
         };
     }
@@ -181,13 +188,14 @@ unsafe fn current(raw: *mut ibv_cq_ex) -> Entry {
     (wc.opcode, wc.byte_len, wc.imm_data) = (read!(read_opcode), read!(read_byte_len), read!(read_imm_data));
     (wc.qp_num, wc.src_qp, wc.wc_flags) = (read!(read_qp_num), read!(read_src_qp), read!(read_wc_flags));
     let mut matched = ibv_wc_tm_info::ZERO;
-    // SAFETY: this function's contract, and the structure is the one of the ABI.
+    // SAFETY: `raw` is a valid queue whose poll has started, by this function's contract; `matched`
+    // is valid for writing.
     let has_tags = queue.read_tm_info.map(|read| unsafe { read(raw, &raw mut matched) }).is_some();
     Entry { wc, matched: has_tags.then_some(matched) }
 }
 
-/// A shared receive queue. A queue of XRC, or for tags, holds its completion queue, and one of XRC
-/// its domain.
+/// A shared receive queue. A queue of XRC or for tags holds its completion queue, and a queue of
+/// XRC also its domain.
 pub(crate) struct Srq {
     pub(crate) raw: *mut ibv_srq,
     pub(super) pd: Rc<Pd>,
@@ -199,12 +207,13 @@ impl Srq {
     pub(crate) fn create(pd: &Rc<Pd>, max_wr: u32, max_sge: u32) -> Result<Self, Refusal> {
         let attr = ibv_srq_attr { max_wr, max_sge, srq_limit: 0 };
         let mut init = ibv_srq_init_attr { srq_context: ptr::null_mut(), attr };
-        // SAFETY: the domain is alive, the structure is the one of the ABI.
+        // SAFETY: `pd.raw` is valid while `pd` is held; `init` is a structure of the ABI and
+        // outlives the call.
         let raw = unsafe { (pd.context.library.ibv_create_srq)(pd.raw, &raw mut init) };
         Ok(Self { raw: check_pointer("ibv_create_srq", raw)?, pd: Rc::clone(pd), _domain: None, _cq: None })
     }
 
-    /// Creates a queue in an XRC domain. Requests name it by its number.
+    /// Creates a queue in an XRC domain. Requests carry the queue's number.
     pub(crate) fn create_xrc(
         pd: &Rc<Pd>,
         [max_wr, max_sge]: [u32; 2],
@@ -217,7 +226,7 @@ impl Srq {
         Self::create_extended(pd, init, Some(xrcd), cq)
     }
 
-    /// Creates a queue that matches tags, with room for `max_tags` of them.
+    /// Creates a queue that matches at most `max_tags` tags.
     pub(crate) fn create_for_tags(
         pd: &Rc<Pd>,
         [max_wr, max_sge, max_tags]: [u32; 3],
@@ -241,18 +250,20 @@ impl Srq {
         let comp_mask = init.comp_mask | SRQ_TYPE | SRQ_PD | SRQ_CQ;
         let xrcd = domain.as_ref().map_or(ptr::null_mut(), |domain| domain.raw);
         let mut init = ibv_srq_init_attr_ex { comp_mask, pd: pd.raw, xrcd, cq: cq.raw, ..init };
-        // SAFETY: the domains and the queue are alive, the structure is the one of the ABI.
+        // SAFETY: `init` is a structure of the ABI that outlives the call; its pointers are valid
+        // while `pd`, `domain` and `cq` are held.
         let raw = unsafe { create(pd.context.raw, &raw mut init) };
         let raw = check_pointer("ibv_create_srq_ex", raw)?;
         Ok(Self { raw, pd: Rc::clone(pd), _domain: domain, _cq: Some(cq) })
     }
 
-    /// Posts an operation on tags with the list of a new tag. Returns the handle of the tag.
+    /// Posts an operation on tags; `segments` are those of a new tag. Returns the tag's handle.
     pub(crate) fn post_tag(&self, mut wr: ibv_ops_wr, segments: &[Segment]) -> Result<u32, Refusal> {
         let post = self.pd.context.extended().and_then(|more| more.post_srq_ops);
         let (post, mut bad) = (post.ok_or_else(|| missing("ibv_post_srq_ops"))?, ptr::null_mut());
         (wr.tm.add.sg_list, wr.tm.add.num_sge) = (segments.as_ptr(), count(segments)?);
-        // SAFETY: the queue is alive, and so are the segments of the request.
+        // SAFETY: `self.raw` is a valid queue until `end`; the request and `segments` outlive the
+        // call.
         check("ibv_post_srq_ops", unsafe { post(self.raw, &raw mut wr, &raw mut bad) })?;
         Ok(wr.tm.handle)
     }
@@ -261,22 +272,23 @@ impl Srq {
     pub(crate) fn set_limit(&self, srq_limit: u32) -> Result<(), Refusal> {
         let mut attr = ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit };
         let modify = self.pd.context.library.ibv_modify_srq;
-        // SAFETY: the queue is alive, the structure is the one of the ABI.
+        // SAFETY: `self.raw` is a valid queue until `end`, and `attr` outlives the call.
         check("ibv_modify_srq", unsafe { modify(self.raw, &raw mut attr, SRQ_LIMIT) })
     }
 
     pub(crate) fn post_recv(&self, wr_id: u64, segments: &[Segment]) -> Result<(), Refusal> {
         let post = self.pd.context.ops().post_srq_recv.ok_or_else(|| missing("ibv_post_srq_recv"))?;
         let (mut wr, mut bad) = (recv_wr(wr_id, segments)?, ptr::null_mut());
-        // SAFETY: the queue is alive, and so are the segments of the request.
+        // SAFETY: `self.raw` is a valid queue until `end`; the request and `segments` outlive the
+        // call.
         check("ibv_post_srq_recv", unsafe { post(self.raw, &raw mut wr, &raw mut bad) })
     }
 
-    /// The number by which XRC requests name the queue.
+    /// Returns the number that XRC requests to the queue carry.
     pub(crate) fn number(&self) -> Result<u32, Refusal> {
         let get = self.pd.context.extended().and_then(|more| more.get_srq_num);
         let (get, mut number) = (get.ok_or_else(|| missing("ibv_get_srq_num"))?, 0);
-        // SAFETY: the queue is alive, and `number` is valid for writing.
+        // SAFETY: `self.raw` is a valid queue until `end`, and `number` is valid for writing.
         check("ibv_get_srq_num", unsafe { get(self.raw, &raw mut number) })?;
         Ok(number)
     }
@@ -313,7 +325,8 @@ impl Qp {
             qp_type: init.kind.cast_signed(),
             sq_sig_all: c_int::from(init.sig_all),
         };
-        // SAFETY: the domain and the queues are alive, and the queue pair holds them.
+        // SAFETY: `pd.raw` and the pointers in `attr` are valid while `pd` and `init` are held,
+        // which the queue pair keeps.
         let raw = unsafe { (pd.context.library.ibv_create_qp)(pd.raw, &raw mut attr) };
         Ok(Self { raw: check_pointer("ibv_create_qp", raw)?, pd: Rc::clone(pd), init })
     }
@@ -332,12 +345,13 @@ impl Qp {
             attr.cap = ibv_qp_cap { max_recv_wr: 0, max_recv_sge: 0, ..init.cap };
             attr.sq_sig_all = c_int::from(init.sig_all);
         }
-        // SAFETY: the domains and the queue are alive, and the queue pair holds them.
+        // SAFETY: the pointers in `attr` are valid while `pd` and `init` are held, which the queue
+        // pair keeps.
         let raw = unsafe { create(pd.context.raw, &raw mut attr) };
         Ok(Self { raw: check_pointer("ibv_create_qp_ex", raw)?, pd: Rc::clone(pd), init })
     }
 
-    /// The type, a number of `protocol::names::QP_TYPES`.
+    /// Returns the type, a number of `protocol::names::QP_TYPES`.
     pub(crate) const fn kind(&self) -> u32 {
         self.init.kind
     }
@@ -347,20 +361,21 @@ impl Qp {
     }
 
     pub(crate) fn number(&self) -> u32 {
-        // SAFETY: the queue pair is alive.
+        // SAFETY: `self.raw` is a valid queue pair until `end`.
         unsafe { (*self.raw).qp_num }
     }
 
     pub(crate) fn modify(&self, mut attr: ibv_qp_attr, mask: u32) -> Result<(), Refusal> {
         let modify = self.pd.context.library.ibv_modify_qp;
-        // SAFETY: the queue pair is alive, the structure is the one of the ABI.
+        // SAFETY: `self.raw` is a valid queue pair until `end`, and `attr` outlives the call.
         check("ibv_modify_qp", unsafe { modify(self.raw, &raw mut attr, mask.cast_signed()) })
     }
 
     pub(crate) fn query(&self) -> Result<ibv_qp_attr, Refusal> {
         let (mut attr, mut init) = (ibv_qp_attr::ZERO, ibv_qp_init_attr::ZERO);
         let query = self.pd.context.library.ibv_query_qp;
-        // SAFETY: the queue pair is alive, the structures are those of the ABI.
+        // SAFETY: `self.raw` is a valid queue pair until `end`; `attr` and `init` are valid for
+        // writing.
         check("ibv_query_qp", unsafe { query(self.raw, &raw mut attr, ALL_ATTRIBUTES, &raw mut init) })?;
         Ok(attr)
     }
@@ -371,7 +386,7 @@ impl Qp {
             true => ("ibv_attach_mcast", library.ibv_attach_mcast),
             false => ("ibv_detach_mcast", library.ibv_detach_mcast),
         };
-        // SAFETY: the queue pair is alive.
+        // SAFETY: `self.raw` is a valid queue pair until `end`, and `gid` outlives the call.
         check(verb, unsafe { function(self.raw, &raw const gid, 0) })
     }
 
@@ -388,16 +403,17 @@ impl Qp {
         }
         let post = self.pd.context.ops().post_send.ok_or_else(|| missing("ibv_post_send"))?;
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair, the segments and the path are alive, and the request has no other
-        // pointers. The library dereferences addresses of segments only for inline data, which is
-        // in the agent's memory.
+        // SAFETY: `self.raw` is a valid queue pair until `end`; `wr`, `segments` and `path` outlive
+        // the call, and the request has no other pointers. The library dereferences addresses of
+        // segments only for inline data, which is in the agent's memory.
         check("ibv_post_send", unsafe { post(self.raw, &raw mut wr, &raw mut bad) })
     }
 
     pub(crate) fn post_recv(&self, wr_id: u64, segments: &[Segment]) -> Result<(), Refusal> {
         let post = self.pd.context.ops().post_recv.ok_or_else(|| missing("ibv_post_recv"))?;
         let (mut wr, mut bad) = (recv_wr(wr_id, segments)?, ptr::null_mut());
-        // SAFETY: the queue pair is alive, and so are the segments of the request.
+        // SAFETY: `self.raw` is a valid queue pair until `end`; `wr` and `segments` outlive the
+        // call.
         check("ibv_post_recv", unsafe { post(self.raw, &raw mut wr, &raw mut bad) })
     }
 
@@ -417,7 +433,8 @@ impl Qp {
         if mw.kind() == 1 {
             let bind = self.pd.context.ops().bind_mw.ok_or_else(|| missing("ibv_bind_mw"))?;
             let mut request = ibv_mw_bind { wr_id, send_flags: flags, bind_info };
-            // SAFETY: the queue pair, the window and the region are alive.
+            // SAFETY: `self.raw`, `mw.raw` and the region in `request` are valid until their `end`,
+            // and `request` outlives the call.
             check("ibv_bind_mw", unsafe { bind(self.raw, mw.raw, &raw mut request) })?;
         } else {
             let rkey = next_key(mw.rkey());
@@ -431,7 +448,7 @@ impl Qp {
     }
 }
 
-/// The next key of a window, which differs in the lowest byte (`ibv_inc_rkey`).
+/// Returns the next key of a window, which differs in the lowest byte (`ibv_inc_rkey`).
 const fn next_key(rkey: u32) -> u32 {
     (rkey & !0xff) | (rkey.wrapping_add(1) & 0xff)
 }

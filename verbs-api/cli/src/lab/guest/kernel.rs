@@ -1,4 +1,4 @@
-//! The kernel of a guest, found on this machine, and its first file system, packed in memory. The
+//! The kernel of a guest, found on this machine, and its initial file system, packed in memory. The
 //! tests boot their guests by this file, too.
 
 use std::error::Error;
@@ -30,7 +30,7 @@ pub(super) const MODULES: [&str; 13] = [
 /// A kernel with rxe.
 #[derive(Debug, PartialEq)]
 pub(super) struct Kernel {
-    /// The file that boots.
+    /// File of the kernel image.
     pub(super) image: PathBuf,
     /// Folder of its modules.
     modules: PathBuf,
@@ -67,8 +67,8 @@ impl Kernel {
         .into())
     }
 
-    /// Packs the first file system: busybox, the modules as `/modules/NUMBER-NAME` in the order to
-    /// load them, and these files.
+    /// Packs the initial file system: busybox, the modules as `/modules/NUMBER-NAME` in the order
+    /// to load them, and these files.
     pub(super) fn pack(&self, busybox: &Path, modules: &[&str], files: &[(&str, &[u8])]) -> Result<Vec<u8>> {
         let mut archive = Archive::default();
         for folder in ["bin", "dev", "host", "modules", "new", "proc", "scratch", "sys"] {
@@ -138,7 +138,7 @@ struct Archive(Vec<u8>);
 
 impl Archive {
     fn add(&mut self, name: &str, mode: u32, content: &[u8]) {
-        // Unique, so that no file is a link to another one.
+        // A unique inode, so that no file is a link to another one.
         let inode = self.0.len();
         let (links, size, name_size) = (1, content.len(), name.len() + 1);
         let fields = [inode, mode as usize, 0, 0, links, 0, size, 0, 0, 0, 0, name_size, 0];
