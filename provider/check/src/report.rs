@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 
 /// Maximum number of calls of a stack in the text.
-const CALLS: usize = 8;
+const MAX_CALLS: usize = 8;
 
 /// A finding of a rule.
 #[derive(Clone, Debug)]
@@ -45,7 +45,7 @@ impl Report {
         }
     }
 
-    /// Lowers the severity to a warning: wrong on some cards only.
+    /// Lowers the severity to a warning, for a use that fails on some cards only.
     pub(crate) fn warned(self) -> Self {
         Self { severity: Severity::Warning, ..self }
     }
@@ -103,7 +103,7 @@ impl Named {
         };
         facts.iter().for_each(|(label, value)| line(label, value));
         for (label, frames) in &self.stacks {
-            let calls = frames.iter().take(CALLS).map(ToString::to_string);
+            let calls = frames.iter().take(MAX_CALLS).map(ToString::to_string);
             let calls: Vec<_> = if frames.is_empty() { vec!["unknown".to_owned()] } else { calls.collect() };
             for (at, call) in calls.iter().enumerate() {
                 line(if at == 0 { label } else { "" }, call);

@@ -11,7 +11,7 @@ use crate::rule::Rule;
 struct Suppression {
     rule: String,
     pattern: String,
-    /// Number of innermost calls to match; `None` for all, and the objects.
+    /// Number of innermost calls to match; `None` for all calls and the objects.
     top: Option<usize>,
 }
 
@@ -33,21 +33,20 @@ impl Suppressions {
     /// Returns true if a line matches the report.
     pub(crate) fn cover(&self, report: &Named) -> bool {
         let rule = report.report.rule.name();
-        let for_rule = self.0.iter().filter(|line| matches(&line.rule, rule));
         let covers = |line: &Suppression| match line.top {
             None => report.words().any(|word| matches(&line.pattern, &word)),
             Some(top) => report.top_words(top).any(|word| matches(&line.pattern, &word)),
         };
-        for_rule.into_iter().any(covers)
+        self.0.iter().filter(|line| matches(&line.rule, rule)).any(covers)
     }
 }
 
 fn parse(line: &str) -> Result<Suppression, String> {
-    let (what, reason) = line.split_once('#').ok_or("the reason is missing; write it after a #")?;
+    let (selection, reason) = line.split_once('#').ok_or("the reason is missing; write it after a #")?;
     if reason.trim().is_empty() {
         return Err("the reason after the # is empty".to_owned());
     }
-    match what.split_whitespace().collect::<Vec<_>>()[..] {
+    match selection.split_whitespace().collect::<Vec<_>>()[..] {
         [rule, _] if !Rule::ALL.iter().any(|known| matches(rule, known.name())) => {
             Err(format!("there is no rule '{rule}'; `roxe rules` lists them"))
         }
@@ -55,7 +54,7 @@ fn parse(line: &str) -> Result<Suppression, String> {
             let (top, pattern) = top_of(pattern).map_or((None, pattern), |(top, pattern)| (Some(top), pattern));
             Ok(Suppression { rule: rule.to_owned(), pattern: pattern.to_owned(), top })
         }
-        _ => Err(format!("'{}' is not a rule and a pattern", what.trim())),
+        _ => Err(format!("'{}' is not a rule and a pattern", selection.trim())),
     }
 }
 
@@ -127,7 +126,7 @@ mod tests {
         }
         assert_eq!(suggestion(&report), "    suppression    key-stale top:send_one # why it is wanted\n");
         let line = suggestion(&report).trim().strip_prefix("suppression").unwrap().trim().to_owned();
-        assert!(Suppressions::parse(&line).unwrap().cover(&report), "what is suggested works");
+        assert!(Suppressions::parse(&line).unwrap().cover(&report), "the suggested line suppresses its report");
     }
 
     #[test]

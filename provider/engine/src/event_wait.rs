@@ -41,7 +41,7 @@ impl Engine {
         let (presence, waiters) = (&self.scheduler.presence, self.waiters());
         let waits = presence.waits(awaited);
         waits.threads.fetch_add(1, SeqCst);
-        waits.itself.store(true, Relaxed);
+        waits.receive_first.store(true, Relaxed);
         let mut wait = Wait { engine: Arc::clone(self), awaited, since: clock::now(), sleeps: false };
         // A thread that is cancelled must not hold our locks.
         wait.sleeps = uncancelled(|| !self.is_started() || !self.receive_until(&is_over));

@@ -9,7 +9,7 @@ use crate::id_map::IdMap;
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
-use crate::world::{Gone, Known, Observer, Work, World, describe};
+use crate::world::{DestroyedObject, LiveObject, Observer, Work, World, describe};
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::{MemError, Side};
 use roxe_transport::qp::{AttrMask, DropReason, Service};
@@ -226,8 +226,7 @@ fn explain(attempt: &Attempt<'_>, windows: &Windows, world: &World) -> Option<Re
         });
         return attempt.fault(&Target { name, pd, base, length, access, made }, world);
     }
-    let had =
-        |gone: &&Gone| matches!(&gone.made, Made::Mr(memory) if [memory.lkey, memory.rkey].contains(&attempt.key));
+    let had = |gone: &&DestroyedObject| matches!(&gone.made, Made::Mr(memory) if [memory.lkey, memory.rkey].contains(&attempt.key));
     if let Some(gone) = world.gone().find(had) {
         let name = format!("the {} that was deregistered", describe(&gone.made));
         let (made, ended) = (("registered at", &gone.created), ("deregistered", &gone.destroyed));
@@ -459,7 +458,7 @@ impl Observer for Rights {
 }
 
 impl Rights {
-    fn unused(&self, known: &Known, until: &str) -> Option<Report> {
+    fn unused(&self, known: &LiveObject, until: &str) -> Option<Report> {
         let Made::Mr(memory) = known.made else { return None };
         let used = self.used.get(&memory.rkey).copied().unwrap_or_default();
         let unused = memory.access & Access::OF_PEERS & !used;

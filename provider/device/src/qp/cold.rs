@@ -242,7 +242,7 @@ impl QpHost<'_> {
         if let Some(CompletionVerdict { fault, rule }) = self.fault_of(&cqe) {
             match fault {
                 CompletionFault::QpFatal => ending = Err(Ending::Fatal),
-                CompletionFault::CqErr => self.qp.cq(side).break_down(),
+                CompletionFault::CqErr => self.qp.cq(side).inject_failure(),
                 CompletionFault::Status(status) => (cqe.status, ending) = (status, Err(Ending::Failed)),
             }
             failure::note_local(&mut self.state.failed, || failure::requested_by(&rule));
