@@ -78,12 +78,12 @@ impl Presence {
     pub(crate) fn arm(&self, awaited: Awaited) -> bool {
         self.polls_since_arming.store(0, Relaxed);
         self.armed_for_connection.store(awaited == Awaited::Connection, Relaxed);
-        !self.waits_itself() && self.muting.hand_over()
+        !self.receives_before_sleep() && self.muting.hand_over()
     }
 
     /// Returns true if threads receive themselves before they sleep until the event that the
     /// program armed for last, so that arming need not wake the background thread.
-    pub(crate) fn waits_itself(&self) -> bool {
+    pub(crate) fn receives_before_sleep(&self) -> bool {
         self.armed().receive_first.load(Relaxed)
     }
 
@@ -200,7 +200,7 @@ impl Waiters {
 mod tests {
     use super::muting::FULL;
     use super::*;
-    use crate::poll_policy::{BETWEEN_WAITS, LONG};
+    use crate::poll_policy::{BETWEEN_WAITS, LONG_SPIN_FACTOR};
     use roxe_base::uses::Counted;
 
     #[test]
@@ -292,8 +292,8 @@ mod tests {
         let (waiters, default) = (Waiters::default(), Duration::from_micros(50));
         assert_eq!(waiters.spin_time(default), default);
         waiters.note_sleep(2 * default, default);
-        assert_eq!(waiters.spin_time(default), LONG * default);
-        waiters.note_sleep(LONG * default, default);
+        assert_eq!(waiters.spin_time(default), LONG_SPIN_FACTOR * default);
+        waiters.note_sleep(LONG_SPIN_FACTOR * default, default);
         assert_eq!(waiters.spin_time(default), default, "longer spinning would not have sufficed");
     }
 }

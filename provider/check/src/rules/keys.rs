@@ -226,7 +226,10 @@ fn explain(attempt: &Attempt<'_>, windows: &Windows, world: &World) -> Option<Re
         });
         return attempt.fault(&Target { name, pd, base, length, access, made }, world);
     }
-    let had = |gone: &&DestroyedObject| matches!(&gone.made, Made::Mr(memory) if [memory.lkey, memory.rkey].contains(&attempt.key));
+    let had = |gone: &&DestroyedObject| match &gone.made {
+        Made::Mr(memory) => [memory.lkey, memory.rkey].contains(&attempt.key),
+        _ => false,
+    };
     if let Some(gone) = world.gone().find(had) {
         let name = format!("the {} that was deregistered", describe(&gone.made));
         let (made, ended) = (("registered at", &gone.created), ("deregistered", &gone.destroyed));

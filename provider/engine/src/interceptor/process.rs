@@ -85,7 +85,7 @@ pub(crate) fn resume() -> Result<(), Error> {
         return Ok(());
     }
     if let Some(recorder) = RECORDER.get() {
-        recorder.resume().map_err(|e| cannot_write(recorder.wanted(), &e))?;
+        recorder.resume().map_err(|e| cannot_write(recorder.configured(), &e))?;
     }
     FAULTS.get().into_iter().for_each(Faults::resume);
     ABANDONED.store(false, Ordering::Relaxed);
