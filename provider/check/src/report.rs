@@ -27,7 +27,7 @@ pub(crate) struct Report {
 
 /// A report with symbolized stacks.
 #[derive(Clone, Debug)]
-pub(crate) struct Named {
+pub(crate) struct SymbolizedReport {
     pub(crate) report: Report,
     pub(crate) stacks: Vec<(&'static str, Vec<Frame>)>,
 }
@@ -74,13 +74,13 @@ impl Report {
     }
 
     /// Symbolizes the stacks.
-    pub(crate) fn named(self) -> Named {
+    pub(crate) fn symbolized(self) -> SymbolizedReport {
         let stacks = self.stacks.iter().map(|(label, stack)| (*label, stack.frames())).collect();
-        Named { report: self, stacks }
+        SymbolizedReport { report: self, stacks }
     }
 }
 
-impl Named {
+impl SymbolizedReport {
     /// The words that suppressions match: functions, files and values of facts.
     pub(crate) fn words(&self) -> impl Iterator<Item = String> {
         self.top_words(usize::MAX).chain(self.report.facts.iter().map(|(_, value)| value.clone()))
@@ -141,10 +141,10 @@ impl Named {
 mod tests {
     use super::*;
 
-    fn report() -> Named {
+    fn report() -> SymbolizedReport {
         let report = Report::new(Rule::KeyStale, "The key 0x7 is dead.").fact("queue pair", "queue pair 0x00011 (RC)");
         let frame = Frame { function: "send_all".into(), file: Some("a.c".into()), line: Some(12) };
-        Named { report: report.advice("Register it again."), stacks: vec![("posted at", vec![frame])] }
+        SymbolizedReport { report: report.advice("Register it again."), stacks: vec![("posted at", vec![frame])] }
     }
 
     #[test]

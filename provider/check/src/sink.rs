@@ -44,7 +44,7 @@ impl Sink {
         if *count > 1 {
             return;
         }
-        let named = report.named();
+        let named = report.symbolized();
         if self.suppressions.cover(&named) {
             self.suppressed += 1;
             return;

@@ -4,7 +4,7 @@
 //! functions, files and objects of a report; `topN:PATTERN` matches the N innermost calls of each
 //! stack only (`top:` is one). The rule may be a pattern too.
 
-use crate::report::Named;
+use crate::report::SymbolizedReport;
 use crate::rule::Rule;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ impl Suppressions {
     }
 
     /// Returns true if a line matches the report.
-    pub(crate) fn cover(&self, report: &Named) -> bool {
+    pub(crate) fn cover(&self, report: &SymbolizedReport) -> bool {
         let rule = report.report.rule.name();
         let covers = |line: &Suppression| match line.top {
             None => report.words().any(|word| matches(&line.pattern, &word)),
@@ -66,7 +66,7 @@ fn top_of(pattern: &str) -> Option<(usize, &str)> {
 }
 
 /// The line that suppresses `report` and other reports of the same rule in the same function.
-pub(crate) fn suggestion(report: &Named) -> String {
+pub(crate) fn suggestion(report: &SymbolizedReport) -> String {
     let rule = report.report.rule;
     let first = report.top_words(1).next().filter(|word| !word.contains(char::is_whitespace));
     let pattern = first.map_or_else(|| "*".to_owned(), |function| format!("top:{function}"));
@@ -113,7 +113,7 @@ mod tests {
     fn top_pattern_matches_innermost_calls_only() {
         let frame = |function: &str| Frame { function: function.into(), file: None, line: None };
         let stacks = vec![("posted at", ["send_one", "send_all", "main"].map(frame).to_vec())];
-        let report = Named { report: Report::new(Rule::KeyStale, "x").fact("queue", "send_one"), stacks };
+        let report = SymbolizedReport { report: Report::new(Rule::KeyStale, "x").fact("queue", "send_one"), stacks };
         for (pattern, expected) in [
             ("top:send_one", true),
             ("top:send_all", false),

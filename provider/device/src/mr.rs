@@ -358,7 +358,7 @@ impl Mr {
             if is_checking()
                 && registration.is_marked
                 && may_check_mapping()
-                && !mapped::is_still_there(registration.attr.addr, registration.attr.length)
+                && !mapped::is_still_marked(registration.attr.addr, registration.attr.length)
             {
                 emit(|| Event::Unmapped { mr: self.tracked.id() });
             }

@@ -269,15 +269,18 @@ fn sleeping_reader_is_woken_once_and_misses_no_record() {
 
 /// A header whose traffic class and hop limit are a checksum of its other fields.
 fn checksummed_header(seed: u32) -> RecordHeader {
-    let (len, joined, goes_on) = (1 + seed as usize % MAX_RUN, 1 + (seed >> 16) as u8 % 3, seed & 1 << 24 != 0);
+    let (len, joined, keeps_addresses) = (1 + seed as usize % MAX_RUN, 1 + (seed >> 16) as u8 % 3, seed & 1 << 24 != 0);
     let segment = if joined > 1 { len } else { 1 + (seed >> 4) as usize % len };
-    let [traffic_class, hop_limit] = sum(len, segment, joined, goes_on);
-    RecordHeader { len, segment, joined, traffic_class, hop_limit, goes_on }
+    let [traffic_class, hop_limit] = sum(len, segment, joined, keeps_addresses);
+    RecordHeader { len, segment, joined, traffic_class, hop_limit, keeps_addresses }
 }
 
-fn sum(len: usize, segment: usize, joined: u8, goes_on: bool) -> [u8; 2] {
-    ((len as u16).wrapping_mul(31) ^ (segment as u16).wrapping_mul(7) ^ u16::from(joined) << 1 ^ u16::from(goes_on))
-        .to_ne_bytes()
+fn sum(len: usize, segment: usize, joined: u8, keeps_addresses: bool) -> [u8; 2] {
+    ((len as u16).wrapping_mul(31)
+        ^ (segment as u16).wrapping_mul(7)
+        ^ u16::from(joined) << 1
+        ^ u16::from(keeps_addresses))
+    .to_ne_bytes()
 }
 
 /// Ends the writing thread, also if the reading one panics.
@@ -319,12 +322,13 @@ fn changing_header_is_read_once() {
             assert_eq!(reader.next(take), Ok(true));
             let (meta, shown, joined) = seen.unwrap();
             let RxMeta { len, segment, src, dst, traffic_class, hop_limit, .. } = meta;
-            let fits = |goes_on: &bool| [traffic_class, hop_limit] == sum(len, segment, joined, *goes_on);
-            let goes_on = [false, true].into_iter().find(fits).expect("parts of one header");
-            let header = RecordHeader { len, segment, joined, traffic_class, hop_limit, goes_on };
+            let fits =
+                |keeps_addresses: &bool| [traffic_class, hop_limit] == sum(len, segment, joined, *keeps_addresses);
+            let keeps_addresses = [false, true].into_iter().find(fits).expect("parts of one header");
+            let header = RecordHeader { len, segment, joined, traffic_class, hop_limit, keeps_addresses };
             assert_eq!((shown, reader.read_so_far() - before), (len, header.extent()));
             let are_same_addresses = addresses.replace((src, dst)).is_none_or(|addresses| addresses == (src, dst));
-            assert!(are_same_addresses || !header.goes_on, "the addresses were read again");
+            assert!(are_same_addresses || !header.keeps_addresses, "the addresses were read again");
         }
     });
 }
@@ -372,7 +376,8 @@ fn writing_reader_does_not_affect_writer() {
 /// Writes an invalid header.
 #[test]
 fn broken_writer_is_detected() {
-    let good = RecordHeader { len: 200, segment: 100, joined: 1, traffic_class: 0, hop_limit: 1, goes_on: false };
+    let good =
+        RecordHeader { len: 200, segment: 100, joined: 1, traffic_class: 0, hop_limit: 1, keeps_addresses: false };
     assert_eq!(RecordHeader::parse(good.to_word()), Some(good));
     for (len, segment) in [(0, 1), (1, 0), (1, 2), (MAX_RUN + 1, 1), (0xffff, 1), (200, 201)] {
         let (writer, reader) = ring();
@@ -386,7 +391,7 @@ fn broken_writer_is_detected() {
 fn many_small_packets_share_a_record() {
     let (mut writer, reader) = ring();
     for len in [20, 96, 100, 256, 260] {
-        for count in 1..super::STAGE / 48 {
+        for count in 1..super::STAGE_LEN / 48 {
             let sent: Vec<_> = (0..count).map(|at| vec![at as u8; len]).collect();
             assert!(sent.iter().all(|packet| put(&mut writer, &heading(1), len, packet[0])));
             assert!(put(&mut writer, &heading(1), len, 0xee));
