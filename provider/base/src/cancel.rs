@@ -4,7 +4,8 @@
 use libc::c_int;
 
 /// Runs `f` with cancellation of the calling thread postponed (`man pthread_cancel`). A system call
-/// would act on it at once, with locks held and Rust frames on the stack that C must not unwind.
+/// would act on a cancellation at once, with locks held and Rust frames on the stack that C must
+/// not unwind.
 ///
 /// Posting and polling as a whole need no such section: the cancellable system calls among their
 /// steps have their own.
@@ -18,12 +19,12 @@ pub fn uncancelled<R>(f: impl FnOnce() -> R) -> R {
     struct Restore(c_int);
     impl Drop for Restore {
         fn drop(&mut self) {
-            // SAFETY: affects the calling thread only; a null pointer discards the old state.
+            // SAFETY: the call affects the calling thread only; null discards the old state.
             unsafe { pthread_setcancelstate(self.0, std::ptr::null_mut()) };
         }
     }
     let mut old = 0;
-    // SAFETY: affects the calling thread only; `old` outlives the call.
+    // SAFETY: the call affects the calling thread only; `old` outlives the call.
     unsafe { pthread_setcancelstate(DISABLE, &raw mut old) };
     let _restore = Restore(old);
     f()

@@ -2,7 +2,7 @@
 //! processor time of the calling thread. The hot path reads the clock once per batch.
 //!
 //! `std::time::Instant` keeps seconds and nanoseconds apart, and converting them to one number on
-//! each reading is expensive. So this calls `clock_gettime`.
+//! each reading is expensive. So this module calls `clock_gettime`.
 
 use roxe_transport::time::Instant;
 use std::time::Duration;

@@ -291,7 +291,7 @@ pub struct Config {
     pub trace: Option<PathBuf>,
 }
 
-/// Words that are values of variables.
+/// Valid values of variables, with their meanings.
 const LAYOUTS: [(&str, GidLayout); 2] = [("plain", GidLayout::Plain), ("mellanox", GidLayout::Mellanox)];
 const LINKS: [(&str, bool); 2] = [("auto", true), ("udp", false)];
 const EXPLANATIONS: [(&str, Explain); 3] = [("off", Explain::Off), ("line", Explain::Line), ("full", Explain::Full)];
@@ -300,7 +300,7 @@ const FORMATS: [(&str, ReportFormat); 3] =
 const SWITCH: [(&str, bool); 6] =
     [("on", true), ("1", true), ("yes", true), ("off", false), ("0", false), ("no", false)];
 
-/// The knobs with the value of each as it is set in this environment (`None`: not set).
+/// The knobs, each with its value in this environment; `None` if it is not set.
 pub fn settings() -> impl Iterator<Item = (&'static Knob, Option<String>)> {
     KNOBS.iter().map(|knob| (knob, text_of(knob.name)))
 }
@@ -308,8 +308,8 @@ pub fn settings() -> impl Iterator<Item = (&'static Knob, Option<String>)> {
 /// The variables that [`preset`] set.
 static PRESETS: OnceLock<Vec<(&'static str, OsString)>> = OnceLock::new();
 
-/// Lets this process see these variables as a program will that it is about to become. Once, before
-/// the first [`config`].
+/// Sets variables for this process, as the program will see them that it is about to execute. Must
+/// be called once, before the first [`config`].
 pub fn preset(variables: Vec<(&'static str, OsString)>) {
     let _ = PRESETS.set(variables);
 }
@@ -424,7 +424,7 @@ fn read_weakest(get: impl Fn(&str) -> Option<String>) -> Result<Option<Wanted>, 
     Ok((!wanted.weaknesses.is_empty()).then_some(wanted))
 }
 
-/// Parses the fault rules of `text`, or of the file after `@`. The error is a text.
+/// Parses the fault rules of `text`, or of the file after `@`. The error is a message for the user.
 pub fn fault_rules(text: &str) -> Result<Rules, String> {
     let text = match text.trim().strip_prefix('@') {
         Some(file) => &std::fs::read_to_string(file).map_err(|e| format!("cannot read the file {file}: {e}"))?,
@@ -433,7 +433,7 @@ pub fn fault_rules(text: &str) -> Result<Rules, String> {
     text.parse::<Rules>().map_err(|e| e.to_string())
 }
 
-/// The rules of `ROXE_FAULTS`. Errors have the words of the parser.
+/// The rules of `ROXE_FAULTS`. Errors contain the message of the parser.
 fn read_faults(get: impl Fn(&str) -> Option<String>) -> Result<Option<Rules>, ConfigError> {
     let name = "ROXE_FAULTS";
     let Some(value) = set_value(get, name) else { return Ok(None) };
@@ -484,7 +484,7 @@ impl Default for DeviceName {
 
 impl DeviceName {
     const RULE: &str = "it must be letters, _ and - followed by a number, such as mlx5_0";
-    /// Bytes that leave room for a number in the 64 of a name.
+    /// Maximum length in bytes, which leaves room for longer numbers in the 64 bytes of a name.
     const MAX: usize = 56;
 
     fn parse(text: &str) -> Option<Self> {

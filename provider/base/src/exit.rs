@@ -57,8 +57,8 @@ static TASKS: Mutex<rank::ExitTasks, Vec<Task>> = Mutex::new(Vec::new());
 /// Exit status that replaces 0; 0 for no replacement.
 static STATUS: AtomicI32 = AtomicI32::new(0);
 
-/// Registers the exit handler that runs the tasks. Exit handlers that the program registers later
-/// run before it.
+/// Registers the exit handler that runs the tasks. Handlers that the program registers later run
+/// before this one.
 pub fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -68,7 +68,7 @@ pub fn install() {
         unsafe {
             on_exit(run, std::ptr::null_mut())
         };
-        // SAFETY: as above, without an argument.
+        // SAFETY: as for `on_exit`, without an argument.
         #[cfg(not(target_env = "gnu"))]
         unsafe {
             libc::atexit(run_without_status)
@@ -106,12 +106,13 @@ extern "C" fn run(status: c_int, _: *mut c_void) {
     let tasks = TASKS.try_lock().map(|tasks| tasks.clone()).unwrap_or_default();
     // A failure can no longer be reported.
     tasks.into_iter().for_each(|(_, task)| _ = catch_unwind(task));
-    let wanted = STATUS.load(Ordering::Relaxed);
-    if status == 0 && wanted != 0 {
-        // SAFETY: flushes the program's output, as `exit` would do next, and ends the process.
+    let replacement = STATUS.load(Ordering::Relaxed);
+    if status == 0 && replacement != 0 {
+        // SAFETY: `fflush` of null flushes all output streams, as `exit` would do next; `_exit`
+        // ends the process.
         unsafe {
             libc::fflush(std::ptr::null_mut());
-            libc::_exit(wanted);
+            libc::_exit(replacement);
         }
     }
 }
@@ -121,7 +122,7 @@ extern "C" fn run(status: c_int, _: *mut c_void) {
 /// # Errors
 /// `ESRCH` if there is no such process, `ENOSYS` on kernels before 5.3.
 pub fn process_end(process: u32) -> io::Result<OwnedFd> {
-    // SAFETY: takes no pointers.
+    // SAFETY: the call takes no pointers.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::pid_t::try_from(process).unwrap_or(-1), 0) };
     let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
     // SAFETY: the descriptor was just opened, and nothing else owns it.

@@ -9,7 +9,7 @@
 //! With debug assertions each thread records what it holds, and waiting out of order aborts with
 //! both lock sites. It does not panic, because the background thread and the C functions catch
 //! panics, and a test would pass. Other builds check nothing. Crates that use this one declare
-//! tables of their own, whose ranks are outside of these.
+//! tables of their own, whose ranks are outside of the ranks here.
 
 mod held;
 pub mod rank;
@@ -58,7 +58,7 @@ unsafe impl<R: Rank> lock_api::RawMutex for RankedMutex<R> {
     #[inline]
     unsafe fn unlock(&self) {
         held::forget(self);
-        // SAFETY: the caller holds it.
+        // SAFETY: by the trait's contract the caller holds the lock.
         unsafe { self.0.unlock() }
     }
 
@@ -72,7 +72,7 @@ unsafe impl<R: Rank> lock_api::RawMutex for RankedMutex<R> {
 unsafe impl<R: Rank> lock_api::RawMutexFair for RankedMutex<R> {
     unsafe fn unlock_fair(&self) {
         held::forget(self);
-        // SAFETY: the caller holds it.
+        // SAFETY: by the trait's contract the caller holds the lock.
         unsafe { lock_api::RawMutexFair::unlock_fair(&self.0) }
     }
 }
@@ -118,7 +118,7 @@ unsafe impl<R: Rank> lock_api::RawRwLock for RankedRwLock<R> {
     #[inline]
     unsafe fn unlock_shared(&self) {
         held::forget(self);
-        // SAFETY: the caller holds it for reading.
+        // SAFETY: by the trait's contract the caller holds the lock for reading.
         unsafe { self.0.unlock_shared() }
     }
 
@@ -139,7 +139,7 @@ unsafe impl<R: Rank> lock_api::RawRwLock for RankedRwLock<R> {
     #[inline]
     unsafe fn unlock_exclusive(&self) {
         held::forget(self);
-        // SAFETY: the caller holds it for writing.
+        // SAFETY: by the trait's contract the caller holds the lock for writing.
         unsafe { self.0.unlock_exclusive() }
     }
 
@@ -298,12 +298,12 @@ pub trait Lockable: Sync {
     unsafe fn take_back(&self);
 }
 
-/// Takes `lock` as [`Lockable::lock_raw`] does, and returns the result of `look` on its value.
-pub fn lock_raw_and_look<R: Rank, T, V>(lock: &RwLock<R, T>, look: impl FnOnce(&T) -> V) -> V {
+/// Takes `lock` as [`Lockable::lock_raw`] does, and returns the result of `read` on its value.
+pub fn lock_raw_and_read<R: Rank, T, V>(lock: &RwLock<R, T>, read: impl FnOnce(&T) -> V) -> V {
     let guard = held::allowing_same_rank(|| lock.write());
-    let found = look(&guard);
+    let value = read(&guard);
     std::mem::forget(guard);
-    found
+    value
 }
 
 impl<R: Rank, T: Send> Lockable for Mutex<R, T> {
@@ -334,7 +334,7 @@ impl<R: Rank, T: Send + Sync> Lockable for RwLock<R, T> {
     }
 
     fn lock_raw(&self) {
-        lock_raw_and_look(self, |_| ());
+        lock_raw_and_read(self, |_| ());
     }
 
     unsafe fn unlock_raw(&self) {

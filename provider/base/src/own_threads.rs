@@ -21,7 +21,7 @@ static THREADS: AtomicUsize = AtomicUsize::new(0);
 /// True once a thread of the program has ended that had started one of roxe's threads.
 static STARTER_ENDED: AtomicBool = AtomicBool::new(false);
 
-/// Held by a thread of roxe as long as it runs.
+/// The registration of a thread of roxe, which holds it as long as it runs.
 #[derive(Debug)]
 pub struct OwnThread(());
 
@@ -70,10 +70,11 @@ pub trait Wake: Send + Sync {
     fn wake(&self);
 }
 
-/// The threads of roxe that one thread of the program has started. Its end wakes them.
-type AtEnd = Vec<Weak<dyn Wake>>;
+/// The threads of roxe that one thread of the program has started. The end of that thread wakes
+/// them.
+type StartedThreads = Vec<Weak<dyn Wake>>;
 
-/// The thread-specific data key of [`AtEnd`]; `None` if the process has no more keys.
+/// The thread-specific data key of [`StartedThreads`]; `None` if the process has no more keys.
 static KEY: LazyLock<Option<libc::pthread_key_t>> = LazyLock::new(|| {
     let mut key = 0;
     // SAFETY: the call writes `key`. The destructor lives as long as the process, because the
@@ -82,13 +83,13 @@ static KEY: LazyLock<Option<libc::pthread_key_t>> = LazyLock::new(|| {
     (result == 0).then_some(key)
 });
 
-/// Called at the end of a thread that has an [`AtEnd`].
-unsafe extern "C" fn end(at_end: *mut c_void) {
+/// Called at the end of a thread that has [`StartedThreads`].
+unsafe extern "C" fn end(started_threads: *mut c_void) {
     STARTER_ENDED.store(true, Ordering::Relaxed);
     // SAFETY: `started_by_caller` stored a box under the key, and the C library passes it to one
     // call only.
-    let at_end = unsafe { Box::from_raw(at_end.cast::<AtEnd>()) };
-    at_end.iter().filter_map(Weak::upgrade).for_each(|thread| thread.wake());
+    let started_threads = unsafe { Box::from_raw(started_threads.cast::<StartedThreads>()) };
+    started_threads.iter().filter_map(Weak::upgrade).for_each(|thread| thread.wake());
 }
 
 /// Records that the calling thread has started a thread of roxe. The end of the caller wakes the
@@ -98,15 +99,15 @@ pub fn started_by_caller(started: Weak<dyn Wake>) {
     // SAFETY: the value of the key is null or a box that this function has stored for this thread,
     // and no reference to the box exists.
     unsafe {
-        let mut at_end = libc::pthread_getspecific(key).cast::<AtEnd>();
-        if at_end.is_null() {
-            at_end = Box::into_raw(Box::default());
-            if libc::pthread_setspecific(key, at_end.cast()) != 0 {
-                return drop(Box::from_raw(at_end));
+        let mut started_threads = libc::pthread_getspecific(key).cast::<StartedThreads>();
+        if started_threads.is_null() {
+            started_threads = Box::into_raw(Box::default());
+            if libc::pthread_setspecific(key, started_threads.cast()) != 0 {
+                return drop(Box::from_raw(started_threads));
             }
         }
-        (*at_end).retain(|started| started.strong_count() > 0);
-        (*at_end).push(started);
+        (*started_threads).retain(|thread| thread.strong_count() > 0);
+        (*started_threads).push(started);
     }
 }
 

@@ -86,7 +86,7 @@ pub fn make(path: &Path) -> Result<Trusted, Unfit> {
         return Err(Unfit(format!("it belongs to user {}", meta.uid())));
     }
     if meta.mode() & 0o022 != 0 {
-        // Other users may have left a file in it that would pass for ours.
+        // Other users may have left a file in it that would pass for one of this user.
         return Err(Unfit("others can write in it".to_owned()));
     }
     if meta.mode() & 0o7777 != 0o700 {

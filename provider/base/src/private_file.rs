@@ -1,7 +1,7 @@
 //! Files that a process writes under names from the user: captures, traces, reports, pages.
 //!
-//! They contain payloads and memory keys. So a new file is readable by its owner only, and no file
-//! is written where another user could have put a file or a link.
+//! These files contain payloads and memory keys. So a new file is readable by its owner only, and
+//! an existing file or link of another user is never written.
 
 use crate::privilege::effective_uid;
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
@@ -118,10 +118,10 @@ mod tests {
         assert_eq!(with_process_id(Path::new("a.pcapng")), Path::new("a.pcapng"));
     }
 
-    type Put = fn(&Path) -> io::Result<()>;
+    type WriteFn = fn(&Path) -> io::Result<()>;
 
-    /// Every way to write a file, with the name of its file and of its failures.
-    const WAYS: [(&str, Put); 3] = [
+    /// The functions that write files, each with the name of its test file, which failures show.
+    const WRITERS: [(&str, WriteFn); 3] = [
         ("write", |path| write(path, b"new")),
         ("replace", |path| replace(path, b"new")),
         ("append", |path| open(OpenOptions::new().append(true), path)?.write_all(b"new")),
@@ -136,17 +136,17 @@ mod tests {
     #[test]
     fn new_files_are_for_their_owner_and_existing_modes_stay() {
         let folder = scratch("modes");
-        for (way, put) in WAYS {
-            let path = folder.join(way);
-            put(&path).unwrap();
-            assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600, "{way}");
+        for (name, write_to) in WRITERS {
+            let path = folder.join(name);
+            write_to(&path).unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600, "{name}");
             fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
-            put(&path).unwrap();
-            assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o640, "{way}");
+            write_to(&path).unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o640, "{name}");
         }
         assert_eq!(fs::read(folder.join("write")).unwrap(), b"new");
         assert_eq!(fs::read(folder.join("replace")).unwrap(), b"new");
-        assert_eq!(fs::read_dir(&folder).unwrap().count(), WAYS.len(), "no other file is left");
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), WRITERS.len(), "no other file is left");
         fs::remove_dir_all(folder).unwrap();
     }
 
@@ -165,10 +165,10 @@ mod tests {
         }
         let refused = [Some(&link), Some(&name), Some(&foreign).filter(|_| is_root)];
         for path in refused.into_iter().flatten() {
-            for (way, put) in WAYS.into_iter().chain([("check", check as Put)]) {
-                let cause = put(path).unwrap_err();
-                assert_eq!(cause.kind(), io::ErrorKind::PermissionDenied, "{way} {path:?}: {cause}");
-                assert_eq!(fs::read(path).unwrap(), b"precious", "{way} {path:?}");
+            for (name, write_to) in WRITERS.into_iter().chain([("check", check as WriteFn)]) {
+                let cause = write_to(path).unwrap_err();
+                assert_eq!(cause.kind(), io::ErrorKind::PermissionDenied, "{name} {path:?}: {cause}");
+                assert_eq!(fs::read(path).unwrap(), b"precious", "{name} {path:?}");
             }
         }
         fs::remove_dir_all(folder).unwrap();

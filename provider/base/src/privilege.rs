@@ -7,14 +7,14 @@ use std::path::Path;
 
 /// The effective user id of this process.
 pub fn effective_uid() -> libc::uid_t {
-    // SAFETY: takes no arguments and cannot fail.
+    // SAFETY: the call takes no arguments and cannot fail.
     unsafe { libc::geteuid() }
 }
 
 /// Returns true if the program runs with more rights than its user (set-uid, set-gid, file
 /// capabilities), so that the environment must not be trusted (`man 3 getauxval`, AT_SECURE).
 pub(crate) fn is_privileged_start() -> bool {
-    // SAFETY: takes no pointers and cannot fail.
+    // SAFETY: the call takes no pointers and cannot fail.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 

@@ -45,8 +45,8 @@ impl ReadyFlag {
         self.mask.fetch_and(!self.bit, Ordering::SeqCst) & self.bit != 0
     }
 
-    /// Sets the flag to `value`; stores nothing if it has that value already. Call it under the
-    /// lock of the pending work.
+    /// Sets the flag to `value`; stores nothing if the flag has that value already. The caller
+    /// holds the lock of the pending work.
     pub fn set_to(&self, value: bool) {
         match (self.is_set(), value) {
             (false, true) => self.set(),

@@ -182,8 +182,8 @@ impl Random {
         if has(Weakness::NUMBERS) {
             return Ok(self.chosen.get_or_insert_with(Self::choose).number() as u32);
         }
-        let refused = |e| Error::new(libc::EIO, format!("cannot read the system's random source: {e}"));
-        random::number().map(|number| number as u32).map_err(refused)
+        let failed = |e| Error::new(libc::EIO, format!("cannot read the system's random source: {e}"));
+        random::number().map(|number| number as u32).map_err(failed)
     }
 }
 

@@ -143,15 +143,15 @@ mod tests {
     use crate::lock::rank;
 
     fn pop(timers: &Timers<rank::Timers, &'static str>, now: u64) -> Option<(u64, &'static str)> {
-        timers.pop_due(Instant(now)).map(|(deadline, what)| (deadline.0, what))
+        timers.pop_due(Instant(now)).map(|(deadline, item)| (deadline.0, item))
     }
 
     #[test]
     fn due_entries_are_returned_in_order() {
         let timers = Timers::<rank::Timers, _>::default();
         assert_eq!(timers.next(), None);
-        for (at, what) in [(30, "c"), (10, "a"), (30, "d"), (20, "b")] {
-            timers.add(Instant(at), what);
+        for (at, item) in [(30, "c"), (10, "a"), (30, "d"), (20, "b")] {
+            timers.add(Instant(at), item);
         }
         assert_eq!(timers.next(), Some(Instant(10)));
         assert_eq!(pop(&timers, 9), None);

@@ -69,7 +69,7 @@ impl Drop for Use {
     }
 }
 
-/// Counts one in a counter while it lives.
+/// A count of one in a counter, until dropped.
 #[derive(Debug)]
 pub struct Counted<'a>(&'a AtomicU32);
 
@@ -87,7 +87,7 @@ impl Drop for Counted<'_> {
     }
 }
 
-/// A quota for objects of one kind on a device, and how many exist.
+/// A quota for objects of one kind on a device, and the number of existing objects.
 #[derive(Debug)]
 pub struct Quota {
     count: UseCount,

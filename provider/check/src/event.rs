@@ -117,7 +117,7 @@ pub enum Event<'a> {
         rkey: RKey,
         /// First address.
         va: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
         /// The right that the request needs.
         access: Access,
@@ -136,9 +136,9 @@ pub enum Event<'a> {
     },
     /// The card wrote memory of the program, for a local request or for a peer's.
     Written {
-        /// Where the memory is.
+        /// Address of the memory.
         addr: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
     },
     /// The card executed an atomic of a peer.
@@ -266,7 +266,8 @@ pub enum Event<'a> {
     Armed {
         /// The completion queue.
         cq: ObjectId,
-        /// True if any next completion raises the event; false for solicited or moderated ones.
+        /// True if the next completion raises the event; false if only a solicited one does, or
+        /// with moderation.
         any: bool,
         /// Completions in the queue for which no event is due.
         missed: usize,
@@ -280,7 +281,7 @@ pub enum Event<'a> {
     Held {
         /// The completion queue.
         cq: ObjectId,
-        /// Count.
+        /// Number of unpolled completions.
         held: usize,
         /// Capacity of the completion queue.
         capacity: usize,
@@ -295,7 +296,7 @@ pub enum Event<'a> {
         /// The channel.
         channel: ObjectId,
     },
-    /// A thread has waited for a second.
+    /// A thread has waited for events of a channel for a second.
     StillWaits {
         /// The channel.
         channel: ObjectId,
@@ -311,7 +312,7 @@ pub enum Event<'a> {
     Sleeps {
         /// The completion queue.
         cq: ObjectId,
-        /// The kernel's number of the thread.
+        /// Thread id of the kernel.
         thread: i32,
         /// The blocking call.
         call: &'static str,
@@ -359,7 +360,7 @@ pub enum Event<'a> {
     HandleGone {
         /// The address that the program holds.
         handle: usize,
-        /// The structure there.
+        /// Name of the structure at that address.
         kind: &'static str,
     },
     /// The program used an invalid handle.
@@ -520,11 +521,11 @@ pub struct Memory {
     pub lkey: u32,
     /// Key for peers.
     pub rkey: u32,
-    /// Where the memory is.
+    /// Address of the memory.
     pub addr: u64,
     /// Address of the first byte in requests.
     pub base: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
     /// Rights.
     pub access: Access,

@@ -20,12 +20,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// Maximum number of explanations of one process; later ones rarely add anything.
-const LIMIT: usize = 50;
+const MAX_EXPLANATIONS: usize = 50;
 
 /// Longest wait for pending explanations at the end of the process.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(200);
 
-static OWED: AtomicU32 = AtomicU32::new(0);
+static PENDING: AtomicU32 = AtomicU32::new(0);
 static WRITTEN: Mutex<rank::Explained, Option<HashSet<String>>> = Mutex::new(None);
 
 /// The amount of explanation that the user requested.
@@ -45,7 +45,7 @@ fn with_verb<R>(body: impl FnOnce(&mut Verb) -> R) -> Option<R> {
 
 #[derive(Debug)]
 struct Verb {
-    /// Nesting depth, as `ibv_create_qp` inside `rdma_create_qp`.
+    /// Nesting depth of verbs, such as `ibv_create_qp` inside `rdma_create_qp`.
     depth: u32,
     /// True once the refusal was explained.
     is_explained: bool,
@@ -98,9 +98,9 @@ impl Drop for InVerb {
 /// Explains that the verb `call` failed with `errno`, for the reason noted last.
 #[cold]
 pub fn refused(call: impl FnOnce() -> String, errno: i32) {
-    let wanted = explains();
-    // Programs poll for these all the time.
-    if wanted == Explain::Off || matches!(errno, libc::EAGAIN | libc::EINTR) {
+    let level = explains();
+    // Programs that poll get these errors all the time.
+    if level == Explain::Off || matches!(errno, libc::EAGAIN | libc::EINTR) {
         return;
     }
     let is_usage = matches!(errno, libc::EINVAL | libc::EOPNOTSUPP);
@@ -111,19 +111,19 @@ pub fn refused(call: impl FnOnce() -> String, errno: i32) {
         }
         verb.is_explained = verb.depth > 0;
         let unknown = "the refused argument is unknown; see the man page, and use `roxe run --check`";
-        verb.because.take().or_else(|| (wanted == Explain::Full && is_usage).then(|| unknown.to_owned()))
+        verb.because.take().or_else(|| (level == Explain::Full && is_usage).then(|| unknown.to_owned()))
     });
     if let Some(why) = why.flatten() {
         let name = std::io::Error::from_raw_os_error(errno);
-        say(&format!("roxe: {} failed: {why} [{name}]\n", call()), "");
+        write_once(&format!("roxe: {} failed: {why} [{name}]\n", call()), "");
     }
 }
 
 /// Announces an explanation before the program can see the failure, since it may exit at once. The
 /// process waits a limited time for the returned guard to be dropped before it ends.
 pub fn owe() -> Owed {
-    at_exit(Stage::Report, || _ = is_paid_within(EXIT_TIMEOUT));
-    OWED.fetch_add(1, Ordering::Relaxed);
+    at_exit(Stage::Report, || _ = none_pending_within(EXIT_TIMEOUT));
+    PENDING.fetch_add(1, Ordering::Relaxed);
     Owed(())
 }
 
@@ -134,13 +134,13 @@ pub struct Owed(());
 impl Drop for Owed {
     fn drop(&mut self) {
         // In the child of a fork the counter is 0.
-        let _ = OWED.fetch_update(Ordering::Release, Ordering::Relaxed, |owed| owed.checked_sub(1));
+        let _ = PENDING.fetch_update(Ordering::Release, Ordering::Relaxed, |owed| owed.checked_sub(1));
     }
 }
 
-fn is_paid_within(limit: Duration) -> bool {
+fn none_pending_within(limit: Duration) -> bool {
     let start = clock::now();
-    while OWED.load(Ordering::Acquire) > 0 {
+    while PENDING.load(Ordering::Acquire) > 0 {
         if clock::now().since(start) >= limit {
             return false;
         }
@@ -149,9 +149,9 @@ fn is_paid_within(limit: Duration) -> bool {
     true
 }
 
-/// In the child of a fork: pending explanations belong to the parent.
+/// Resets the count in the child of a fork: pending explanations belong to the parent.
 pub(crate) fn abandon() {
-    OWED.store(0, Ordering::Relaxed);
+    PENDING.store(0, Ordering::Relaxed);
 }
 
 /// The cause of a failure.
@@ -190,34 +190,34 @@ pub struct Failure<'a> {
 
 /// Explains why a request failed.
 pub fn failed(failure: &Failure<'_>) {
-    let wanted = explains();
-    if wanted == Explain::Off {
+    let level = explains();
+    if level == Explain::Off {
         return;
     }
     let cause = failure.cause.clone().unwrap_or_else(|| general(failure));
     let mut text = line(failure, &cause);
-    if wanted == Explain::Full {
+    if level == Explain::Full {
         details(failure, &cause, &mut text);
         let labels = std::iter::once("last events").chain(std::iter::repeat(""));
         let events = failure.history.iter().zip(labels);
-        say(&text, &events.map(|(event, label)| format!("    {label:<14} {event}\n")).collect::<String>());
+        write_once(&text, &events.map(|(event, label)| format!("    {label:<14} {event}\n")).collect::<String>());
     } else {
-        say(&text, "");
+        write_once(&text, "");
     }
 }
 
 /// Explains a problem that no request and no verb reports.
 pub fn happened(cause: impl FnOnce() -> Cause) {
-    let wanted = explains();
-    if wanted == Explain::Off {
+    let level = explains();
+    if level == Explain::Off {
         return;
     }
     let Cause { text, advice } = cause();
     let mut text = format!("roxe: {text}\n");
-    if wanted == Explain::Full {
+    if level == Explain::Full {
         let _ = writeln!(text, "    {:<14} {advice}", "what to do");
     }
-    say(&text, "");
+    write_once(&text, "");
 }
 
 /// An attempt to connect that failed.
@@ -239,17 +239,17 @@ pub struct Connection {
 
 /// Explains why a connection attempt failed.
 pub fn not_connected(connection: &Connection) {
-    let wanted = explains();
-    if wanted == Explain::Off {
+    let level = explains();
+    if level == Explain::Off {
         return;
     }
     let Connection { what, event, status, cause, private_data, advice } = connection;
     let data = private_data.as_ref().map_or_else(String::new, |data| format!(": private data {data}"));
     let mut text = format!("roxe: {what} failed: {event}, status {status}: {cause}{data}\n");
-    if wanted == Explain::Full {
+    if level == Explain::Full {
         let _ = writeln!(text, "    {:<14} {advice}", "what to do");
     }
-    say(&text, "");
+    write_once(&text, "");
 }
 
 /// Returns one line with the request, both ends, the status and the cause.
@@ -340,7 +340,7 @@ fn general_text(failure: &Failure<'_>) -> String {
 
 fn general_advice(failure: &Failure<'_>) -> String {
     const MUTE: &str = "; the peer's process on this host records no reasons: start it with `roxe run --explain` too";
-    const FAR: &str = "; start the peer with `roxe run --explain` too if it is on this host, and capture both ends \
+    const REMOTE: &str = "; start the peer with `roxe run --explain` too if it is on this host, and capture both ends \
                        (`roxe run --capture FILE`, `roxe dump FILE`) to see what arrived";
     let Failure { side, service, .. } = failure;
     let status = failure.cqe.status;
@@ -367,7 +367,7 @@ fn general_advice(failure: &Failure<'_>) -> String {
             let more = match failure.is_mute {
                 _ if !is_remote => "",
                 true => MUTE,
-                false => FAR,
+                false => REMOTE,
             };
             advice(status).to_owned() + more
         }
@@ -428,11 +428,11 @@ pub(crate) fn lock() -> &'static dyn Lockable {
     &WRITTEN
 }
 
-/// Writes a text unless it was written before or [`LIMIT`] is reached, and `more` with it.
-fn say(text: &str, more: &str) {
+/// Writes a text and `more`, unless the text was written before or [`MAX_EXPLANATIONS`] is reached.
+fn write_once(text: &str, more: &str) {
     let mut written = WRITTEN.lock();
     let written = written.get_or_insert_default();
-    if written.len() < LIMIT && written.insert(text.to_owned()) {
+    if written.len() < MAX_EXPLANATIONS && written.insert(text.to_owned()) {
         // Several processes write to one terminal.
         let text = text.replacen("roxe: ", &format!("roxe: process {}: ", std::process::id()), 1);
         // Written under the lock, so that texts of several threads do not interleave.
@@ -489,13 +489,13 @@ mod tests {
     #[test]
     fn process_exit_waits_for_pending_explanations() {
         let owed = owe();
-        assert!(!is_paid_within(Duration::ZERO));
-        let teller = std::thread::spawn(move || drop(owed));
-        assert!(is_paid_within(Duration::from_secs(60)));
-        teller.join().unwrap();
+        assert!(!none_pending_within(Duration::ZERO));
+        let writer = std::thread::spawn(move || drop(owed));
+        assert!(none_pending_within(Duration::from_secs(60)));
+        writer.join().unwrap();
         let owed = owe();
         abandon();
         drop(owed);
-        assert!(is_paid_within(Duration::ZERO));
+        assert!(none_pending_within(Duration::ZERO));
     }
 }

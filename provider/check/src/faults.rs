@@ -1,9 +1,9 @@
 //! Faults of calls, completions and events: the rules of `ROXE_FAULTS` in this process, and its
 //! census (`ROXE_CENSUS`), from which `roxe sweep` takes the faults to try.
 //!
-//! [`crate::outcome`] notes what hit the process. While nothing of this is wanted, a control call
-//! costs one load, and posting and polling nothing: the C library then hands out functions that do
-//! not ask.
+//! [`crate::outcome`] records the faults that hit the process. While faults, census and outcome are
+//! off, a control call costs one load, and posting and polling cost nothing: the C library then
+//! returns functions without the check.
 
 use crate::stack::{Frame, Stack};
 use crate::{explain, outcome};
@@ -29,8 +29,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Calls of one verb that a census remembers.
-const MOST_CALLS: usize = 1 << 14;
+/// Maximum number of calls of one verb that a census remembers.
+const MAX_CALLS: usize = 1 << 14;
 
 /// True if calls are judged or counted.
 static ON: AtomicBool = AtomicBool::new(false);
@@ -39,7 +39,7 @@ static RAISE: OnceLock<fn(EventFault, Duration)> = OnceLock::new();
 static STATE: Mutex<rank::CallFaults, Option<State>> = Mutex::new(None);
 
 thread_local! {
-    /// True inside a call, whose own calls of other verbs are not the program's.
+    /// True inside a call: verbs that the provider calls there are not calls of the program.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -142,15 +142,15 @@ pub fn parse_replacement(text: &str) -> Result<Rules, String> {
 /// old ones with their counts.
 pub fn replace(rules: &Rules) -> Vec<String> {
     let new = CallInjector::new(rules, 0);
-    let mut held = STATE.lock();
-    let Some(found) = &mut *held else { return Vec::new() };
-    found.start = clock::now();
-    counts_of(&mem::replace(&mut found.injector, new))
+    let mut guard = STATE.lock();
+    let Some(state) = &mut *guard else { return Vec::new() };
+    state.start = clock::now();
+    counts_of(&mem::replace(&mut state.injector, new))
 }
 
 /// Each rule about calls with its counts.
 pub fn counts() -> Vec<String> {
-    STATE.lock().as_ref().map_or_else(Vec::new, |found| counts_of(&found.injector))
+    STATE.lock().as_ref().map_or_else(Vec::new, |state| counts_of(&state.injector))
 }
 
 fn counts_of(injector: &CallInjector) -> Vec<String> {
@@ -171,7 +171,7 @@ fn process() -> Process {
     Process::of_command_line(&std::fs::read("/proc/self/cmdline").unwrap_or_default())
 }
 
-/// Begins to judge and to count, once. Later calls do nothing.
+/// Begins to judge and to count calls. Later calls of this function do nothing.
 ///
 /// # Errors
 /// Fails as [`rules`] does.
@@ -252,7 +252,7 @@ fn judge(verb: &'static Verb, state: Option<&str>) -> CallVerdict {
     let Some(found) = &mut *held else { return CallVerdict::default() };
     if let Some(census) = &mut found.census {
         let calls = census.calls.entry((verb.name, state.map(Into::into))).or_default();
-        if calls.len() < MOST_CALLS {
+        if calls.len() < MAX_CALLS {
             calls.push(Stack::here());
         }
     }
@@ -264,18 +264,18 @@ fn judge(verb: &'static Verb, state: Option<&str>) -> CallVerdict {
     let verdict = found.injector.call(&Call { verb, state, at }, &mut is_at);
     drop(held);
     outcome::called(verb);
-    verdict.rules.iter().for_each(|rule| hit(rule));
+    verdict.rules.iter().for_each(|rule| note_hit(rule));
     verdict
 }
 
-/// Notes that the rule was applied at a call of this thread.
-fn hit(rule: &str) {
+/// Notes that `rule` was applied at a call of this thread.
+fn note_hit(rule: &str) {
     if outcome::is_wanted() {
         outcome::fault(rule, &Stack::here().frames());
     }
 }
 
-/// Notes that a rule about packets was applied.
+/// Notes that `rule`, which is about packets, was applied.
 #[cold]
 pub fn spoiled(rule: &impl Display) {
     if outcome::is_wanted() {
@@ -430,7 +430,7 @@ pub(crate) fn lock() -> &'static dyn Lockable {
     &STATE
 }
 
-/// Clears the census in the child of a fork: what it counted is the parent's.
+/// Clears the census in the child of a fork: its counts belong to the parent.
 pub(crate) fn abandon() {
     if let Some(found) = STATE.try_lock().as_deref_mut().and_then(Option::as_mut)
         && found.census.is_some()

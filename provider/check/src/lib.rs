@@ -84,7 +84,7 @@ fn handle<'a>(event: impl FnOnce() -> Event<'a>) {
 }
 
 /// Settings that make roxe write to standard error while the program runs.
-const WRITERS: [&str; 4] = ["ROXE_CHECK", "ROXE_TRACE", "ROXE_EXPLAIN", "ROXE_STATS"];
+const STDERR_SETTINGS: [&str; 4] = ["ROXE_CHECK", "ROXE_TRACE", "ROXE_EXPLAIN", "ROXE_STATS"];
 
 /// Prepares for the end of the process. Call it before `main` where possible: exit handlers of the
 /// program then run before the checker looks at the remaining objects and decides on the exit
@@ -98,7 +98,7 @@ pub fn on_load() {
         exit::install();
         stack::fatal::install();
     }
-    if WRITERS.iter().any(|name| variable(name).is_some()) {
+    if STDERR_SETTINGS.iter().any(|name| variable(name).is_some()) {
         standard_error::keep();
     }
 }
@@ -127,13 +127,13 @@ fn start_checker(config: &Config) -> Result<bool, Error> {
     let Some(text) = &config.check else { return Ok(false) };
     let mut checker = CHECKER.lock();
     if checker.is_none() {
-        *SINK.lock() = Some(open(config, text)?);
+        *SINK.lock() = Some(open_sink(config, text)?);
         *checker = Some(Checker::default());
     }
     Ok(true)
 }
 
-fn open(config: &Config, text: &str) -> Result<Sink, Error> {
+fn open_sink(config: &Config, text: &str) -> Result<Sink, Error> {
     let selection = Selection::parse(text).map_err(|why| Error::invalid(format!("ROXE_CHECK={text}: {why}")))?;
     let unusable = |what: &str, path: &Path, why: &dyn std::fmt::Display| {
         Error::invalid(format!("{what}={}: {why}", path.display()))
@@ -169,16 +169,16 @@ fn observe(event: &Event<'_>) {
         world.end(event, &stack);
     }
     if !reports.is_empty() {
-        stop_at_error(take(reports));
+        stop_at_error(print(reports));
     }
 }
 
 /// Prints reports, and returns how to halt the program.
-fn take(reports: Vec<Report>) -> Halt {
+fn print(reports: Vec<Report>) -> Halt {
     // Held during the write, so that reports of several threads do not interleave.
     let mut sink = SINK.lock();
     let Some(sink) = &mut *sink else { return Halt::No };
-    reports.into_iter().for_each(|report| sink.take(report));
+    reports.into_iter().for_each(|report| sink.add(report));
     if sink.fails() {
         exit::fail_with(EXIT_STATUS);
     }

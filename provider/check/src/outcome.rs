@@ -18,20 +18,21 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-/// Calls since the first fault.
+/// Calls that destroy an object, since the first fault.
 static DESTROYED: AtomicU64 = AtomicU64::new(0);
+/// Calls of [`RETRIED_VERBS`] since the first fault.
 static TRIED: AtomicU64 = AtomicU64::new(0);
 /// Failed completions that the program has polled.
 static POLLED: AtomicU64 = AtomicU64::new(0);
 /// Asynchronous events that were raised and whose objects were not destroyed.
 static RAISED: AtomicU64 = AtomicU64::new(0);
 /// Asynchronous events that the program has read.
-static TAKEN: AtomicU64 = AtomicU64::new(0);
+static READ: AtomicU64 = AtomicU64::new(0);
 /// Faults so far.
 static FAULTS: AtomicU64 = AtomicU64::new(0);
 
 /// Calls that a program makes again to get over a failure.
-const TRIES: [&str; 8] = [
+const RETRIED_VERBS: [&str; 8] = [
     "ibv_create_qp",
     "ibv_modify_qp",
     "ibv_post_send",
@@ -67,7 +68,7 @@ pub fn forgot_events(count: usize) {
 
 /// Counts an asynchronous event that the program reads.
 pub fn took_event() {
-    TAKEN.fetch_add(1, Ordering::Relaxed);
+    READ.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Asks the threads of `process`, of this user, for their stacks; it must note its outcome.
@@ -78,7 +79,8 @@ pub fn ask_for_stacks(process: u32) {
 /// Begins to note the fate of this process, which is `process`.
 pub(crate) fn start(process: &Process) {
     note(&format!("begin\t{process}\t{}", std::process::id()));
-    // A heap that the program has broken is that of its threads, not of this one.
+    // A thread of its own: if the program has corrupted its heap, that is usually the arena of its
+    // own threads, not of this one.
     let writer = || {
         let _own = OwnThread::begin();
         fatal::serve(|thread, signal, addresses| {
@@ -86,7 +88,7 @@ pub(crate) fn start(process: &Process) {
             note(&format!("stack\t{}\t{thread}\t{signal}\t{}", std::process::id(), words(&frames)));
         });
     };
-    // Without it, stacks are missing.
+    // Without the thread, stacks are missing.
     _ = thread::Builder::new().name("roxe-outcome".to_owned()).spawn(writer);
 }
 
@@ -102,7 +104,7 @@ pub(crate) fn called(verb: &Verb) {
         return;
     }
     if verb.fails_alone {
-        TRIED.fetch_add(TRIES.contains(&verb.name).into(), Ordering::Relaxed);
+        TRIED.fetch_add(RETRIED_VERBS.contains(&verb.name).into(), Ordering::Relaxed);
     } else {
         DESTROYED.fetch_add(1, Ordering::Relaxed);
     }
@@ -111,7 +113,7 @@ pub(crate) fn called(verb: &Verb) {
 pub(crate) fn end() {
     let [destroyed, tried, polled] = [&DESTROYED, &TRIED, &POLLED].map(|count| count.load(Ordering::Relaxed));
     // A program that reads events at all may end before the last one.
-    let unread = if TAKEN.load(Ordering::Relaxed) > 0 { 0 } else { RAISED.load(Ordering::Relaxed) };
+    let unread = if READ.load(Ordering::Relaxed) > 0 { 0 } else { RAISED.load(Ordering::Relaxed) };
     note(&format!("end\t{}\t{destroyed}\t{tried}\t{unread}\t{polled}", std::process::id()));
 }
 

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 
 /// Maximum number of calls of a stack in the text.
-const CALLS: usize = 8;
+const MAX_CALLS: usize = 8;
 
 /// A finding of a rule.
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ pub(crate) struct Report {
 
 /// A report with symbolized stacks.
 #[derive(Clone, Debug)]
-pub(crate) struct Named {
+pub(crate) struct SymbolizedReport {
     pub(crate) report: Report,
     pub(crate) stacks: Vec<(&'static str, Vec<Frame>)>,
 }
@@ -45,7 +45,7 @@ impl Report {
         }
     }
 
-    /// Lowers the severity to a warning: wrong on some cards only.
+    /// Lowers the severity to a warning, for a use that fails on some cards only.
     pub(crate) fn warned(self) -> Self {
         Self { severity: Severity::Warning, ..self }
     }
@@ -74,13 +74,13 @@ impl Report {
     }
 
     /// Symbolizes the stacks.
-    pub(crate) fn named(self) -> Named {
+    pub(crate) fn symbolized(self) -> SymbolizedReport {
         let stacks = self.stacks.iter().map(|(label, stack)| (*label, stack.frames())).collect();
-        Named { report: self, stacks }
+        SymbolizedReport { report: self, stacks }
     }
 }
 
-impl Named {
+impl SymbolizedReport {
     /// The words that suppressions match: functions, files and values of facts.
     pub(crate) fn words(&self) -> impl Iterator<Item = String> {
         self.top_words(usize::MAX).chain(self.report.facts.iter().map(|(_, value)| value.clone()))
@@ -103,7 +103,7 @@ impl Named {
         };
         facts.iter().for_each(|(label, value)| line(label, value));
         for (label, frames) in &self.stacks {
-            let calls = frames.iter().take(CALLS).map(ToString::to_string);
+            let calls = frames.iter().take(MAX_CALLS).map(ToString::to_string);
             let calls: Vec<_> = if frames.is_empty() { vec!["unknown".to_owned()] } else { calls.collect() };
             for (at, call) in calls.iter().enumerate() {
                 line(if at == 0 { label } else { "" }, call);
@@ -141,10 +141,10 @@ impl Named {
 mod tests {
     use super::*;
 
-    fn report() -> Named {
+    fn report() -> SymbolizedReport {
         let report = Report::new(Rule::KeyStale, "The key 0x7 is dead.").fact("queue pair", "queue pair 0x00011 (RC)");
         let frame = Frame { function: "send_all".into(), file: Some("a.c".into()), line: Some(12) };
-        Named { report: report.advice("Register it again."), stacks: vec![("posted at", vec![frame])] }
+        SymbolizedReport { report: report.advice("Register it again."), stacks: vec![("posted at", vec![frame])] }
     }
 
     #[test]

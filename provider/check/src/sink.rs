@@ -10,7 +10,7 @@ use roxe_base::standard_error;
 use std::collections::HashMap;
 
 /// Maximum number of printed reports of one rule, from different places of the program.
-const LIMIT: u32 = 10;
+const MAX_PRINTED: u32 = 10;
 
 #[derive(Debug)]
 pub(crate) struct Sink {
@@ -34,7 +34,7 @@ impl Sink {
     }
 
     /// Prints a report unless it is deselected, suppressed or repeated.
-    pub(crate) fn take(&mut self, report: Report) {
+    pub(crate) fn add(&mut self, report: Report) {
         let rule = report.rule;
         if !self.selection.contains(rule) {
             return;
@@ -44,7 +44,7 @@ impl Sink {
         if *count > 1 {
             return;
         }
-        let named = report.named();
+        let named = report.symbolized();
         if self.suppressions.cover(&named) {
             self.suppressed += 1;
             return;
@@ -54,7 +54,7 @@ impl Sink {
         self.errors += u64::from(is_error);
         let printed = self.printed.entry(rule).or_default();
         *printed += 1;
-        if *printed > LIMIT {
+        if *printed > MAX_PRINTED {
             return;
         }
         // Errors are ignored: if one of the two outputs fails, the other may work.
@@ -75,7 +75,7 @@ impl Sink {
             return None;
         }
         let repeated: u64 = self.seen.values().map(|count| count - 1).sum();
-        let unprinted: u32 = self.printed.values().map(|printed| printed.saturating_sub(LIMIT)).sum();
+        let unprinted: u32 = self.printed.values().map(|printed| printed.saturating_sub(MAX_PRINTED)).sum();
         let what = if reports == 1 { "report" } else { "reports" };
         let mut text = format!("roxe: {reports} {what} of the checker on process {}", std::process::id());
         for (count, what) in
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn repeated_report_is_counted() {
         let mut sink = sink("all", "");
-        (0..3).for_each(|_| sink.take(Report::new(Rule::KeyStale, "x")));
+        (0..3).for_each(|_| sink.add(Report::new(Rule::KeyStale, "x")));
         let text = sink.summary().unwrap();
         assert!(text.contains(" 1 report of") && text.contains("2 repeated"), "{text}");
         assert!(sink.fails());
@@ -120,18 +120,18 @@ mod tests {
     #[test]
     fn exit_status_ignores_warnings_and_errors_under_warn() {
         let mut warned = sink("all", "");
-        warned.take(Report::new(Rule::Leak, "x"));
+        warned.add(Report::new(Rule::Leak, "x"));
         assert!(!warned.fails() && warned.summary().is_some());
         let mut lenient = sink("warn", "");
-        lenient.take(Report::new(Rule::KeyStale, "x"));
+        lenient.add(Report::new(Rule::KeyStale, "x"));
         assert!(!lenient.fails());
     }
 
     #[test]
     fn deselected_and_suppressed_reports_are_not_printed() {
         let mut sink = sink("-leak", "key-* *domain* # known");
-        sink.take(Report::new(Rule::Leak, "x"));
-        sink.take(Report::new(Rule::KeyStale, "x").fact("domain", "protection domain"));
+        sink.add(Report::new(Rule::Leak, "x"));
+        sink.add(Report::new(Rule::KeyStale, "x").fact("domain", "protection domain"));
         assert_eq!(sink.summary(), None);
         assert!(!sink.fails());
     }

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 /// Prefixes of roxe's own functions; the program's frames begin after the last of them.
-const OWN: [&str; 2] = ["roxe", "<roxe"];
+const OWN_PREFIXES: [&str; 2] = ["roxe", "<roxe"];
 /// Headers with inline functions, whose frames are not calls of the program itself.
 const HEADERS: [&str; 2] = ["infiniband/verbs.h", "rdma/rdma_verbs.h"];
 /// Outermost frames, which belong to the C library.
@@ -59,30 +59,30 @@ impl Stack {
             // Skipped, because reading the debug information of these files can stall the card for
             // long.
             let is_in = |ranges: &[Range<usize>]| ranges.iter().any(|range| range.contains(&address));
-            if is_in(&nameless().own) {
+            if is_in(&unsymbolized_code().own) {
                 frames.push((Frame { function: String::new(), file: None, line: None }, true));
                 continue;
             }
-            if is_in(&nameless().libc) {
+            if is_in(&unsymbolized_code().libc) {
                 continue;
             }
             let before = frames.len();
             backtrace::resolve(std::ptr::without_provenance_mut::<c_void>(address), |symbol| {
-                let function = symbol.name().map_or_else(|| place(address), |name| format!("{name:#}"));
+                let function = symbol.name().map_or_else(|| file_and_offset(address), |name| format!("{name:#}"));
                 let (file, line) = (symbol.filename().map(Into::into), symbol.lineno());
                 frames.push((Frame { function, file, line }, false));
             });
             if frames.len() == before {
-                frames.push((Frame { function: place(address), file: None, line: None }, false));
+                frames.push((Frame { function: file_and_offset(address), file: None, line: None }, false));
             }
         }
-        cut(frames)
+        frames_of_program(frames)
     }
 }
 
 /// Names a call without a symbol: file and offset for other tools, or the address if no file is
 /// mapped there.
-fn place(address: usize) -> String {
+fn file_and_offset(address: usize) -> String {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let lines: Vec<_> = maps.lines().filter_map(mapping).collect();
     let found = lines.iter().position(|(range, _)| range.contains(&address)).and_then(|at| {
@@ -90,14 +90,14 @@ fn place(address: usize) -> String {
         // The mappings of a library are adjacent, and a copy mapped for reading does not count.
         // Non-PIE programs are linked at fixed addresses, so their offsets are absolute.
         let part = lines[..at].iter().rev().take_while(|(_, other)| *other == path).last().unwrap_or(&lines[at]);
-        let begin = if is_linked_for_its_place(path) { 0 } else { part.0.start };
+        let begin = if has_fixed_addresses(path) { 0 } else { part.0.start };
         Some(format!("{}+{:#x}", Path::new(path).file_name()?.display(), address - begin))
     });
     found.unwrap_or_else(|| format!("{address:#x}"))
 }
 
 /// Returns true for an ELF file of type `ET_EXEC`, which is linked at fixed addresses.
-fn is_linked_for_its_place(path: &str) -> bool {
+fn has_fixed_addresses(path: &str) -> bool {
     const ET_EXEC: u16 = 2;
     let mut head = [0; 18];
     let read = File::open(path).and_then(|mut file| file.read_exact(&mut head));
@@ -106,7 +106,7 @@ fn is_linked_for_its_place(path: &str) -> bool {
 
 /// Code ranges that are not symbolized.
 #[derive(Debug)]
-struct Nameless {
+struct UnsymbolizedCode {
     /// Code of this library; empty if linked into the program, where names distinguish its
     /// functions.
     own: Vec<Range<usize>>,
@@ -114,9 +114,9 @@ struct Nameless {
     libc: Vec<Range<usize>>,
 }
 
-fn nameless() -> &'static Nameless {
-    static NAMELESS: OnceLock<Nameless> = OnceLock::new();
-    NAMELESS.get_or_init(|| {
+fn unsymbolized_code() -> &'static UnsymbolizedCode {
+    static CODE: OnceLock<UnsymbolizedCode> = OnceLock::new();
+    CODE.get_or_init(|| {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
         let program = std::fs::read_link("/proc/self/exe").unwrap_or_default();
         let lines: Vec<_> = maps.lines().filter_map(mapping).collect();
@@ -128,8 +128,8 @@ fn nameless() -> &'static Nameless {
             let file = file_of(code);
             lines.iter().filter(|(_, path)| Some(*path) == file).map(|(range, _)| range.clone()).collect()
         };
-        Nameless {
-            own: ranges_of(nameless as fn() -> &'static Nameless as usize),
+        UnsymbolizedCode {
+            own: ranges_of(unsymbolized_code as fn() -> &'static UnsymbolizedCode as usize),
             libc: ranges_of(libc::abort as unsafe extern "C" fn() -> ! as usize),
         }
     })
@@ -143,12 +143,12 @@ fn mapping(line: &str) -> Option<(Range<usize>, &str)> {
     Some((number(begin)?..number(end)?, rest.get(rest.find('/')?..)?))
 }
 
-/// Keeps the frames of the program. The bool marks frames known to be roxe's.
-fn cut(frames: Vec<(Frame, bool)>) -> Vec<Frame> {
+/// Returns the frames of the program. The bool marks frames that are known to be roxe's.
+fn frames_of_program(frames: Vec<(Frame, bool)>) -> Vec<Frame> {
     let is_header = |file: &PathBuf| HEADERS.iter().any(|header| file.ends_with(header));
-    let is_own = |(frame, is_ours): &(Frame, bool)| {
-        let named = OWN.iter().any(|prefix| frame.function.starts_with(prefix));
-        *is_ours || named || frame.file.as_ref().is_some_and(is_header)
+    let is_own = |(frame, is_of_roxe): &(Frame, bool)| {
+        let named = OWN_PREFIXES.iter().any(|prefix| frame.function.starts_with(prefix));
+        *is_of_roxe || named || frame.file.as_ref().is_some_and(is_header)
     };
     let inside = frames.iter().rposition(is_own).map_or(0, |last| last + 1);
     let rest = frames.into_iter().skip(inside).map(|(frame, _)| frame);
@@ -187,7 +187,7 @@ mod tests {
         let mut frames = names.map(frame);
         frames[2].file = Some("/usr/include/infiniband/verbs.h".into());
         let frames = frames.map(|frame| (frame, false)).into();
-        let left: Vec<_> = cut(frames).into_iter().map(|frame| frame.function).collect();
+        let left: Vec<_> = frames_of_program(frames).into_iter().map(|frame| frame.function).collect();
         assert_eq!(left, ["send_all", "main"]);
     }
 
@@ -199,11 +199,11 @@ mod tests {
 
     #[test]
     fn unnamed_call_is_file_plus_offset() {
-        let here = place as fn(usize) -> String as usize;
+        let here = file_and_offset as fn(usize) -> String as usize;
         let program = std::env::current_exe().unwrap();
         let name = program.file_name().unwrap().to_str().unwrap();
-        assert!(place(here).starts_with(&format!("{name}+0x")), "{}", place(here));
-        assert_eq!(place(1), "0x1");
+        assert!(file_and_offset(here).starts_with(&format!("{name}+0x")), "{}", file_and_offset(here));
+        assert_eq!(file_and_offset(1), "0x1");
     }
 
     #[test]

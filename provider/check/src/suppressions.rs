@@ -4,14 +4,14 @@
 //! functions, files and objects of a report; `topN:PATTERN` matches the N innermost calls of each
 //! stack only (`top:` is one). The rule may be a pattern too.
 
-use crate::report::Named;
+use crate::report::SymbolizedReport;
 use crate::rule::Rule;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Suppression {
     rule: String,
     pattern: String,
-    /// Number of innermost calls to match; `None` for all, and the objects.
+    /// Number of innermost calls to match; `None` for all calls and the objects.
     top: Option<usize>,
 }
 
@@ -31,23 +31,22 @@ impl Suppressions {
     }
 
     /// Returns true if a line matches the report.
-    pub(crate) fn cover(&self, report: &Named) -> bool {
+    pub(crate) fn cover(&self, report: &SymbolizedReport) -> bool {
         let rule = report.report.rule.name();
-        let for_rule = self.0.iter().filter(|line| matches(&line.rule, rule));
         let covers = |line: &Suppression| match line.top {
             None => report.words().any(|word| matches(&line.pattern, &word)),
             Some(top) => report.top_words(top).any(|word| matches(&line.pattern, &word)),
         };
-        for_rule.into_iter().any(covers)
+        self.0.iter().filter(|line| matches(&line.rule, rule)).any(covers)
     }
 }
 
 fn parse(line: &str) -> Result<Suppression, String> {
-    let (what, reason) = line.split_once('#').ok_or("the reason is missing; write it after a #")?;
+    let (selection, reason) = line.split_once('#').ok_or("the reason is missing; write it after a #")?;
     if reason.trim().is_empty() {
         return Err("the reason after the # is empty".to_owned());
     }
-    match what.split_whitespace().collect::<Vec<_>>()[..] {
+    match selection.split_whitespace().collect::<Vec<_>>()[..] {
         [rule, _] if !Rule::ALL.iter().any(|known| matches(rule, known.name())) => {
             Err(format!("there is no rule '{rule}'; `roxe rules` lists them"))
         }
@@ -55,7 +54,7 @@ fn parse(line: &str) -> Result<Suppression, String> {
             let (top, pattern) = top_of(pattern).map_or((None, pattern), |(top, pattern)| (Some(top), pattern));
             Ok(Suppression { rule: rule.to_owned(), pattern: pattern.to_owned(), top })
         }
-        _ => Err(format!("'{}' is not a rule and a pattern", what.trim())),
+        _ => Err(format!("'{}' is not a rule and a pattern", selection.trim())),
     }
 }
 
@@ -67,7 +66,7 @@ fn top_of(pattern: &str) -> Option<(usize, &str)> {
 }
 
 /// The line that suppresses `report` and other reports of the same rule in the same function.
-pub(crate) fn suggestion(report: &Named) -> String {
+pub(crate) fn suggestion(report: &SymbolizedReport) -> String {
     let rule = report.report.rule;
     let first = report.top_words(1).next().filter(|word| !word.contains(char::is_whitespace));
     let pattern = first.map_or_else(|| "*".to_owned(), |function| format!("top:{function}"));
@@ -114,7 +113,7 @@ mod tests {
     fn top_pattern_matches_innermost_calls_only() {
         let frame = |function: &str| Frame { function: function.into(), file: None, line: None };
         let stacks = vec![("posted at", ["send_one", "send_all", "main"].map(frame).to_vec())];
-        let report = Named { report: Report::new(Rule::KeyStale, "x").fact("queue", "send_one"), stacks };
+        let report = SymbolizedReport { report: Report::new(Rule::KeyStale, "x").fact("queue", "send_one"), stacks };
         for (pattern, expected) in [
             ("top:send_one", true),
             ("top:send_all", false),
@@ -127,7 +126,7 @@ mod tests {
         }
         assert_eq!(suggestion(&report), "    suppression    key-stale top:send_one # why it is wanted\n");
         let line = suggestion(&report).trim().strip_prefix("suppression").unwrap().trim().to_owned();
-        assert!(Suppressions::parse(&line).unwrap().cover(&report), "what is suggested works");
+        assert!(Suppressions::parse(&line).unwrap().cover(&report), "the suggested line suppresses its report");
     }
 
     #[test]

@@ -18,13 +18,13 @@ pub(crate) struct Card {
     pub(crate) context: ObjectId,
     pub(crate) pd: ObjectId,
     pub(crate) cq: ObjectId,
-    made: u32,
+    qp_count: u32,
 }
 
 impl Card {
     pub(crate) fn new() -> Self {
         let [context, pd, cq] = [ObjectId::next(), ObjectId::next(), ObjectId::next()];
-        let mut card = Self { world: World::default(), rules: Rules::default(), context, pd, cq, made: 0 };
+        let mut card = Self { world: World::default(), rules: Rules::default(), context, pd, cq, qp_count: 0 };
         card.emit(Event::Created(context, Made::Context));
         card.emit(Event::Created(pd, Made::Pd { context }));
         card.emit(Event::Created(cq, Made::Cq { context, channel: None, capacity: 16 }));
@@ -45,9 +45,9 @@ impl Card {
     }
 
     pub(crate) fn qp_of(&mut self, service: Service) -> ObjectId {
-        self.made += 1;
+        self.qp_count += 1;
         let Self { context, pd, cq, .. } = *self;
-        let pair = Pair { context, pd, send_cq: cq, recv_cq: cq, ..pair(self.made, service) };
+        let pair = Pair { context, pd, send_cq: cq, recv_cq: cq, ..pair(self.qp_count, service) };
         let id = ObjectId::next();
         self.emit(Event::Created(id, Made::Qp(pair)));
         id

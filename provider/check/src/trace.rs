@@ -29,8 +29,8 @@ use tracks::{Lines, Tracks};
 
 /// Longest time that lines stay in memory while the process runs.
 pub const INTERVAL: Duration = Duration::from_millis(20);
-/// Bytes in memory from which on they are written at once.
-const LIMIT: usize = 1 << 20;
+/// Number of buffered bytes from which on they are written at once.
+const MAX_BUFFERED: usize = 1 << 20;
 /// Start of the array.
 const START: &[u8] = b"[\n";
 
@@ -39,7 +39,7 @@ static TRACE: Mutex<rank::Trace, Option<Trace>> = Mutex::new(None);
 
 #[derive(Debug)]
 struct Output {
-    wanted: PathBuf,
+    configured: PathBuf,
     /// `None` in the child of a fork until it writes to its own file.
     file: Option<File>,
     /// Lines being written; kept for its capacity.
@@ -54,24 +54,26 @@ struct Trace {
 
 /// Opens the file once; returns false if no trace is wanted.
 pub(crate) fn start(config: &Config) -> Result<bool, Error> {
-    let Some(wanted) = &config.trace else { return Ok(false) };
-    begin(wanted).map_err(|e| Error::os(format!("cannot write the trace {} (ROXE_TRACE)", wanted.display()), &e))?;
+    let Some(configured) = &config.trace else { return Ok(false) };
+    begin(configured)
+        .map_err(|e| Error::os(format!("cannot write the trace {} (ROXE_TRACE)", configured.display()), &e))?;
     Ok(true)
 }
 
-fn begin(wanted: &Path) -> io::Result<()> {
+fn begin(configured: &Path) -> io::Result<()> {
     let mut output = FILE.lock();
     if output.is_none() {
-        let file = Some(open(wanted)?);
-        *output = Some(Output { wanted: wanted.into(), file, writing: String::new() });
+        let file = Some(open(configured)?);
+        *output = Some(Output { configured: configured.into(), file, writing: String::new() });
         *TRACE.lock() = Some(Trace::new());
     }
     Ok(())
 }
 
-/// Opens the file `wanted`. An existing one is overwritten, unless another process is writing it.
-fn open(wanted: &Path) -> io::Result<File> {
-    let mut file = private_file::open(OpenOptions::new().append(true), &with_process_id(wanted))?;
+/// Opens the file `configured`. An existing one is overwritten, unless another process is writing
+/// it.
+fn open(configured: &Path) -> io::Result<File> {
+    let mut file = private_file::open(OpenOptions::new().append(true), &with_process_id(configured))?;
     match file.try_lock() {
         Ok(()) => {
             if file.metadata()?.is_file() {
@@ -107,12 +109,12 @@ pub fn packets(packets: &[TracedPacket]) {
     }
 }
 
-fn add(what: impl FnOnce(&mut Lines, &mut Tracks)) {
+fn add(record: impl FnOnce(&mut Lines, &mut Tracks)) {
     let is_full = {
         let mut trace = TRACE.lock();
         let Some(Trace { lines, tracks }) = &mut *trace else { return };
-        what(lines, tracks);
-        lines.len() >= LIMIT
+        record(lines, tracks);
+        lines.len() >= MAX_BUFFERED
     };
     if is_full {
         write_out();
@@ -125,7 +127,7 @@ pub fn write_out() {
         return;
     }
     let mut output = FILE.lock();
-    let Some(Output { wanted, file, writing }) = &mut *output else { return };
+    let Some(Output { configured, file, writing }) = &mut *output else { return };
     if let Some(Trace { lines, .. }) = &mut *TRACE.lock() {
         lines.swap(writing);
     }
@@ -135,7 +137,7 @@ pub fn write_out() {
     let written = uncancelled(|| {
         let file = match file {
             Some(file) => file,
-            None => file.insert(open(wanted)?),
+            None => file.insert(open(configured)?),
         };
         file.write_all(writing.as_bytes())
     });
@@ -163,7 +165,7 @@ pub(crate) fn locks() -> [&'static dyn Lockable; 2] {
 pub(crate) fn abandon() {
     if let Some(output) = FILE.try_lock().as_deref_mut().and_then(Option::as_mut) {
         output.writing.clear();
-        output.file.take_if(|_| names_process(&output.wanted));
+        output.file.take_if(|_| names_process(&output.configured));
     }
     if let Some(trace) = TRACE.try_lock().as_deref_mut().and_then(Option::as_mut) {
         *trace = Trace::new();

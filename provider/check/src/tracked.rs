@@ -53,7 +53,7 @@ impl Tracked {
         self.is_alive.load(Ordering::Relaxed)
     }
 
-    /// Reports the destruction of the object, at most once; dropping it does so too.
+    /// Reports the destruction of the object, at most once; so does dropping this value.
     pub fn end(&self) {
         if self.is_alive.swap(false, Ordering::Relaxed) {
             emit(|| Event::Destroyed(self.id));

@@ -15,11 +15,11 @@ use std::collections::VecDeque;
 use std::fmt;
 
 /// Maximum number of destroyed objects that are remembered.
-const REMEMBERED: usize = 4096;
+const MAX_DESTROYED: usize = 4096;
 
 /// A live object.
 #[derive(Clone, Debug)]
-pub(crate) struct Known {
+pub(crate) struct LiveObject {
     pub(crate) made: Made,
     pub(crate) created: Stack,
     /// True if a library owns it.
@@ -27,7 +27,7 @@ pub(crate) struct Known {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Gone {
+pub(crate) struct DestroyedObject {
     pub(crate) id: ObjectId,
     pub(crate) made: Made,
     pub(crate) created: Stack,
@@ -55,15 +55,15 @@ pub(crate) struct Work {
 
 /// One or several rules that share state.
 pub(crate) trait Observer: fmt::Debug + Send {
-    /// Judges `event`, which the program caused at `stack`. `world` already holds what the event
-    /// adds, and still holds what it ends.
+    /// Judges `event`, which the program caused at `stack`. `world` already contains the objects
+    /// and requests that the event adds, and still contains those that it ends.
     fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>);
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct World {
-    objects: IdMap<ObjectId, Known>,
-    gone: VecDeque<Gone>,
+    objects: IdMap<ObjectId, LiveObject>,
+    gone: VecDeque<DestroyedObject>,
     numbers: IdMap<(ObjectId, Qpn), ObjectId>,
     attributes: IdMap<ObjectId, Attributes>,
     /// Sends by queue pair, and receives by queue pair or shared receive queue.
@@ -72,12 +72,12 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Applies what an event adds, before the rules see it.
+    /// Adds the objects and requests that `event` begins, before the rules observe it.
     pub(crate) fn begin(&mut self, event: &Event<'_>, stack: &Stack) {
         match *event {
             Event::Modified { qp, attr, mask } => self.attributes.entry(qp).or_default().modify(attr, mask, stack),
             Event::Created(id, made) => {
-                self.objects.insert(id, Known { made, created: stack.clone(), of_library: false });
+                self.objects.insert(id, LiveObject { made, created: stack.clone(), of_library: false });
                 if let Made::Qp(pair) = made {
                     self.numbers.insert((pair.context, pair.qpn), id);
                 }
@@ -114,20 +114,20 @@ impl World {
         }
     }
 
-    /// Removes what an event ends, after the rules have seen it.
+    /// Removes the objects and requests that `event` ends, after the rules have observed it.
     pub(crate) fn end(&mut self, event: &Event<'_>, stack: &Stack) {
         match *event {
             Event::Destroyed(id) => {
-                let Some(Known { made, created, .. }) = self.objects.remove(&id) else { return };
+                let Some(LiveObject { made, created, .. }) = self.objects.remove(&id) else { return };
                 if let Made::Qp(pair) = made {
                     self.numbers.remove(&(pair.context, pair.qpn));
                 }
                 self.works.iter_mut().for_each(|works| drop(works.remove(&id)));
                 self.attributes.remove(&id);
-                if self.gone.len() == REMEMBERED {
+                if self.gone.len() == MAX_DESTROYED {
                     self.gone.pop_front();
                 }
-                self.gone.push_back(Gone { id, made, created, destroyed: stack.clone() });
+                self.gone.push_back(DestroyedObject { id, made, created, destroyed: stack.clone() });
             }
             Event::TakenBack { qp, count } => {
                 if let Some(works) = self.works[Side::Send as usize].get_mut(&qp) {
@@ -150,8 +150,8 @@ impl World {
         let queue = self.queue_of(qp, side);
         let Some(works) = self.works[side as usize].get_mut(&queue) else { return };
         let failed = cqe.status != WcStatus::Success;
-        let is_it = |work: &Work| work.wr_id == cqe.wr_id && (work.signaled || failed);
-        let Some(at) = works.iter().position(is_it) else { return };
+        let is_polled = |work: &Work| work.wr_id == cqe.wr_id && (work.signaled || failed);
+        let Some(at) = works.iter().position(is_polled) else { return };
         match side {
             Side::Send => drop(works.drain(..=at)),
             Side::Recv => drop(works.remove(at)),
@@ -192,16 +192,16 @@ impl World {
         srq.filter(|_| side == Side::Recv).unwrap_or(qp)
     }
 
-    pub(crate) fn object(&self, id: ObjectId) -> Option<&Known> {
+    pub(crate) fn object(&self, id: ObjectId) -> Option<&LiveObject> {
         self.objects.get(&id)
     }
 
-    pub(crate) fn objects(&self) -> impl Iterator<Item = (ObjectId, &Known)> {
+    pub(crate) fn objects(&self) -> impl Iterator<Item = (ObjectId, &LiveObject)> {
         self.objects.iter().map(|(id, known)| (*id, known))
     }
 
     /// Destroyed objects, latest first.
-    pub(crate) fn gone(&self) -> impl Iterator<Item = &Gone> {
+    pub(crate) fn gone(&self) -> impl Iterator<Item = &DestroyedObject> {
         self.gone.iter().rev()
     }
 
@@ -239,7 +239,7 @@ impl World {
 
     /// The kind of an object and the numbers by which the program knows it.
     pub(crate) fn name(&self, id: ObjectId) -> String {
-        self.objects.get(&id).map_or_else(|| "an object that is gone".to_owned(), |known| describe(&known.made))
+        self.objects.get(&id).map_or_else(|| "a destroyed object".to_owned(), |known| describe(&known.made))
     }
 }
 

@@ -59,10 +59,10 @@ pub struct Cq {
     context: Arc<Context>,
     engines: EngineSet,
     channel: Option<Arc<CompChannel>>,
-    /// Uses of the quota and of the channel and the entry of the queue, until it is destroyed.
-    /// Locked while an event is announced.
+    /// Uses of the quota and of the channel, and the inventory entry; `None` once the queue is
+    /// destroyed. Locked while an event is announced.
     held: Mutex<rank::CqChannel, Option<(Use, Option<Use>, Listing)>>,
-    /// Number of the queue for other programs.
+    /// Number of the queue in the inventory, which `rdma resource` shows.
     number: u32,
     id: ObjectId,
     user: u64,
@@ -119,7 +119,7 @@ impl Cq {
         &self.context
     }
 
-    /// Number of the queue for other programs.
+    /// Number of the queue in the inventory, which `rdma resource` shows.
     pub(crate) fn number(&self) -> u32 {
         self.number
     }
@@ -244,7 +244,7 @@ impl Cq {
 
     /// Appends an entry. Returns true if [`Cq::notify`] must be called, without any QP lock.
     ///
-    /// A full queue fails now and from then on; entries in it stay.
+    /// A full queue fails this call and all later ones; its entries stay.
     pub(crate) fn push(&self, cqe: Cqe) -> Result<bool, Overrun> {
         self.append(cqe, None)
     }
@@ -260,7 +260,7 @@ impl Cq {
     }
 
     /// Fails the queue, as a fault rule requests: it accepts no more entries.
-    pub(crate) fn break_down(&self) {
+    pub(crate) fn inject_failure(&self) {
         let was_whole = !std::mem::replace(&mut self.state.lock().overrun, true);
         if was_whole {
             self.context.raise(AsyncEventKind::CqErr, self.user(), self.id);
@@ -310,9 +310,9 @@ impl Cq {
     #[cold]
     #[inline(never)]
     fn append_watched(&self, state: &mut State, cqe: &Cqe) -> Verdict {
-        self.report_level(state);
-        if state.slept_on.is_none() && self.channel.is_some() && is_checking() {
-            state.slept_on = Some(SleptOn::begin(self));
+        self.report_fill_level(state);
+        if state.sleep_watch.is_none() && self.channel.is_some() && is_checking() {
+            state.sleep_watch = Some(SleepWatch::begin(self));
         }
         if !state.weak.as_mut().is_some_and(|weak| weak.hides()) {
             return state.fires(cqe);
@@ -326,7 +326,7 @@ impl Cq {
     /// Reports the fill level of a queue that can overrun.
     #[cold]
     #[inline(never)]
-    fn report_level(&self, state: &State) {
+    fn report_fill_level(&self, state: &State) {
         if !state.ignore_overrun {
             emit(|| Event::Held { cq: self.id, held: state.ring.len(), capacity: state.capacity });
         }
@@ -346,7 +346,7 @@ impl Cq {
         let mut state = self.state.lock();
         state.forget(qpn, dropped);
         if is_on() {
-            self.report_level(&state);
+            self.report_fill_level(&state);
         }
     }
 
@@ -416,12 +416,13 @@ struct State {
     ring: VecDeque<Cqe>,
     /// Number of entries appended so far, which is the number of the next one.
     appended: u64,
-    /// Number of the oldest entry left, or of the next one.
+    /// Number of the oldest entry in the ring; of the next entry if the ring is empty.
     polled: u64,
     /// Ascending numbers of entries dropped by `forget`; those below `polled` are stale.
     dropped: VecDeque<u64>,
     /// Value of `appended` when the last event was raised.
     announced: u64,
+    /// Timestamp of the newest entry.
     newest: u64,
     capacity: usize,
     armed: Armed,
@@ -430,12 +431,12 @@ struct State {
     overrun: bool,
     polled_at: Instant,
     /// Watch for sleeping threads, while the checker is on.
-    slept_on: Option<Arc<dyn Deadline>>,
+    sleep_watch: Option<Arc<dyn Deadline>>,
     weak: Option<Box<WeakCq>>,
 }
 
 impl State {
-    /// Returns what `cqe` does to the armed event, and disarms the queue if it raises it.
+    /// Returns the effect of `cqe` on the armed event. Disarms the queue if `cqe` raises the event.
     fn fires(&mut self, cqe: &Cqe) -> Verdict {
         let counts = match self.armed {
             Armed::No => false,
@@ -454,6 +455,7 @@ impl State {
         verdict
     }
 
+    /// Number of unpolled entries that no event has announced.
     fn missed(&self) -> usize {
         self.ring.len().saturating_sub(self.known())
     }
@@ -464,8 +466,8 @@ impl State {
         usize::try_from(self.announced.saturating_sub(self.polled)).unwrap_or(usize::MAX) - dropped
     }
 
-    /// Returns what an unannounced entry does to the event just armed. The standard requires
-    /// nothing.
+    /// Returns the effect of an unannounced entry on the event just armed. The standard requires
+    /// none.
     fn fires_for_missed(&mut self) -> Verdict {
         // A card that learns late how far a program has polled raises an event for polled entries
         // (`man ibv_get_cq_event`).
@@ -504,12 +506,12 @@ impl State {
             self.ring.front().into_iter().for_each(&mut f);
             self.ring.pop_front();
         }
-        self.pass(n as u64);
+        self.advance_polled(n as u64);
         n
     }
 
     /// Advances `polled` after the `n` oldest entries have left the ring.
-    fn pass(&mut self, n: u64) {
+    fn advance_polled(&mut self, n: u64) {
         if self.ring.is_empty() {
             self.polled = self.appended;
             return;
@@ -546,7 +548,7 @@ impl State {
             stays
         });
         self.dropped.append(&mut before);
-        self.pass(0);
+        self.advance_polled(0);
         let left = self.ring.len();
         self.weak.iter_mut().for_each(|weak| weak.hidden = weak.hidden.min(left));
     }
@@ -554,8 +556,7 @@ impl State {
 
 /// Completions of one send queue that may be unpolled: their slots in the send queue are in use.
 ///
-/// A poll has nothing to do: a queue pair that looks full asks the completion queue for
-/// [`Cq::polled`].
+/// Polls do not update it: a queue pair whose send queue looks full reads [`Cq::polled`] instead.
 #[derive(Debug, Default)]
 pub(crate) struct Unpolled {
     /// The oldest completion, which is mostly the only one: this field spares a cache miss per
@@ -594,12 +595,12 @@ impl Unpolled {
 /// Reports, once a second, threads that sleep on the channel of a queue that has completions.
 /// Runs while the checker is on, from the first unpolled entry until the queue is empty.
 #[derive(Debug)]
-struct SleptOn {
+struct SleepWatch {
     me: Weak<Self>,
     queue: Weak<Cq>,
 }
 
-impl SleptOn {
+impl SleepWatch {
     /// Starts the watch; the queue keeps the returned value.
     fn begin(queue: &Cq) -> Arc<dyn Deadline> {
         let watch = Arc::new_cyclic(|me| Self { me: Weak::clone(me), queue: Weak::clone(&queue.me) });
@@ -608,14 +609,14 @@ impl SleptOn {
     }
 }
 
-impl Deadline for SleptOn {
+impl Deadline for SleepWatch {
     fn on_deadline(&self, _: Instant) {
         let Some(queue) = self.queue.upgrade() else { return };
         let Some(channel) = &queue.channel else { return };
         let (now, due) = {
             let mut state = queue.state.lock();
             if state.ring.is_empty() {
-                state.slept_on = None;
+                state.sleep_watch = None;
                 return;
             }
             (clock::now(), state.polled_at.after(LONG_WAIT))

@@ -38,7 +38,7 @@ pub fn devices() -> Result<Vec<Arc<Device>>, Error> {
     Ok(known.clone())
 }
 
-/// Returns the devices that [`devices`] would, only to look at: they must not be opened.
+/// Returns the devices that [`devices`] would return, for display only: they must not be opened.
 pub fn preview() -> Result<Vec<Device>, Error> {
     Ok((0..)
         .zip(choose(&Netdev::all(), &config()?.netdevs)?)
@@ -61,20 +61,21 @@ impl Device {
 
 /// Reports the counters at the end of the process: to the files of [`roxe_observe::counter_files`],
 /// and with `ROXE_STATS` on standard error, one line per device with the counters that are not
-/// zero; `ROXE_STATS=words` adds what they count. Both get the same values, although packets may
-/// still arrive. A process that is killed or calls `_exit` leaves a file
+/// zero; `ROXE_STATS=words` adds a description of each. Files and standard error get the same
+/// values, although packets may still arrive. A process that is killed or calls `_exit` leaves a
+/// file
 /// ([`roxe_observe::stats_file`]).
 fn report() {
-    let prints = config().map_or(Stats::Off, |config| config.stats);
+    let stats = config().map_or(Stats::Off, |config| config.stats);
     runtime::all().iter().for_each(|runtime| runtime.engine().count_socket_drops());
     for device in known_devices() {
         let counters = device.adapter().counters();
         let last = device.adapter().files().map_or_else(|| counters.clone(), |files| files.close(&counters));
-        if prints == Stats::Off {
+        if stats == Stats::Off {
             continue;
         }
         let mut text = line(device.name(), "", &last.list());
-        if prints == Stats::Words {
+        if stats == Stats::Words {
             text += &legend_of(&text);
         }
         standard_error::write(&text);

@@ -1,10 +1,10 @@
 //! Event queues with a file descriptor to wait on, and the kinds of asynchronous events.
 //!
 //! The number of queued events is the count of an eventfd in semaphore mode. An eventfd polls as
-//! writable, which an event file of the kernel never does, so programs get an epoll set that holds
-//! it: readable while there are events, also with edge triggering, and never writable. The mode of
-//! that descriptor says if a wait blocks; threads always sleep in a `read` of the eventfd, which
-//! `SA_RESTART` handlers do not end.
+//! writable, which an event file of the kernel never does. So programs get an epoll set that holds
+//! the eventfd: readable while there are events, also with edge triggering, and never writable. The
+//! mode of the epoll set's descriptor determines if a wait blocks; threads always sleep in a `read`
+//! of the eventfd, which `SA_RESTART` handlers do not end.
 
 use roxe_base::error::Error;
 use roxe_base::lock::{Mutex, rank};
@@ -75,7 +75,7 @@ pub struct AsyncEvent {
 }
 
 #[derive(Debug)]
-struct Waiting<T> {
+struct PendingEvent<T> {
     event: T,
     source: ObjectId,
     /// Watch of the checker for events left unread, which ends with the event.
@@ -93,7 +93,7 @@ pub(crate) struct EventQueue<T> {
     fd: OwnedFd,
     /// The eventfd. Blocking, except within [`EventQueue::take_unit_by_mode`].
     units: File,
-    events: Mutex<rank::Events, VecDeque<Waiting<T>>>,
+    events: Mutex<rank::Events, VecDeque<PendingEvent<T>>>,
 }
 
 impl<T> EventQueue<T> {
@@ -113,7 +113,7 @@ impl<T> EventQueue<T> {
 
     pub(crate) fn push(&self, source: ObjectId, event: T, watch: Option<Arc<dyn Deadline>>) {
         let mut events = self.events.lock();
-        events.push_back(Waiting { event, source, watch });
+        events.push_back(PendingEvent { event, source, watch });
         wake(self.units.as_raw_fd());
     }
 
@@ -149,12 +149,12 @@ impl<T> EventQueue<T> {
     /// Takes the oldest event without waiting; `slept` is true if the caller has read its unit.
     pub(crate) fn take_next(&self, slept: bool) -> Option<T> {
         let mut events = self.events.lock();
-        let waiting = events.pop_front()?;
+        let pending = events.pop_front()?;
         if !slept {
             self.take_unit();
         }
         drop(events);
-        Some(waiting.event)
+        Some(pending.event)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -177,14 +177,14 @@ impl<T> EventQueue<T> {
     /// Removes and returns the events of `source`, in order.
     pub(crate) fn take_of(&self, source: ObjectId) -> Vec<T> {
         let mut events = self.events.lock();
-        let (taken, kept): (VecDeque<_>, _) = events.drain(..).partition(|waiting| waiting.source == source);
+        let (taken, kept): (VecDeque<_>, _) = events.drain(..).partition(|pending| pending.source == source);
         *events = kept;
         taken.iter().for_each(|_| self.take_unit());
         drop(events);
-        taken.into_iter().map(|waiting| waiting.event).collect()
+        taken.into_iter().map(|pending| pending.event).collect()
     }
 
-    /// Takes one unit, if there is one, without waiting. Needs the lock.
+    /// Takes one unit, if there is one, without waiting. The caller holds the lock.
     fn take_unit(&self) {
         let mut unit = [0u8; 8];
         let iov = libc::iovec { iov_base: unit.as_mut_ptr().cast(), iov_len: unit.len() };
@@ -204,7 +204,7 @@ impl<T> EventQueue<T> {
             let _ = unsafe { libc::fcntl(self.units.as_raw_fd(), libc::F_SETFL, mode) };
         };
         set_mode(libc::O_NONBLOCK);
-        // Empty if a woken reader was faster.
+        // The eventfd is empty if a woken reader was faster.
         let _ = (&self.units).read(&mut [0; 8]);
         set_mode(0);
     }
@@ -213,22 +213,22 @@ impl<T> EventQueue<T> {
 fn eventfd() -> io::Result<File> {
     // SAFETY: takes no pointers.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_SEMAPHORE) };
-    owned(fd).map(File::from)
+    owned_fd(fd).map(File::from)
 }
 
 /// Creates an epoll set that is readable while `units` is.
 fn epoll_of(units: &File) -> io::Result<OwnedFd> {
     // SAFETY: takes no pointers.
-    let set = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+    let set = owned_fd(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
     let mut readable = libc::epoll_event { events: libc::EPOLLIN.cast_unsigned(), u64: 0 };
-    // SAFETY: one event that outlives the call.
+    // SAFETY: `readable` is one event that outlives the call.
     match unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, units.as_raw_fd(), &raw mut readable) } {
         0 => Ok(set),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-fn owned(fd: RawFd) -> io::Result<OwnedFd> {
+fn owned_fd(fd: RawFd) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -252,7 +252,7 @@ mod tests {
 
     fn revents(fd: RawFd) -> i16 {
         let mut poll = libc::pollfd { fd, events: libc::POLLIN | libc::POLLOUT, revents: 0 };
-        // SAFETY: one pollfd that outlives the call.
+        // SAFETY: `poll` is one pollfd that outlives the call.
         unsafe { libc::poll(&raw mut poll, 1, 0) };
         poll.revents
     }
@@ -275,7 +275,7 @@ mod tests {
 
     fn reported(set: &OwnedFd) -> Vec<u32> {
         let mut found = [libc::epoll_event { events: 0, u64: 0 }; 4];
-        // SAFETY: room for four events, which outlives the call.
+        // SAFETY: `found` has room for four events and outlives the call.
         let n = unsafe { libc::epoll_wait(set.as_raw_fd(), found.as_mut_ptr(), 4, 0) };
         found.iter().take(usize::try_from(n).unwrap()).map(|event| event.events).collect()
     }
@@ -284,10 +284,10 @@ mod tests {
     fn edge_triggered_epoll_reports_every_event_once() {
         let queue = EventQueue::new().unwrap();
         // SAFETY: takes no pointers.
-        let set = owned(unsafe { libc::epoll_create1(0) }).unwrap();
+        let set = owned_fd(unsafe { libc::epoll_create1(0) }).unwrap();
         let requested = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET;
         let mut entry = libc::epoll_event { events: requested.cast_unsigned(), u64: 0 };
-        // SAFETY: one event that outlives the call.
+        // SAFETY: `entry` is one event that outlives the call.
         let rc = unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, queue.fd(), &raw mut entry) };
         assert_eq!((rc, reported(&set)), (0, vec![]));
         for event in 0..3 {
@@ -382,7 +382,7 @@ mod tests {
         let gone = ObjectId::next();
         for _ in 0..1000 {
             // The unit of this event is the one that a sleeping reader has just read.
-            queue.events.lock().push_back(Waiting { event: 1, source: gone, watch: None });
+            queue.events.lock().push_back(PendingEvent { event: 1, source: gone, watch: None });
             queue.forget(gone);
             assert!(queue.is_empty());
         }

@@ -30,7 +30,7 @@ use std::sync::{Arc, Once};
 
 /// Locks held during the fork, by their owners.
 #[derive(Default)]
-struct Held {
+struct HeldLocks {
     runtimes: Vec<Runtime>,
     engines: Vec<Arc<Engine>>,
     /// Queue pairs of the engines when their tables were locked.
@@ -40,7 +40,7 @@ struct Held {
 thread_local! {
     /// Locks of the fork that this thread is in. The child's only thread is a copy of it. Without a
     /// destructor, so that it still exists when an exit handler forks.
-    static HELD: Cell<Option<ManuallyDrop<Held>>> = const { Cell::new(None) };
+    static HELD: Cell<Option<ManuallyDrop<HeldLocks>>> = const { Cell::new(None) };
 }
 
 /// Returns the engine of `device` in this process, with fork handlers installed. EINVAL if an
@@ -55,21 +55,21 @@ pub(crate) fn runtime_of(device: &Device) -> Result<Runtime, Error> {
 pub(crate) fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: three functions that live as long as the process: this library is never unloaded
+        // SAFETY: the three functions live as long as the process: this library is never unloaded
         // while the program runs, because its thread-local buffers have destructors.
-        let _ = unsafe { libc::pthread_atfork(Some(before), Some(after_in_parent), Some(after_in_child)) };
+        let _ = unsafe { libc::pthread_atfork(Some(before_fork), Some(after_in_parent), Some(after_in_child)) };
     });
 }
 
-extern "C" fn before() {
+extern "C" fn before_fork() {
     emit(|| Event::Fork);
     let runtimes = lock_runtimes();
     let engines: Vec<_> = runtimes.iter().flat_map(Runtime::engines).collect();
-    in_order(outside(&engines)).for_each(Lockable::lock_raw);
+    by_rank(outer_locks(&engines)).for_each(Lockable::lock_raw);
     let qps: Vec<_> = engines.iter().flat_map(|engine| engine.lock_table()).collect();
     qps.iter().for_each(|qp| qp.raw().lock_raw());
-    in_order(inside(&runtimes, &engines)).for_each(Lockable::lock_raw);
-    HELD.set(Some(ManuallyDrop::new(Held { runtimes, engines, qps })));
+    by_rank(inner_locks(&runtimes, &engines)).for_each(Lockable::lock_raw);
+    HELD.set(Some(ManuallyDrop::new(HeldLocks { runtimes, engines, qps })));
 }
 
 /// Locks connection managers, then the lists of devices, engines and further engines. An engine may
@@ -91,20 +91,20 @@ fn lock_runtimes() -> Vec<Runtime> {
     }
 }
 
-fn in_order<'a>(locks: impl Iterator<Item = &'a dyn Lockable>) -> impl Iterator<Item = &'a dyn Lockable> {
+fn by_rank<'a>(locks: impl Iterator<Item = &'a dyn Lockable>) -> impl Iterator<Item = &'a dyn Lockable> {
     let mut locks: Vec<_> = locks.collect();
     locks.sort_by_key(|lock| lock.level());
     locks.into_iter()
 }
 
 /// Locks that rank between the list of engines and their tables.
-fn outside<'a>(engines: &'a [Arc<Engine>]) -> impl Iterator<Item = &'a dyn Lockable> {
+fn outer_locks<'a>(engines: &'a [Arc<Engine>]) -> impl Iterator<Item = &'a dyn Lockable> {
     let of_process = [process::outer_lock()].map(|lock| -> &'a dyn Lockable { lock });
     engines.iter().flat_map(|engine| engine.outer_locks()).chain(of_process)
 }
 
 /// Locks that rank inside those of queue pairs; complete once the outer ones are held.
-fn inside<'a>(runtimes: &'a [Runtime], engines: &'a [Arc<Engine>]) -> impl Iterator<Item = &'a dyn Lockable> {
+fn inner_locks<'a>(runtimes: &'a [Runtime], engines: &'a [Arc<Engine>]) -> impl Iterator<Item = &'a dyn Lockable> {
     let of_process = process::inner_locks()
         .chain(ports::locks())
         .chain([inventory::lock() as &dyn Lockable, observers_lock()])
@@ -116,21 +116,21 @@ fn inside<'a>(runtimes: &'a [Runtime], engines: &'a [Arc<Engine>]) -> impl Itera
     engines.iter().flat_map(|engine| engine.inner_locks()).chain(inboxes).chain(of_process)
 }
 
-/// Releases the locks of [`before`], in the parent or the child, and returns the engines.
+/// Releases the locks of [`before_fork`], in the parent or the child, and returns the engines.
 fn release(unlock: fn(&dyn Lockable)) -> Vec<Runtime> {
-    let Held { runtimes, engines, qps } = HELD.take().map(ManuallyDrop::into_inner).unwrap_or_default();
-    inside(&runtimes, &engines).for_each(unlock);
+    let HeldLocks { runtimes, engines, qps } = HELD.take().map(ManuallyDrop::into_inner).unwrap_or_default();
+    inner_locks(&runtimes, &engines).for_each(unlock);
     qps.iter().for_each(|qp| unlock(qp.raw()));
     engines.iter().for_each(|engine| unlock(engine.raw_table()));
-    outside(&engines).for_each(unlock);
+    outer_locks(&engines).for_each(unlock);
     [further::lock(), &ENGINES, &KNOWN].into_iter().for_each(unlock);
     runtimes.iter().for_each(|runtime| unlock(runtime.agent().raw()));
     runtimes
 }
 
 fn unlock_in_parent(lock: &dyn Lockable) {
-    // SAFETY: `release` passes the locks that `before` took, for the same engines and queue pairs,
-    // whose lists cannot change until they are unlocked.
+    // SAFETY: `release` passes the locks that `before_fork` took, for the same engines and queue
+    // pairs, whose lists cannot change until they are unlocked.
     unsafe { lock.unlock_raw() }
 }
 
@@ -185,7 +185,7 @@ mod tests {
         static WAITER: AtomicI32 = AtomicI32::new(0);
         LOCK.lock_raw();
         let waiter = std::thread::spawn(|| {
-            // SAFETY: takes nothing.
+            // SAFETY: the call takes no arguments.
             WAITER.store(unsafe { libc::gettid() }, Ordering::SeqCst);
             drop(LOCK.lock());
         });
@@ -205,10 +205,10 @@ mod tests {
             pid
         };
         let mut status = -1;
-        // SAFETY: a child of this test, whose status outlives the call.
+        // SAFETY: the call waits for a child of this test, and `status` outlives it.
         assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
         assert_eq!(status, 0);
-        // SAFETY: taken above.
+        // SAFETY: this thread took the lock above.
         unsafe { LOCK.unlock_raw() };
         waiter.join().unwrap();
     }

@@ -2,9 +2,9 @@
 //! pair 1, and the list of ids that observe network interfaces.
 //!
 //! Verbs, messages and timers work on the state machine of [`roxe_transport::cm`] with a
-//! [`Session`], under the agent's lock; the resulting messages and events leave before it is
-//! dropped. Messages arrive under the lock of the receive side, which ranks inside the agent's, and
-//! so wait in an inbox.
+//! [`Session`], under the agent's lock; the resulting messages and events are sent before it is
+//! released. Messages arrive under the lock of the receive side, which ranks inside the agent's,
+//! and so wait in an inbox.
 
 pub(crate) mod ports;
 mod session;
@@ -54,6 +54,7 @@ struct Core {
     ids: HashMap<CommId, Arc<dyn CmHandler>>,
     listeners: HashMap<ListenId, Arc<dyn CmHandler>>,
     mad_sender: MadSender,
+    /// Time of the registered timer.
     called_at: Option<Instant>,
     /// Time of the next check of peers and unanswered requests.
     check_at: Option<Instant>,
@@ -117,8 +118,8 @@ impl Agent {
     }
 
     /// Starts the engine and its sockets, runs `verb` under the agent's lock, and sends the
-    /// resulting messages and events. Fails if the engine cannot start: no address, no slot. Do not
-    /// call this with the lock of an id.
+    /// resulting messages and events. Fails if the engine cannot start: no address, no slot. The
+    /// caller holds no lock of an id.
     pub(crate) fn run<T>(&self, engine: &Engine, verb: impl FnOnce(&mut Session<'_>) -> T) -> Result<T, Error> {
         engine.start_with_links()?;
         // The caller is likely to wait for an event next.
@@ -154,7 +155,7 @@ impl Agent {
         while engine.scheduler.has_connection_work() {
             fence(Ordering::SeqCst);
             let Some(mut guard) = self.core.try_lock() else { return };
-            // Without numbers of its own this process cannot be the destination.
+            // A process without a slot has no queue pairs, so the messages are not for it.
             let Ok(core) = self.ensure(&mut guard, engine) else {
                 return engine.counters().mads_lost.add(self.empty_inbox(engine).messages.len() as u64);
             };
@@ -186,8 +187,8 @@ impl Services for Agent {
     }
 
     /// Processes the inbox. A thread that finds the agent locked leaves the inbox to the holder,
-    /// which looks again after it has unlocked; the fences ensure that one of the two finds the
-    /// work.
+    /// which checks the inbox again after unlocking; the fences ensure that one of the two threads
+    /// finds the work.
     #[cold]
     fn run_connections(&self, engine: &Engine) {
         uncancelled(|| self.process_inbox(engine));
@@ -236,13 +237,13 @@ fn observers() -> Vec<Arc<dyn Observer>> {
     OBSERVERS.lock().values().filter_map(Weak::upgrade).collect()
 }
 
-/// Processes what arrived while the agent was locked.
+/// Processes messages that arrived while the agent was locked.
 fn run_again(engine: &Engine) {
     fence(Ordering::SeqCst);
     engine.run_cm();
 }
 
-/// Returns an unpredictable number: ids and starting PSNs keep strangers out of connections.
+/// Returns an unpredictable number: other processes must not guess ids and starting PSNs.
 fn draw() -> u64 {
     // getrandom may be forbidden (seccomp); then the keys of hash maps, drawn earlier, must do.
     random::number().unwrap_or_else(|_| RandomState::new().hash_one(clock::now().0))
@@ -252,7 +253,8 @@ pub(crate) trait Observer: Send + Sync {
     /// Called without any lock after the interface of `adapter` has changed.
     fn interface_changed(&self, adapter: &Adapter);
 
-    /// Returns words `name=value` for lists of other programs; `None` if it does not use `adapter`.
+    /// Returns words `name=value` for lists of other programs; `None` if the observer does not use
+    /// `adapter`.
     fn describe(&self, adapter: &Adapter) -> Option<String>;
 }
 

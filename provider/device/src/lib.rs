@@ -1,5 +1,5 @@
-//! An RDMA device in this process, as a program holds it: contexts, memory, queues, completions,
-//! events and connections.
+//! The objects of an RDMA device in this process: contexts, memory, queues, completions, events and
+//! connections.
 //!
 //! ```text
 //! devices() -> Device -> Context -+-> Pd -+-> Mr, Mw     memory regions and windows
@@ -20,10 +20,11 @@
 //! # Threads
 //!
 //! The program's threads drive the card. Posting a send builds and sends packets. Polling an empty
-//! completion queue receives packets for all queue pairs of its engine, which is that of the thread
-//! that created the queue. A background thread per engine does the same while no thread polls: for
-//! programs that sleep on a channel, for targets of READ and WRITE, and for timers. It also follows
-//! the network interface (port state, GID table). No object is bound to a thread.
+//! completion queue receives packets for all queue pairs of the queue's engine; a queue belongs to
+//! the engine of the thread that created it. A background thread per engine receives while no
+//! thread polls: for programs that sleep on a channel, for targets of READ and WRITE, and for
+//! timers. It also follows the network interface (port state, GID table). No object is bound to a
+//! thread.
 //!
 //! # Locks
 //!

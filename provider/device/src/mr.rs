@@ -37,7 +37,7 @@ struct Keys {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Terms {
+struct MrAttr {
     addr: u64,
     length: u64,
     iova: u64,
@@ -58,11 +58,11 @@ enum Backing {
 #[derive(Debug)]
 struct Registration {
     pd: Arc<Pd>,
-    terms: Terms,
+    attr: MrAttr,
     backing: Backing,
     /// Uses of the domain and of the quota, until the region is deregistered.
     uses: Option<[Use; 2]>,
-    /// True if its mappings are marked, for the checker.
+    /// True if the mappings of the region are marked, for the checker.
     is_marked: bool,
 }
 
@@ -105,8 +105,9 @@ pub enum Advice {
     PrefetchNoFault,
 }
 
-impl Terms {
-    /// Checks the terms and returns their entry for the memory table. Errors as for [`Pd::reg_mr`].
+impl MrAttr {
+    /// Checks the attributes and returns their entry for the memory table. Errors as for
+    /// [`Pd::reg_mr`].
     fn check(self, pd: &Pd, backing: &Backing) -> Result<Region, Error> {
         check_rights(self.access)?;
         match backing {
@@ -174,8 +175,8 @@ impl Pd {
         iova: u64,
         access: Access,
     ) -> Result<Arc<Mr>, Error> {
-        let (terms, backing) = (Terms { addr, length, iova, access }, Backing::Program);
-        Mr::enter(self, terms, terms.check(self, &backing)?, backing)
+        let (attr, backing) = (MrAttr { addr, length, iova, access }, Backing::Program);
+        Mr::enter(self, attr, attr.check(self, &backing)?, backing)
     }
 
     /// Registers `length` bytes of device memory at `offset`; SGEs and peers address them from 0.
@@ -186,13 +187,13 @@ impl Pd {
             return Err(Error::invalid("the device memory belongs to another context than the protection domain"));
         }
         let part = dm.part(offset, length)?;
-        let terms = Terms { addr: part.addr, length: part.length, iova: 0, access };
+        let attr = MrAttr { addr: part.addr, length: part.length, iova: 0, access };
         let backing = Backing::Device(part);
-        Mr::enter(self, terms, terms.check(self, &backing)?, backing)
+        Mr::enter(self, attr, attr.check(self, &backing)?, backing)
     }
 
     /// Registers a part of a dma-buf, memory that the program need not have mapped. SGEs and peers
-    /// address it from `iova`. Any descriptor serves that `mmap` can map shared.
+    /// address it from `iova`. Accepts any descriptor that `mmap` can map shared.
     ///
     /// # Errors
     /// EINVAL for rights other than local and remote ones and relaxed ordering, for remote write or
@@ -211,16 +212,16 @@ impl Pd {
         check_range(part.offset, iova, part.length)?;
         let mapping = Mapping::of_fd(part.fd, part.offset, part.length, access.contains(Access::LOCAL_WRITE))?;
         guard::install();
-        let terms = Terms { addr: part.offset, length: part.length, iova, access };
-        Mr::enter(self, terms, terms.region(self, mapping.addr()), Backing::Mapped(mapping))
+        let attr = MrAttr { addr: part.offset, length: part.length, iova, access };
+        Mr::enter(self, attr, attr.region(self, mapping.addr()), Backing::Mapped(mapping))
     }
 
     /// Allocates a null region: any address reads as zeros, and writes are discarded. Only lists
     /// can use its key. ENOMEM beyond the limit of regions and windows.
     pub fn alloc_null_mr(self: &Arc<Self>) -> Result<Arc<Mr>, Error> {
-        let terms = Terms { addr: 0, length: u64::MAX, iova: 0, access: Access::LOCAL_WRITE };
-        let region = Region { users: Users::Null(self.id()), ..terms.region(self, 0) };
-        Mr::enter(self, terms, region, Backing::None)
+        let attr = MrAttr { addr: 0, length: u64::MAX, iova: 0, access: Access::LOCAL_WRITE };
+        let region = Region { users: Users::Null(self.id()), ..attr.region(self, 0) };
+        Mr::enter(self, attr, region, Backing::None)
     }
 
     /// Applies `advice` to the whole list, and returns when it is done; also for `ON_DEMAND`
@@ -251,13 +252,13 @@ impl Pd {
 
 impl Mr {
     /// Draws keys for `region` and creates its handle.
-    fn enter(pd: &Arc<Pd>, terms: Terms, region: Region, backing: Backing) -> Result<Arc<Self>, Error> {
+    fn enter(pd: &Arc<Pd>, attr: MrAttr, region: Region, backing: Backing) -> Result<Arc<Self>, Error> {
         let quota = pd.context().device().quotas().mrs.take()?;
         let keys = Keys::draw(pd.context().memory(), region)?;
-        let is_marked = marked(terms, &backing);
+        let is_marked = marked(attr, &backing);
         let registration =
-            Registration { pd: Arc::clone(pd), terms, backing, uses: Some([pd.hold(), quota]), is_marked };
-        let tracked = Tracked::new(ObjectId::next(), || Made::Mr(terms.checker_facts(pd, keys)));
+            Registration { pd: Arc::clone(pd), attr, backing, uses: Some([pd.hold(), quota]), is_marked };
+        let tracked = Tracked::new(ObjectId::next(), || Made::Mr(attr.checker_facts(pd, keys)));
         let (context, registration) = (Arc::clone(pd.context()), Mutex::new(registration));
         Ok(Arc::new(Self { context, keys, registration, tracked }))
     }
@@ -279,21 +280,21 @@ impl Mr {
 
     /// Address of the first byte in SGEs and remote requests.
     pub fn base(&self) -> u64 {
-        self.registration.lock().terms.base()
+        self.registration.lock().attr.base()
     }
 
     /// Address of the memory; of no use to a program if it is device memory.
     pub fn addr(&self) -> u64 {
-        self.registration.lock().terms.addr
+        self.registration.lock().attr.addr
     }
 
     /// Length in bytes.
     pub fn length(&self) -> u64 {
-        self.registration.lock().terms.length
+        self.registration.lock().attr.length
     }
 
-    /// Reregisters the region under the same keys. After it returns, no access on the old terms is
-    /// in progress.
+    /// Reregisters the region under the same keys. After it returns, no access with the old
+    /// attributes is in progress.
     ///
     /// # Errors
     /// EINVAL if the domain is of another context, or the region is deregistered or a null region;
@@ -304,31 +305,31 @@ impl Mr {
     /// The contract of [`Pd::reg_mr`], for the new memory.
     #[allow(unsafe_code)]
     pub unsafe fn reregister(&self, change: MrChange) -> Result<(), Error> {
-        let mut now = self.registration.lock();
-        if now.uses.is_none() {
+        let mut registration = self.registration.lock();
+        if registration.uses.is_none() {
             return Err(Error::invalid("the region is deregistered"));
         }
-        now.backing.check_change(change.range.is_some())?;
-        let pd = change.pd.unwrap_or_else(|| Arc::clone(&now.pd));
+        registration.backing.check_change(change.range.is_some())?;
+        let pd = change.pd.unwrap_or_else(|| Arc::clone(&registration.pd));
         if !Arc::ptr_eq(pd.context(), &self.context) {
             return Err(Error::invalid("the protection domain belongs to another context than the region"));
         }
-        let mut terms = now.terms;
+        let mut attr = registration.attr;
         if let Some((addr, length)) = change.range {
-            terms = Terms { addr, length, iova: addr, ..terms };
+            attr = MrAttr { addr, length, iova: addr, ..attr };
         }
-        terms.access = change.access.unwrap_or(terms.access);
+        attr.access = change.access.unwrap_or(attr.access);
         // clause: KEY-REREGISTERED
-        self.keys.replace(self.context.memory(), terms.check(&pd, &now.backing)?)?;
-        if let Some([pd_use, _]) = &mut now.uses {
+        self.keys.replace(self.context.memory(), attr.check(&pd, &registration.backing)?)?;
+        if let Some([pd_use, _]) = &mut registration.uses {
             *pd_use = pd.hold();
         }
-        emit(|| Event::Reregistered(self.tracked.id(), terms.checker_facts(&pd, self.keys)));
+        emit(|| Event::Reregistered(self.tracked.id(), attr.checker_facts(&pd, self.keys)));
         if change.range.is_some() {
-            now.is_marked = marked(terms, &now.backing);
+            registration.is_marked = marked(attr, &registration.backing);
         }
-        (now.pd, now.terms) = (pd, terms);
-        drop(now);
+        (registration.pd, registration.attr) = (pd, attr);
+        drop(registration);
         self.context.engine().settle_memory();
         Ok(())
     }
@@ -341,8 +342,8 @@ impl Mr {
         })
     }
 
-    /// Deregisters like [`Mr::deregister`], but also closes bound memory windows. A drop revokes,
-    /// too.
+    /// Deregisters like [`Mr::deregister`], but also closes bound memory windows. Dropping a region
+    /// revokes it, too.
     pub fn revoke(&self) {
         let _ = self.end(|keys, memory| {
             keys.revoke(memory);
@@ -350,23 +351,23 @@ impl Mr {
         });
     }
 
-    /// Removes the keys with `kill`, once, and releases the memory.
-    fn end(&self, kill: impl FnOnce(Keys, &MemoryTable) -> Result<(), Error>) -> Result<(), Error> {
-        let mut now = self.registration.lock();
-        if now.uses.is_some() {
+    /// Removes the keys with `remove_keys`, once, and releases the memory.
+    fn end(&self, remove_keys: impl FnOnce(Keys, &MemoryTable) -> Result<(), Error>) -> Result<(), Error> {
+        let mut registration = self.registration.lock();
+        if registration.uses.is_some() {
             if is_checking()
-                && now.is_marked
+                && registration.is_marked
                 && may_check_mapping()
-                && !mapped::is_still_there(now.terms.addr, now.terms.length)
+                && !mapped::is_still_marked(registration.attr.addr, registration.attr.length)
             {
                 emit(|| Event::Unmapped { mr: self.tracked.id() });
             }
             emit(|| Event::DestroyBegun(self.tracked.id()));
-            kill(self.keys, self.context.memory())?;
+            remove_keys(self.keys, self.context.memory())?;
             self.tracked.end();
-            now.uses = None;
-            let backing = std::mem::replace(&mut now.backing, Backing::None);
-            drop(now);
+            registration.uses = None;
+            let backing = std::mem::replace(&mut registration.backing, Backing::None);
+            drop(registration);
             // Delayed payload still goes to the program's memory.
             self.context.engine().settle_memory();
             drop(backing);
@@ -376,7 +377,7 @@ impl Mr {
 }
 
 /// Grants a right that was withheld until its first use, and returns true if there was one. The
-/// memory table must not be held.
+/// caller holds no lock of the memory table.
 pub(crate) fn note_use(memory: &MemoryTable, rkey: RKey, access: Access) -> bool {
     let given = if is_checking() { memory.grant(rkey, access) } else { Access::empty() };
     if !given.is_empty() {
@@ -451,9 +452,9 @@ impl Drop for Mr {
 }
 
 /// Marks the mappings of a region of the program, for the checker.
-fn marked(terms: Terms, backing: &Backing) -> bool {
-    let is_pinned = matches!(backing, Backing::Program) && !terms.access.contains(Access::ON_DEMAND);
-    is_checking() && is_pinned && mapped::mark(terms.addr, terms.length)
+fn marked(attr: MrAttr, backing: &Backing) -> bool {
+    let is_pinned = matches!(backing, Backing::Program) && !attr.access.contains(Access::ON_DEMAND);
+    is_checking() && is_pinned && mapped::mark(attr.addr, attr.length)
 }
 
 /// Returns true for the first regions deregistered, since examining all mappings takes long.

@@ -55,7 +55,7 @@ impl Mw {
     pub fn deallocate(&self) {
         let uses = self.uses.lock().take();
         if let Some(uses) = uses {
-            // Before the key is invalid, because other threads then find no window.
+            // Reported before the key is invalid, because other threads then find no window.
             self.tracked.end();
             self.pd.context().memory().remove_window(self.key);
             drop(uses);

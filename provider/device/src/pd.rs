@@ -17,7 +17,7 @@ pub struct Pd {
     /// Use of the domain that this one extends.
     _base: Option<Use>,
     _quota: Use,
-    /// Entry of the domain; one that extends another has none.
+    /// Inventory entry; `None` in a domain that extends another.
     _listing: Option<Listing>,
     tracked: Tracked,
 }

@@ -106,7 +106,7 @@ impl State {
         Some((wr_id, self.fire_limit()))
     }
 
-    /// Disarms the limit and returns true if fewer requests than it are left.
+    /// Disarms the limit and returns true if fewer requests are left than the limit.
     fn fire_limit(&mut self) -> bool {
         // clause: SRQ-LIMIT
         let fires = self.len() < self.attr.limit;
@@ -121,9 +121,10 @@ impl State {
 #[derive(Debug)]
 pub struct Srq {
     pd: Arc<Pd>,
-    /// Uses of other objects and of the quota and the entry of the queue, until it is destroyed.
+    /// Uses of other objects and of the quota, and the inventory entry; empty once the queue is
+    /// destroyed.
     held: Mutex<rank::Uses, (Vec<Use>, Option<Listing>)>,
-    /// Number of the queue for other programs.
+    /// Number of the queue in the inventory, which `rdma resource` shows.
     listed: u32,
     id: ObjectId,
     user: u64,
@@ -237,7 +238,7 @@ impl Srq {
         }))
     }
 
-    /// Number of the queue for other programs.
+    /// Number of the queue in the inventory, which `rdma resource` shows.
     pub(crate) fn listed(&self) -> u32 {
         self.listed
     }

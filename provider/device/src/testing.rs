@@ -55,7 +55,7 @@ pub(crate) fn connect(qp: &Qp, [init, rtr, rts]: [QpAttr; 3]) {
 
 pub(crate) fn is_readable(fd: RawFd) -> bool {
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one entry, which outlives the call; it does not wait.
+    // SAFETY: `poll` is one entry that outlives the call, which does not wait.
     unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
 }
 
@@ -63,7 +63,7 @@ pub(crate) fn is_readable(fd: RawFd) -> bool {
 pub(crate) fn sleep_in_poll(fd: RawFd) {
     let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let mut entries = [entry(-1), entry(fd)];
-    // SAFETY: two entries, which outlive the call.
+    // SAFETY: `entries` are two entries that outlive the call.
     assert_eq!(unsafe { libc::poll(entries.as_mut_ptr(), 2, -1) }, 1);
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn sleep_in_select(fd: RawFd) {
 
 pub(crate) fn sleep_in_epoll(fd: RawFd) {
     let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
-    // SAFETY: descriptors of this thread, and an event that outlives the calls.
+    // SAFETY: `event` outlives the calls, and `set` is closed once, by its only owner.
     unsafe {
         let set = libc::epoll_create1(0);
         assert_eq!(libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &raw mut event), 0);

@@ -33,7 +33,7 @@ use std::sync::{Once, Weak};
 use std::time::Duration;
 
 /// Delays of payload and acknowledgements, microseconds: well below any timeout of a peer.
-const ROUNDS: [u64; 4] = [5, 30, 100, 300];
+const DELAYS: [u64; 4] = [5, 30, 100, 300];
 /// Maximum number of delayed payload bytes per queue pair.
 const MAX_DELAYED: usize = 1 << 18;
 /// Maximum number of pieces of one payload, without the last byte.
@@ -42,6 +42,7 @@ const MAX_PIECES: usize = 12;
 const PAUSE: u32 = 200;
 /// Maximum number of successive empty polls while entries are hidden.
 const MAX_EMPTY_POLLS: u32 = 3;
+/// Delays of hidden entries, microseconds.
 const HIDDEN_FOR: [u64; 4] = [10, 50, 200, 1000];
 
 /// Makes the card's atomics atomic among themselves.
@@ -106,8 +107,8 @@ impl WeakQp {
     }
 
     /// Delays the payload `found`; it is in memory before anything that is ordered after it.
-    /// Returns false if the fast path must write, and report the error: no place was found,
-    /// or the memory is not mapped.
+    /// Returns false if the fast path must write, and report the error: no address was found, or
+    /// the memory is not mapped.
     pub(crate) fn delay(&mut self, side: Side, found: Option<Payload>, (engine, now): (&Engine, Instant)) -> bool {
         let is_mapped = |(addr, part): &(u64, Range<usize>)| {
             let mut bytes = vec![0; part.len()];
@@ -167,7 +168,7 @@ impl WeakQp {
 
     fn schedule(&mut self, engine: &Engine, now: Instant) {
         if !std::mem::replace(&mut self.is_scheduled, true) {
-            let after = Duration::from_micros(self.acks.pick(ROUNDS));
+            let after = Duration::from_micros(self.acks.pick(DELAYS));
             engine.scheduler.add_deadline(now.after(after), Weak::clone(&self.me));
         }
     }
@@ -232,12 +233,12 @@ impl Slots {
 
     /// Records a completion to be reported; after a failed one each request reports its own.
     fn completed(&mut self, cqe: &Cqe) {
-        let behind = match cqe.status {
+        let freed = match cqe.status {
             WcStatus::Success => self.posted.iter().position(|signaled| *signaled).map_or(0, |at| at + 1),
             _ => self.posted.len().min(1),
         };
-        self.posted.drain(..behind);
-        self.groups.push_back(u32::try_from(behind).unwrap_or(u32::MAX));
+        self.posted.drain(..freed);
+        self.groups.push_back(u32::try_from(freed).unwrap_or(u32::MAX));
     }
 }
 
@@ -317,7 +318,7 @@ impl Placement {
         self.shuffle(&mut pieces);
         let at_once = self.payloads.below(pieces.len() + 1);
         if !is_used(Weakness::PLACEMENT) {
-            // As `Piece::place`.
+            // Errors are ignored, as in `Piece::place`.
             parts.iter().for_each(|(addr, bytes)| _ = guard::write(*addr, bytes));
             return;
         }
@@ -330,7 +331,7 @@ impl Placement {
         }
     }
 
-    /// Splits bytes into pieces of one size, with the last byte alone: programs poll for that.
+    /// Splits bytes into pieces of one size, with the last byte alone: programs poll the last byte.
     fn split(&mut self, side: Side, addr: u64, bytes: &[u8]) -> Vec<Piece> {
         let (rest, last) = bytes.split_at(bytes.len().saturating_sub(1));
         let size = self.payloads.pick([1, 3, 8, 61, 64, 256]).max(rest.len().div_ceil(MAX_PIECES));

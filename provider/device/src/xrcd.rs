@@ -21,7 +21,7 @@ use std::sync::{Arc, Weak};
 /// Index of the card, and device and inode number of the file.
 type Name = (u32, u64, u64);
 
-static NAMED: Mutex<rank::XrcNames, Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+static NAMED_DOMAINS: Mutex<rank::XrcNames, Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
 /// Parameters of [`Context::open_xrcd`] (`man ibv_open_xrcd`).
 #[derive(Clone, Copy, Debug, Default)]
@@ -44,13 +44,14 @@ struct Shared {
 impl Shared {
     fn get(context: &Context, init: XrcdInit<'_>) -> Result<Arc<Self>, Error> {
         let Some(file) = init.file else {
-            return match init.create {
-                true => Ok(Arc::default()),
-                false => Err(Error::invalid("an XRC domain without a file can only be created: pass O_CREAT")),
+            return if init.create {
+                Ok(Arc::default())
+            } else {
+                Err(Error::invalid("an XRC domain without a file can only be created: pass O_CREAT"))
             };
         };
         let name = Some(name_of(context, file)?);
-        let mut named = NAMED.lock();
+        let mut named = NAMED_DOMAINS.lock();
         named.retain(|shared| shared.strong_count() > 0);
         match named.iter().filter_map(Weak::upgrade).find(|shared| shared.name == name) {
             Some(_) if init.exclusive => {

@@ -1,8 +1,8 @@
 //! The background thread: serves programs that do not poll.
 //!
 //! It must not compete with a program that polls, nor sleep while a program waits for its memory to
-//! change. So it keeps a score. At each wake-up it looks whether a thread of the program is inside
-//! the engine: if so, it loses a point; if not, and it received packets, it gains two. At zero it
+//! change. So it keeps a score. At each wake-up it checks if a thread of the program is inside the
+//! engine: if so, it loses a point; if not, and it received packets, it gains two. At zero it
 //! mutes the sockets and only wakes after a tick. Arming a completion queue fills the score, since
 //! the program is about to sleep; a waiter that receives itself ([`crate::event_wait`]) fills it
 //! when it gives up. [`crate::poll_policy`] decides; this module collects its inputs and acts.
@@ -71,8 +71,8 @@ pub(crate) fn run(engine: &Weak<Engine>, thread: &Thread) {
     let own = OwnThread::begin();
     let (mut woken, mut experience) = (Woken::Other, Experience::default());
     while let Some(sleep) = thread.turn(|| Some(engine.upgrade()?.wake_up(thread.poller(), woken, &mut experience))) {
-        let look = own.look_again_after().map(|after| sleep.now.after(after));
-        woken = thread.poller().sleep(sleep.watch, sleep.until.into_iter().chain(look).min(), sleep.now);
+        let check_at = own.look_again_after().map(|after| sleep.now.after(after));
+        woken = thread.poller().sleep(sleep.watch, sleep.until.into_iter().chain(check_at).min(), sleep.now);
         if own.is_left_over() {
             break;
         }
@@ -83,7 +83,7 @@ pub(crate) fn run(engine: &Weak<Engine>, thread: &Thread) {
 impl Engine {
     /// Handles a wake-up and returns the next sleep.
     fn wake_up(&self, poller: &Poller, woken: Woken, experience: &mut Experience) -> Sleep {
-        let awake = || {
+        let handle_wake_up = || {
             match woken {
                 Woken::LinkEvents => self.follow_interface(),
                 Woken::Line => self.poll_ring_controls(),
@@ -94,7 +94,7 @@ impl Engine {
             runtime_dir::sweep_after_death();
             self.round(experience)
         };
-        catch_unwind(AssertUnwindSafe(awake))
+        catch_unwind(AssertUnwindSafe(handle_wake_up))
             .unwrap_or_else(|_| {
                 // A bug must not silence the device; the packet that caused the panic is lost.
                 self.counters().panics.add(1);
@@ -147,8 +147,8 @@ impl Engine {
         if found {
             presence.note_served();
         }
-        let (is_armed, waits_itself) = (presence.waits_for_event(), presence.waits_itself());
-        let served = Served { found, is_polled, is_armed, waits_itself };
+        let (is_armed, receives_before_sleep) = (presence.waits_for_event(), presence.receives_before_sleep());
+        let served = Served { found, is_polled, is_armed, receives_before_sleep };
         if served.is_wanted() {
             presence.muting.add(SERVED);
         }
@@ -160,8 +160,8 @@ impl Engine {
     /// Receives and runs timers, unless another thread does. Returns true if packets were received.
     fn serve(&self, source: PollSource, mut now: Instant) -> bool {
         let mut rx = self.rx.try_lock();
-        // Blocks if something is due: the holder may have polled before it was, and may have been
-        // preempted since. Retrying instead would keep it from running.
+        // Blocks if a deadline has passed: the holder may have polled before it passed, and may
+        // have been preempted since. Retrying instead would keep the holder from running.
         if rx.is_none() && self.next_deadline().is_some_and(|due| due <= now) {
             (rx, now) = (Some(self.rx.lock()), clock::now());
         }
@@ -173,7 +173,7 @@ impl Engine {
 
     /// Spins for a while, so that a peer that is about to respond need not wake the thread.
     fn spin(&self, governor: &SpinGovernor) {
-        let seen = self.scheduler.presence.last_poll.load(Relaxed);
+        let last_poll = self.scheduler.presence.last_poll.load(Relaxed);
         governor.spin_until(self.default_spin_time(), || {
             let now = clock::now();
             let found = self.serve(PollSource::Spinning, now);
@@ -185,7 +185,7 @@ impl Engine {
                 self.poll_ring_controls();
             }
             match found {
-                _ if self.scheduler.presence.last_poll.load(Relaxed) != seen
+                _ if self.scheduler.presence.last_poll.load(Relaxed) != last_poll
                     && !self.scheduler.presence.waits_for_event() =>
                 {
                     Poll::Enough
@@ -208,8 +208,8 @@ impl Engine {
         }
     }
 
-    /// Publishes the next deadline, then reads it again: a thread that adds an earlier one
-    /// meanwhile either sees the published one or is seen here.
+    /// Publishes the next deadline, then reads it again: a thread that adds an earlier deadline
+    /// meanwhile either sees the published one, or this function sees the earlier one.
     fn plan_sleep(&self) -> Sleep {
         self.publish_counters(clock::now());
         loop {

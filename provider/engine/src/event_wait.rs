@@ -20,7 +20,7 @@ pub struct Wait {
     engine: Arc<Engine>,
     awaited: Awaited,
     since: Instant,
-    /// True if all its polls were empty, or it did not poll.
+    /// True if the thread sleeps, because all of its polls were empty, or it did not poll.
     sleeps: bool,
 }
 
@@ -35,15 +35,15 @@ impl Drop for Wait {
 }
 
 impl Engine {
-    /// Called before the calling thread sleeps until `is_over`, an event that is `awaited`:
-    /// receives first. The result is dropped after the sleep.
+    /// Receives for a while before the calling thread sleeps until an event of the kind `awaited`,
+    /// for which `is_over` returns true. The caller drops the result after the sleep.
     pub fn before_sleep(self: &Arc<Self>, awaited: Awaited, is_over: impl Fn() -> bool) -> Wait {
         let (presence, waiters) = (&self.scheduler.presence, self.waiters());
         let waits = presence.waits(awaited);
         waits.threads.fetch_add(1, SeqCst);
-        waits.itself.store(true, Relaxed);
+        waits.receive_first.store(true, Relaxed);
         let mut wait = Wait { engine: Arc::clone(self), awaited, since: clock::now(), sleeps: false };
-        // A thread that is cancelled must not hold our locks.
+        // A thread that is cancelled must not hold locks of the engine.
         wait.sleeps = uncancelled(|| !self.is_started() || !self.receive_until(&is_over));
         if wait.sleeps {
             waiters.last_catch.store(0, SeqCst);
@@ -54,7 +54,8 @@ impl Engine {
         wait
     }
 
-    /// Receives until `is_over`, which returns true, or until nothing has arrived for a while.
+    /// Receives until `is_over` returns true, or until no packet has arrived for a while. Returns
+    /// true in the first case.
     fn receive_until(&self, is_over: &impl Fn() -> bool) -> bool {
         let waiters = self.waiters();
         if !waiters.governor.may_spin() {

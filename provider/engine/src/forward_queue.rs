@@ -1,8 +1,8 @@
-//! Packets for other processes that wait for room in their owner's mailbox.
+//! Packets for other processes that wait for room in the mailbox of the process.
 //!
-//! A mailbox holds ten frames (`net.unix.max_dgram_qlen`), a window of packets may be more. UC and
-//! UD do not retransmit, so frames wait in order until the owner has read. Bounded: an owner that
-//! never reads loses later ones.
+//! A mailbox holds ten frames (`net.unix.max_dgram_qlen`), and a window of packets may need more.
+//! UC and UD do not retransmit, so frames wait in order until the owner has read. The queue is
+//! bounded: an owner that never reads loses later frames.
 
 use roxe_net::forward::{Frame, HEADER};
 use roxe_net::service::Mailbox;
@@ -68,9 +68,9 @@ impl ForwardQueue {
             return ForwardOutcome::Lost;
         }
         let mut outbox = Outbox { to, frames: VecDeque::new(), bytes: 0 };
-        let fate = outbox.push(header, body);
+        let outcome = outbox.push(header, body);
         self.boxes.push(outbox);
-        fate
+        outcome
     }
 }
 

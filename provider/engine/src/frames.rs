@@ -20,7 +20,7 @@ pub enum Destination {
     /// One of several work queues, selected by the hash of the frame.
     Spread(Arc<dyn Spread>),
     /// No queue pair: the flow withholds frames from flows of lower priority.
-    Nobody,
+    Drop,
 }
 
 /// Actions of a flow.
@@ -60,7 +60,7 @@ pub(crate) fn choose(rules: &Rules<Target>, chosen: &mut Vec<(Arc<dyn QueuePair>
         let qp = match &target.to {
             Destination::Qp(qp) => Some(Arc::clone(qp)),
             Destination::Spread(spread) => spread.choose(key),
-            Destination::Nobody => None,
+            Destination::Drop => None,
         };
         let Some(qp) = qp else { return };
         // clause: FLOW-COPIES

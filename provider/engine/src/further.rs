@@ -21,35 +21,35 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 /// Held while an engine is created, so that the fork handlers see all engines.
-static MAKING: Mutex<rank::MakingEngines, ()> = Mutex::new(());
+static CREATION: Mutex<rank::MakingEngines, ()> = Mutex::new(());
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 /// Number of engines; more than CPUs would waste memory.
 static ENGINES: LazyLock<usize> = LazyLock::new(|| available_parallelism().map_or(1, Into::into).min(MAX_ENGINES));
 
 thread_local! {
-    static TURN: usize = THREADS.fetch_add(1, Ordering::Relaxed);
+    static THREAD_NUMBER: usize = THREADS.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Lock of the list of engines, for the fork handlers.
 pub fn lock() -> &'static dyn Lockable {
-    &MAKING
+    &CREATION
 }
 
 /// Passes messages of a further engine to the first one, which has the connection manager.
 #[derive(Debug)]
-struct ToFirst(Weak<Engine>);
+struct FirstEngineServices(Weak<Engine>);
 
-impl ToFirst {
-    fn first(&self, f: impl FnOnce(&Engine)) {
+impl FirstEngineServices {
+    fn with_first(&self, f: impl FnOnce(&Engine)) {
         if let Some(first) = self.0.upgrade() {
             f(&first);
         }
     }
 }
 
-impl Services for ToFirst {
+impl Services for FirstEngineServices {
     fn leave_message(&self, _: &Engine, route: Route, mad: Mad) {
-        self.first(|first| {
+        self.with_first(|first| {
             first.services.leave_message(first, route, mad);
             first.scheduler.kick();
         });
@@ -64,23 +64,23 @@ impl Services for ToFirst {
 }
 
 impl Engine {
-    /// The engine for objects created by the calling thread. Always the first one with an
-    /// interceptor, which needs all packets in order, and on the weakest legal card.
+    /// The engine for objects created by the calling thread. With an interceptor, which needs all
+    /// packets in order, and on the weakest legal card it is always the first engine.
     pub fn of_this_thread(self: &Arc<Self>) -> Arc<Self> {
         if self.interceptor().is_some() || weakest::has(Weakness::all()) {
             return Arc::clone(self);
         }
-        // Not available while the thread exits.
-        let number = TURN.try_with(|turn| turn % *ENGINES).unwrap_or_default();
+        // A thread that is exiting has no number any more.
+        let number = THREAD_NUMBER.try_with(|number| number % *ENGINES).unwrap_or_default();
         self.numbered(number)
     }
 
     pub(crate) fn numbered(self: &Arc<Self>, number: usize) -> Arc<Self> {
         let Some(place) = number.checked_sub(1).and_then(|at| self.further.get(at)) else { return Arc::clone(self) };
         if place.get().is_none() {
-            let _making = MAKING.lock();
+            let _making = CREATION.lock();
             place.get_or_init(|| {
-                let services = Arc::new(ToFirst(Arc::downgrade(self)));
+                let services = Arc::new(FirstEngineServices(Arc::downgrade(self)));
                 Self::new(Arc::clone(&self.adapter), number, self.config, None, services)
             });
         }
@@ -106,8 +106,8 @@ mod tests {
         let engine = private_engine(config().unwrap());
         let of_thread = || std::thread::scope(|scope| scope.spawn(|| engine.of_this_thread().number()).join().unwrap());
         let numbers: Vec<_> = (0..3 * *ENGINES).map(|_| of_thread()).collect();
-        let most = numbers.iter().max().unwrap() + 1;
-        assert_eq!(most, *ENGINES, "{numbers:?}");
+        let count = numbers.iter().max().unwrap() + 1;
+        assert_eq!(count, *ENGINES, "{numbers:?}");
         assert_eq!(engine.further().count(), *ENGINES - 1);
         let here = engine.of_this_thread();
         assert!(Arc::ptr_eq(&here, &engine.of_this_thread()), "a thread keeps its engine");

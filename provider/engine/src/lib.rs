@@ -2,7 +2,8 @@
 //! runs timers.
 //!
 //! Threads of the program enter by [`engine::Engine::progress`], when they poll an empty completion
-//! queue, and by the verbs of a queue pair; a background thread does their work while they do not.
+//! queue, and by the verbs of a queue pair. A background thread does this work while no thread of
+//! the program does.
 //! The crate above implements [`queue_pair::QueuePair`] and [`engine::Services`].
 //! Begin with [`engine`], then read `progress` (a poll), `rx` and [`tx`]; [`poll_policy`] decides,
 //! as pure functions, which thread works and how long an acknowledgement waits.

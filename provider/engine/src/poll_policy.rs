@@ -29,15 +29,16 @@ pub(crate) const SHORT_TICK: Duration = Duration::from_millis(1);
 const SHARE: u32 = 16;
 const LONGEST_TICK: Duration = Duration::from_millis(8);
 /// While the thread is muted, a program that polled within this time counts as polling although it
-/// is outside of the engine. Where the two share a CPU, the program is always stopped while the
-/// thread looks, since the timer's interrupt.
+/// is outside of the engine. If the two share a CPU, the timer interrupt that wakes the thread has
+/// preempted the program, which cannot enter the engine while the thread runs.
 pub(crate) const RECENT: Duration = Duration::from_micros(50);
 /// A program that polls more often than this after arming is not waiting for the event.
 pub(crate) const POLLS_AFTER_ARMING: u32 = 4;
-/// Points that a wake-up adds to the score if it had packets to serve, and subtracts if the program
-/// did not need it. Consecutive unneeded ones cost twice as much each: the cause wakes the thread
-/// again until the program has received, which may wait for this CPU.
+/// Points that a wake-up adds to the score if it had packets to serve.
 pub(crate) const SERVED: i32 = 2;
+/// Points that a wake-up subtracts from the score if the program did not need it. Each consecutive
+/// unneeded one costs twice as much: its cause wakes the thread again until the program has
+/// received, and the program may wait for this CPU.
 pub(crate) const UNNEEDED: i32 = 1;
 
 #[derive(Clone, Copy, Debug)]
@@ -60,6 +61,7 @@ impl WakeUp {
     }
 }
 
+/// The decision at a wake-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Course {
     /// Leave packets to the program and take these points off the score; at zero mute.
@@ -69,12 +71,13 @@ pub(crate) enum Course {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Served {
+    /// True if the wake-up received packets.
     pub(crate) found: bool,
     pub(crate) is_polled: bool,
     /// True if the program has armed and waits.
     pub(crate) is_armed: bool,
-    /// True if its threads receive themselves before they sleep.
-    pub(crate) waits_itself: bool,
+    /// True if threads of the program receive before they sleep.
+    pub(crate) receives_before_sleep: bool,
 }
 
 impl Served {
@@ -87,14 +90,15 @@ impl Served {
     /// while the program polls, or if it receives before it sleeps. `may_spin` is called only if
     /// the program has not armed.
     pub(crate) fn wants_spin(self, may_spin: impl FnOnce() -> bool) -> bool {
-        self.found && !self.waits_itself && (self.is_armed || !self.is_polled && may_spin())
+        self.found && !self.receives_before_sleep && (self.is_armed || !self.is_polled && may_spin())
     }
 }
 
 /// State of the policy between wake-ups.
 #[derive(Debug, Default)]
 pub(crate) struct Background {
-    /// Time for which wake-ups have found the program polling; halved when it was outside.
+    /// Time for which wake-ups have found the program polling; halved when the program was outside
+    /// of the engine.
     muted: Duration,
     unneeded: u32,
 }
@@ -104,7 +108,7 @@ impl Background {
     /// enters; it is called only where that matters.
     pub(crate) fn course(&mut self, seen: &WakeUp, is_present: impl FnOnce() -> bool) -> Course {
         let polls_alone = seen.is_muted && seen.since_poll < RECENT;
-        // A thread that receives may have been preempted: looking again and again would delay it.
+        // A thread that receives may have been preempted: frequent checks would delay it.
         if !seen.is_polled() || !(seen.waiter_receives || polls_alone || seen.is_receiving || is_present()) {
             self.unneeded = 0;
             return Course::Serve;
@@ -136,7 +140,7 @@ impl Background {
 pub(crate) const BETWEEN_WAITS: Duration = Duration::from_micros(50);
 /// A thread woken within this multiple of the default spin time gave up too soon, so the next waits
 /// spin for this multiple. Otherwise two peers may both sleep before every message.
-pub(crate) const LONG: u32 = 4;
+pub(crate) const LONG_SPIN_FACTOR: u32 = 4;
 
 /// Returns true if a thread that found its event `since_catch` ago will wait again at once.
 pub(crate) fn is_expected_back(since_catch: Duration) -> bool {
@@ -145,12 +149,12 @@ pub(crate) fn is_expected_back(since_catch: Duration) -> bool {
 
 /// Returns true if a thread woken `waited` after it began to wait gave up too soon.
 pub(crate) fn gave_up_too_soon(waited: Duration, default: Duration) -> bool {
-    waited < default * LONG
+    waited < default * LONG_SPIN_FACTOR
 }
 
 /// Spin time before sleeping; `spins_longer` if the last sleeper [`gave_up_too_soon`].
 pub(crate) fn spin_time(default: Duration, spins_longer: bool) -> Duration {
-    if spins_longer { default * LONG } else { default }
+    if spins_longer { default * LONG_SPIN_FACTOR } else { default }
 }
 
 #[cfg(test)]
@@ -226,14 +230,14 @@ mod tests {
 
     #[test]
     fn thread_spins_only_for_sleeping_programs() {
-        let found = Served { found: true, is_polled: false, is_armed: false, waits_itself: false };
+        let found = Served { found: true, is_polled: false, is_armed: false, receives_before_sleep: false };
         for (served, may_spin, wants_spin, is_wanted) in [
             (found, true, true, false),
             (found, false, false, false),
             (Served { found: false, ..found }, true, false, false),
             (Served { is_polled: true, ..found }, true, false, true),
             (Served { is_polled: true, is_armed: true, ..found }, false, true, true),
-            (Served { waits_itself: true, is_armed: true, ..found }, true, false, false),
+            (Served { receives_before_sleep: true, is_armed: true, ..found }, true, false, false),
         ] {
             assert_eq!((served.wants_spin(|| may_spin), served.is_wanted()), (wants_spin, is_wanted), "{served:?}");
         }

@@ -77,7 +77,8 @@ impl Poller {
         Ok(poller)
     }
 
-    /// Lets readability of `fd` wake a sleep of kind `watch` or lighter. Closing `fd` ends that.
+    /// Ends sleeps when `fd` is readable: with [`Watch::All`] only those that watch all, with
+    /// [`Watch::Quiet`] every sleep. Closing `fd` ends the watch.
     pub(crate) fn watch(&self, fd: RawFd, watch: Watch) -> io::Result<()> {
         add(self.all, fd, fd as u64, READABLE)?;
         match watch {
@@ -111,20 +112,21 @@ impl Poller {
         self.kick
     }
 
-    /// Sleeps until a descriptor of `watch` is ready or `until` is reached, or spuriously less
-    /// long. Returns the cause.
+    /// Sleeps until a descriptor of `watch` is ready or `until` is reached; may return earlier.
+    /// Returns the cause.
     pub(crate) fn sleep(&self, watch: Watch, until: Option<Instant>, now: Instant) -> Woken {
         self.set_timer(until, now);
         let epoll = if watch == Watch::All { self.all } else { self.quiet };
         let mut event = libc::epoll_event { events: 0, u64: 0 };
-        // SAFETY: room for one event. A signal ends the sleep early, which is allowed.
+        // SAFETY: `event` has room for one event during the call. A signal ends the sleep early,
+        // which callers allow.
         let count = unsafe { libc::epoll_wait(epoll, &raw mut event, 1, -1) };
         let woken_by = event.u64;
         if count == 1 && (woken_by == self.kick as u64 || woken_by == self.timer as u64) {
             self.drain();
         }
-        let news = [Woken::LinkEvents, Woken::Line, Woken::Room, Woken::Status];
-        news.into_iter().find(|news| count == 1 && woken_by == *news as u64).unwrap_or(Woken::Other)
+        let causes = [Woken::LinkEvents, Woken::Line, Woken::Room, Woken::Status];
+        causes.into_iter().find(|cause| count == 1 && woken_by == *cause as u64).unwrap_or(Woken::Other)
     }
 
     /// Closes the descriptors although the value is still shared: in the child of a fork, the copy
@@ -132,7 +134,8 @@ impl Poller {
     pub(crate) fn close(&self) {
         if !self.closed.swap(true, Ordering::Relaxed) {
             for fd in [self.all, self.quiet, self.kick, self.timer] {
-                // SAFETY: our own descriptors, closed once; -1 is refused.
+                // SAFETY: this value owns the descriptors, and `closed` lets one call close them;
+                // the kernel refuses -1.
                 unsafe { libc::close(fd) };
             }
         }
@@ -140,7 +143,7 @@ impl Poller {
 
     fn drain(&self) {
         let mut count = [0u8; 8];
-        // SAFETY: eight bytes of room; the descriptors do not block.
+        // SAFETY: `count` has room for eight bytes during the call; the descriptors do not block.
         let mut read = |fd| unsafe { libc::read(fd, count.as_mut_ptr().cast(), count.len()) };
         read(self.kick);
         if read(self.timer) > 0 {
@@ -156,7 +159,7 @@ impl Poller {
         // Zero would disarm the timer, so a deadline in the past becomes one nanosecond.
         let left = until.map_or(Duration::ZERO, |until| until.since(now).max(Duration::from_nanos(1)));
         let spec = libc::itimerspec { it_interval: timespec(Duration::ZERO), it_value: timespec(left) };
-        // SAFETY: reads `spec`; no old value is wanted.
+        // SAFETY: the call reads `spec`, which outlives it, and writes no old value to null.
         unsafe { libc::timerfd_settime(self.timer, 0, &raw const spec, std::ptr::null_mut()) };
     }
 }
@@ -178,7 +181,7 @@ const READABLE: c_int = libc::EPOLLIN;
 /// Watches `fd` for `events`, which are reported as `mark`.
 fn add(epoll: RawFd, fd: RawFd, mark: u64, events: c_int) -> io::Result<()> {
     let mut event = libc::epoll_event { events: events.cast_unsigned(), u64: mark };
-    // SAFETY: reads one event.
+    // SAFETY: the call reads `event`, which outlives it.
     check(unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &raw mut event) }).map(drop)
 }
 
@@ -193,15 +196,15 @@ mod tests {
     use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
 
-    // Upper bound of sleeps; a passing test never reaches it.
-    const LONG: Option<Instant> = Some(Instant(10_000_000_000));
+    /// Upper bound of sleeps; a passing test never reaches it.
+    const MAX_SLEEP: Option<Instant> = Some(Instant(10_000_000_000));
 
     #[test]
     fn kick_before_sleep_is_not_lost() {
         let poller = Poller::new().unwrap();
         for watch in [Watch::All, Watch::Quiet] {
             poller.kick();
-            poller.sleep(watch, LONG, Instant(0));
+            poller.sleep(watch, MAX_SLEEP, Instant(0));
         }
     }
 
@@ -209,7 +212,7 @@ mod tests {
     fn deadline_ends_sleep() {
         let poller = Poller::new().unwrap();
         poller.sleep(Watch::All, Some(Instant(1_000_000)), Instant(0));
-        // In the past.
+        // A deadline in the past.
         poller.sleep(Watch::Quiet, Some(Instant(5)), Instant(10));
     }
 
@@ -232,13 +235,13 @@ mod tests {
         poller.watch_for(Woken::LinkEvents, b.as_raw_fd()).unwrap();
         poller.kick();
         assert_eq!(
-            poller.sleep(Watch::All, LONG, Instant(0)),
+            poller.sleep(Watch::All, MAX_SLEEP, Instant(0)),
             Woken::Other,
             "a kick does not mean that packets arrived"
         );
         a.write_all(b"x").unwrap();
-        assert_eq!(poller.sleep(Watch::All, LONG, Instant(0)), Woken::LinkEvents);
-        assert_eq!(poller.sleep(Watch::Quiet, LONG, Instant(0)), Woken::LinkEvents);
+        assert_eq!(poller.sleep(Watch::All, MAX_SLEEP, Instant(0)), Woken::LinkEvents);
+        assert_eq!(poller.sleep(Watch::Quiet, MAX_SLEEP, Instant(0)), Woken::LinkEvents);
     }
 
     #[test]
@@ -247,7 +250,7 @@ mod tests {
         let (mut a, b) = UnixStream::pair().unwrap();
         poller.watch(b.as_raw_fd(), Watch::All).unwrap();
         a.write_all(b"x").unwrap();
-        poller.sleep(Watch::All, LONG, Instant(0));
+        poller.sleep(Watch::All, MAX_SLEEP, Instant(0));
         let before = std::time::Instant::now();
         poller.sleep(Watch::Quiet, Some(Instant(2_000_000)), Instant(0));
         assert!(before.elapsed() >= Duration::from_millis(1));

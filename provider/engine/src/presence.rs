@@ -13,7 +13,7 @@ use std::time::Duration;
 
 pub(crate) use muting::Muting;
 
-/// Time to watch for a thread of the program, which leaves the engine briefly between two polls.
+/// Time to wait for a thread of the program, which leaves the engine briefly between two polls.
 pub(crate) const WATCH: Duration = Duration::from_micros(1);
 /// Deadline while the thread is awake, or will read the deadlines without being woken.
 pub(crate) const AWAKE: u64 = 0;
@@ -28,15 +28,16 @@ pub(crate) struct Presence {
     pub(crate) inside: AtomicBool,
     pub(crate) polls_since_arming: AtomicU32,
     pub(crate) muting: Muting,
-    /// Threads that wait for an event, and may receive meanwhile.
+    /// Threads that wait for an event, and may receive packets meanwhile.
     pub(crate) waiters: Waiters,
-    /// Waits for completions and for events of connections.
+    /// Waits for completions.
     completions: Waits,
+    /// Waits for events of connections.
     connections: Waits,
-    /// True if it armed for a connection last.
+    /// True if the program armed for a connection last.
     armed_for_connection: AtomicBool,
-    /// Deadline for which the sleeping thread wakes; [`AWAKE`] if it need not be informed of
-    /// others.
+    /// Deadline for which the sleeping thread wakes; [`AWAKE`] if it need not be woken for an
+    /// earlier one.
     pub(crate) sleeps_until: AtomicU64,
 }
 
@@ -77,13 +78,13 @@ impl Presence {
     pub(crate) fn arm(&self, awaited: Awaited) -> bool {
         self.polls_since_arming.store(0, Relaxed);
         self.armed_for_connection.store(awaited == Awaited::Connection, Relaxed);
-        !self.waits_itself() && self.muting.hand_over()
+        !self.receives_before_sleep() && self.muting.hand_over()
     }
 
     /// Returns true if threads receive themselves before they sleep until the event that the
     /// program armed for last, so that arming need not wake the background thread.
-    pub(crate) fn waits_itself(&self) -> bool {
-        self.armed().itself.load(Relaxed)
+    pub(crate) fn receives_before_sleep(&self) -> bool {
+        self.armed().receive_first.load(Relaxed)
     }
 
     pub(crate) fn waits(&self, awaited: Awaited) -> &Waits {
@@ -137,11 +138,11 @@ impl Presence {
     pub(crate) fn note_served(&self) {
         let waits = self.armed();
         if self.waits_for_event() && waits.threads.load(Relaxed) == 0 {
-            waits.itself.store(false, Relaxed);
+            waits.receive_first.store(false, Relaxed);
         }
     }
 
-    /// Forgets the waiting threads, which the child of a fork does not have.
+    /// Resets the counts of waiting threads in the child of a fork, which does not have them.
     pub(crate) fn abandon(&self) {
         let counts = [&self.completions.threads, &self.connections.threads, &self.waiters.spinning];
         counts.into_iter().for_each(|count| count.store(0, Relaxed));
@@ -160,10 +161,10 @@ pub enum Awaited {
 /// Waits of the program for one kind of event. Advisory.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
-    /// Threads that wait.
+    /// Number of waiting threads.
     pub(crate) threads: AtomicU32,
-    /// True if they receive before they sleep.
-    pub(crate) itself: AtomicBool,
+    /// True if the waiting threads receive packets before they sleep.
+    pub(crate) receive_first: AtomicBool,
 }
 
 /// Threads that wait for events. Advisory, except for `spinning`.
@@ -179,7 +180,8 @@ pub(crate) struct Waiters {
 }
 
 impl Waiters {
-    /// Returns true if a waiter receives, or did a moment ago and is expected to again.
+    /// Returns true if a waiter receives packets, or did a moment ago and is expected to do so
+    /// again.
     pub(crate) fn receive(&self, now: Instant) -> bool {
         self.spinning.load(SeqCst) > 0 || is_expected_back(now.since(Instant(self.last_catch.load(SeqCst))))
     }
@@ -198,7 +200,7 @@ impl Waiters {
 mod tests {
     use super::muting::FULL;
     use super::*;
-    use crate::poll_policy::{BETWEEN_WAITS, LONG};
+    use crate::poll_policy::{BETWEEN_WAITS, LONG_SPIN_FACTOR};
     use roxe_base::uses::Counted;
 
     #[test]
@@ -237,7 +239,7 @@ mod tests {
     fn arming_skips_wakeup_until_program_waits_in_poll() {
         for awaited in [Awaited::Completion, Awaited::Connection] {
             let presence = Presence::default();
-            presence.waits(awaited).itself.store(true, Relaxed);
+            presence.waits(awaited).receive_first.store(true, Relaxed);
             presence.muting.mute();
             assert!(!presence.arm(awaited));
             let waiting = Counted::new(&presence.waits(awaited).threads);
@@ -254,7 +256,7 @@ mod tests {
     fn waiter_for_connections_hides_no_waiter_for_completions() {
         let presence = Presence::default();
         let _waiting = Counted::new(&presence.waits(Awaited::Connection).threads);
-        presence.waits(Awaited::Connection).itself.store(true, Relaxed);
+        presence.waits(Awaited::Connection).receive_first.store(true, Relaxed);
         presence.muting.mute();
         assert!(!presence.arm(Awaited::Connection));
         assert!(presence.arm(Awaited::Completion));
@@ -290,8 +292,8 @@ mod tests {
         let (waiters, default) = (Waiters::default(), Duration::from_micros(50));
         assert_eq!(waiters.spin_time(default), default);
         waiters.note_sleep(2 * default, default);
-        assert_eq!(waiters.spin_time(default), LONG * default);
-        waiters.note_sleep(LONG * default, default);
+        assert_eq!(waiters.spin_time(default), LONG_SPIN_FACTOR * default);
+        waiters.note_sleep(LONG_SPIN_FACTOR * default, default);
         assert_eq!(waiters.spin_time(default), default, "longer spinning would not have sufficed");
     }
 }

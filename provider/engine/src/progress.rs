@@ -22,7 +22,7 @@ use std::sync::Arc;
 pub(crate) const DRAIN_ROUNDS: u32 = 16;
 /// Number of rounds after which every source has been emptied once, even if its peer goes on
 /// sending: one round reads more than a 2,048th of the capacity of each socket, mailbox and ring.
-const ROUNDS_OF_ALL: u32 = 2048;
+const ARRIVED_ROUNDS: u32 = 2048;
 
 impl Engine {
     /// Called when send buffers have room. Background thread only.
@@ -57,8 +57,8 @@ impl Engine {
 
     /// Marks a thread of the program as polling and returns the time.
     pub(crate) fn enter(&self) -> Instant {
-        // First: a signal interrupts a polling program in a system call, which reading the clock is
-        // on some machines.
+        // Before the clock is read: that is a system call on some machines, where a signal most
+        // likely interrupts a polling program.
         self.scheduler.presence.enter();
         let now = clock::now();
         self.scheduler.presence.note_poll(now);
@@ -90,7 +90,8 @@ impl Engine {
     }
 
     /// Receives until the sockets are empty. Called before an object is destroyed: a packet for
-    /// another process may be in our socket, and is lost unless it is forwarded before we exit.
+    /// another process may be in a socket of this one, and is lost unless it is forwarded before
+    /// this process exits.
     pub fn drain(&self) {
         if !self.is_started() {
             return;
@@ -120,7 +121,7 @@ impl Engine {
 
     fn receive_own_arrived(&self) {
         if self.is_started() {
-            self.receive_until_empty(&mut self.rx.lock(), ROUNDS_OF_ALL);
+            self.receive_until_empty(&mut self.rx.lock(), ARRIVED_ROUNDS);
         }
     }
 
@@ -158,13 +159,13 @@ impl Engine {
     pub fn leave_after_send(&self, now: Instant) {
         self.serve_ready(now);
         self.scheduler.presence.leave();
-        if let Some(live) = self.adapter.files().filter(|_| self.scheduler.due(Task::CounterFiles).is_none()) {
-            self.scheduler.publish(Task::CounterFiles, Some(now.after(live.pause())));
+        if let Some(files) = self.adapter.files().filter(|_| self.scheduler.due(Task::CounterFiles).is_none()) {
+            self.scheduler.publish(Task::CounterFiles, Some(now.after(files.pause())));
         }
     }
 
-    /// Runs due timers among the first `added`. Later ones were added during this visit, possibly
-    /// by a thread that had been preempted, and no poll has looked for their response yet.
+    /// Runs due timers among the first `added`. Later timers were added during this visit, possibly
+    /// by a thread that had been preempted, and no poll has received since.
     pub(crate) fn run_timers(&self, added: u64, now: Instant) {
         while let Some((deadline, owner)) = self.scheduler.timers.pop_due_before(added, now) {
             match owner {

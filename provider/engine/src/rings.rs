@@ -2,11 +2,11 @@
 //!
 //! The first packet to a slot of this host requests a ring. RC requests wait for the agreement: the
 //! next thread that receives offers the ring ([`roxe_net::shm`]), and the peer process accepts or
-//! refuses it. Without an answer for [`AGREEMENT`], packets are sent through the socket until one
-//! arrives. Responses never wait, because their process may exit once its program has seen what
-//! they respond to. The ring of an engine to itself is made at once. Polls of a new ring read the
-//! sockets first, so that order is kept. A full ring blocks its writer; it loses no packets. Rings
-//! are closed under the receive lock.
+//! refuses it. Without an answer for [`AGREEMENT_TIMEOUT`], packets are sent through the socket
+//! until one arrives. Responses never wait, because the responding process may exit once its
+//! program has seen the request. The ring of an engine to itself is made at once. Polls of a new
+//! ring read the sockets first, so that order is kept. A full ring blocks its writer; it loses no
+//! packets. Rings are closed under the receive lock.
 
 use crate::flow_control::Receiver;
 use roxe_base::clock;
@@ -26,20 +26,20 @@ use std::time::Duration;
 /// Maximum number of rings of a process in each direction, over all engines; further peers are
 /// reached through sockets. A ring needs two descriptors and its memory.
 pub(crate) const MAX_RINGS: usize = 128;
-/// Number of written rings from which on new ones are small.
-const FEW: usize = 16;
+/// Maximum number of written rings of full size; further ones are small.
+const MAX_LARGE_RINGS: usize = 16;
 /// Interval after which the next offer is sent to a process that refused or did not exist.
-pub(crate) const ASK_AGAIN: Duration = Duration::from_secs(1);
+pub(crate) const OFFER_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval after which the next offer is sent to a process with a full mailbox.
-const BUSY: Duration = Duration::from_millis(5);
+const FULL_MAILBOX_INTERVAL: Duration = Duration::from_millis(5);
 /// Maximum wait of requests for an agreement: the peer may be stopped or not scheduled.
-const AGREEMENT: Duration = Duration::from_millis(200);
+const AGREEMENT_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Data bytes of the next ring to be written; `None` if the limit is reached.
 pub(crate) fn size_of_next() -> Option<usize> {
     match shm::written() {
-        0..FEW => Some(shm::SIZE),
-        FEW..MAX_RINGS => Some(shm::SMALL),
+        0..MAX_LARGE_RINGS => Some(shm::SIZE),
+        MAX_LARGE_RINGS..MAX_RINGS => Some(shm::SMALL),
         _ => None,
     }
 }
@@ -88,12 +88,12 @@ impl Sender {
         self.writer.as_mut().is_some_and(|writer| writer.has_room(bytes))
     }
 
-    /// Returns true if there is room for waiting queue pairs.
+    /// Returns true if there is room for waiting queue pairs, or the ring is closed.
     pub(crate) fn is_half_free(&mut self) -> bool {
         self.writer.as_mut().is_none_or(Writer::is_half_free)
     }
 
-    /// As [`Sender::is_half_free`]; if false, the reader will ring the doorbell when there is.
+    /// As [`Sender::is_half_free`]; if false, the reader will ring the doorbell when there is room.
     pub(crate) fn is_half_free_or_waits(&mut self) -> bool {
         self.writer.as_mut().is_none_or(Writer::is_half_free_or_waits)
     }
@@ -133,7 +133,7 @@ pub(crate) enum RingRoute {
     /// Requests wait for the agreement; responses are sent through the socket.
     Awaited,
     Socket,
-    /// By the ring of this engine to itself, which has to be made first.
+    /// The ring of this engine to itself, which has to be made first.
     Own,
 }
 
@@ -155,8 +155,8 @@ pub(crate) struct Rings {
     pub(crate) answers: Answers,
 }
 
-/// Times of checks for the acceptance of an offered ring while the background thread spins: only a
-/// sleeping one is woken by it.
+/// Times of checks for the acceptance of an offered ring while the background thread spins: an
+/// acceptance wakes only a sleeping thread.
 #[derive(Debug, Default)]
 pub(crate) struct Answers {
     offered: AtomicU64,
@@ -187,7 +187,7 @@ impl Answers {
 }
 
 impl Rings {
-    /// `flags`: services for wanted, full and awaited rings.
+    /// Rings whose flags request service for wanted, full and awaited rings.
     pub(crate) fn new(is_on: bool, [has_wanted, has_full, has_awaiting]: [ReadyFlag; 3]) -> Self {
         Self { is_on, version: AtomicU32::new(1), has_wanted, has_full, has_awaiting, ..Self::default() }
     }
@@ -219,7 +219,7 @@ impl Rings {
             None if out.len() >= MAX_RINGS => return RingRoute::Socket,
             // Requests do not wait again for a process that has refused once.
             Some(RingState::Refused(_)) => None,
-            None => Some(Awaiting { until: clock::now().after(AGREEMENT), qpns: Vec::new() }),
+            None => Some(Awaiting { until: clock::now().after(AGREEMENT_TIMEOUT), qpns: Vec::new() }),
         };
         let route = if awaiting.is_some() { RingRoute::Awaited } else { RingRoute::Socket };
         out.insert(slot, RingState::Wanted(awaiting));
@@ -247,9 +247,9 @@ impl Rings {
         let mut ended = Vec::new();
         for state in self.out.lock().values_mut() {
             if let RingState::Wanted(awaiting) | RingState::Offered(_, _, awaiting) = state
-                && let Some(over) = awaiting.take_if(|awaiting| awaiting.until <= now)
+                && let Some(expired) = awaiting.take_if(|awaiting| awaiting.until <= now)
             {
-                ended.extend(over.qpns);
+                ended.extend(expired.qpns);
             }
         }
         ended
@@ -296,7 +296,9 @@ impl Rings {
                 self.has_wanted.set();
                 (RingState::Wanted(awaiting), None)
             }
-            Err(_) => (RingState::Refused(now.after(if is_full { BUSY } else { ASK_AGAIN })), awaiting),
+            Err(_) => {
+                (RingState::Refused(now.after(if is_full { FULL_MAILBOX_INTERVAL } else { OFFER_INTERVAL })), awaiting)
+            }
         };
         out.insert(slot, state);
         ended.map(|awaiting| awaiting.qpns).unwrap_or_default()
@@ -318,7 +320,7 @@ impl Rings {
                 let sender = Sender { writer: Some(writer), doorbell: Some(doorbell), ..Sender::default() };
                 RingState::Ready(Arc::new(Mutex::new(sender)), control)
             }
-            Err(_) => RingState::Refused(clock::now().after(ASK_AGAIN)),
+            Err(_) => RingState::Refused(clock::now().after(OFFER_INTERVAL)),
         };
     }
 
@@ -357,8 +359,8 @@ impl Rings {
         self.is_on && {
             self.sleeps.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
-            let has_come = self.inbound.read().iter().fold(false, prepare);
-            has_come || self.has_room_again()
+            let has_packets = self.inbound.read().iter().fold(false, prepare);
+            has_packets || self.has_room_again()
         }
     }
 
@@ -407,7 +409,7 @@ impl RingState {
         if matches!(event, PeerEvent::Nothing) {
             return None;
         }
-        let before = std::mem::replace(self, Self::Refused(clock::now().after(ASK_AGAIN)));
+        let before = std::mem::replace(self, Self::Refused(clock::now().after(OFFER_INTERVAL)));
         if let Self::Offered(_, _, Some(awaiting)) = &before {
             ready.extend(&awaiting.qpns);
         }

@@ -70,7 +70,7 @@ impl Engine {
         self.rings.open_own(slot, || {
             let poller = self.scheduler.poller().map_err(io::Error::other)?;
             let size = size_of_next().ok_or(io::ErrorKind::QuotaExceeded)?;
-            OwnRing::new(size, poller.doorbell(), |line| poller.watch_for(Woken::Line, line))
+            OwnRing::new(size, poller.doorbell(), |control| poller.watch_for(Woken::Line, control))
         });
         if self.rings.is_ready(slot) {
             self.flows.set_receiver(slot, Receiver::Ring);

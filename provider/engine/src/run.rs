@@ -1,4 +1,4 @@
-//! Runs: packets to one queue pair out of one receive, and packets that share a header.
+//! Runs: packets of one receive that go to one queue pair, and packets that share a header.
 
 use roxe_base::weakest::{self, Weakness};
 use roxe_memory::crc::Folding;
@@ -8,7 +8,7 @@ use roxe_transport::time::Instant;
 use roxe_wire::icrc::{self, Sealer};
 use roxe_wire::{Bth, Gid, Header, NetHeader, Operation, Packet};
 
-/// Packets to one queue pair out of one receive.
+/// Consecutive packets of one receive that go to one queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct Run<'a> {
     /// Source of the packets; `len` is that of the whole receive.
@@ -26,8 +26,9 @@ impl<'a> Run<'a> {
     }
 
     /// The packets with their indices. A shorter acknowledgement after requests is returned first:
-    /// its sender can only place it last in a run. An acknowledgement after responses acknowledges
-    /// later requests and stays last. The weakest legal card keeps the order of arrival.
+    /// segmentation allows a shorter packet only at the end of a run, so its sender moved it there.
+    /// An acknowledgement after responses acknowledges later requests and stays last. The weakest
+    /// legal card keeps the order of arrival.
     #[inline]
     pub fn packets(self) -> Packets<'a> {
         let (rest, ack) = self.split_ack();
@@ -86,29 +87,30 @@ fn is_response(packet: &[u8]) -> bool {
     packet.first().is_some_and(|opcode| responses.contains(opcode))
 }
 
-/// Predicts the IPv4 identification of the next packet. Some senders number each run from 0, others
-/// count on.
+/// Predicts the IPv4 identification of the next packet. Some senders number the packets of each run
+/// from 0, others continue the numbers of the previous run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct IdentGuess {
-    /// Last identification of a sender that counts on.
+    /// Last identification, if the sender continues its numbers.
     counting: Option<u16>,
     /// Sealer for the addresses of the current run.
-    sums: Sealer,
+    sealer: Sealer,
 }
 
 impl IdentGuess {
     /// Begins a run between the addresses of `net`.
     #[inline]
     pub fn begin_run(&mut self, net: &NetHeader) {
-        self.sums.retarget(net);
+        self.sealer.retarget(net);
     }
 
-    /// Returns true if the ICRC of `packet`, of the current run, is right for some identification.
+    /// Returns true if the ICRC of `packet`, a packet of the current run, is valid for some
+    /// identification.
     #[inline]
     pub fn verify(&mut self, packet: &[u8], index: u16) -> bool {
         let likely = self.counting.map_or(index, |last| last.wrapping_add(1));
         // clause: IP-IDENT
-        let Some(ident) = self.sums.solve_ident::<Folding>(packet, likely) else { return false };
+        let Some(ident) = self.sealer.solve_ident::<Folding>(packet, likely) else { return false };
         self.counting = (ident != index).then_some(ident);
         true
     }
@@ -122,12 +124,12 @@ pub struct RxTools<'a> {
     /// Addresses of the device. A sender with one of them is on this host and has a datagram
     /// window.
     pub locals: &'a [Gid],
-    /// True if a fault makes the packets find no posted receive.
+    /// True if a fault rule lets the packets find no posted receive.
     pub no_receives: bool,
     /// True for packets received from a socket while no fault rules cause gaps.
     pub may_overtake: bool,
-    /// True if no more packets are known of: the queue pair may send its responses while it is
-    /// locked.
+    /// True if no further packets are known to wait: the queue pair may send its responses while it
+    /// is locked.
     pub serves_at_once: bool,
     /// Set by the queue pair if it has delayed its acknowledgement, as by
     /// [`QueuePair::serve_or_wait`](crate::queue_pair::QueuePair::serve_or_wait).
@@ -184,7 +186,7 @@ impl<'a> Joined<'a> {
     pub(crate) fn parse(bytes: SharedBytes<'a>, count: usize, buf: &mut [u8]) -> Option<Self> {
         let payload = bytes.get(Bth::LEN..bytes.len().checked_sub(icrc::LEN)?)?;
         let len = payload.len().checked_div(count)?;
-        // Stale bytes of `buf` stand for payload and ICRC, which are not looked at.
+        // Stale bytes of `buf` stand for payload and ICRC, which are not read.
         let first = buf.get_mut(..Bth::LEN + len + icrc::LEN)?;
         bytes.copy_to(first.get_mut(..Bth::LEN)?).ok()?;
         let first = Packet::parse(first).ok()?;

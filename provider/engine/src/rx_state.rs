@@ -25,18 +25,20 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
-/// Sockets without traffic are polled on every n-th visit.
-pub(crate) const COLD: u32 = 16;
+
+/// Number of visits between two polls of sockets without traffic.
+pub(crate) const COLD_VISITS: u32 = 16;
 /// Interval of polling all sockets while packets arrive through rings or a timer is due. Each poll
 /// is a system call, so it is not made on every visit.
-pub(crate) const WITH_RINGS: Duration = Duration::from_micros(20);
-/// Upper bound of the extra interval, which doubles after each poll that finds nothing.
-pub(crate) const SELDOM: Duration = Duration::from_micros(80);
-/// Maximum number of visits for which found packets defer due timers: by then, all packets that had
-/// arrived when the timers became due have been received.
+pub(crate) const SOCKET_POLL_INTERVAL: Duration = Duration::from_micros(20);
+/// Maximum extra interval; the interval doubles after each poll that finds no packet.
+pub(crate) const MAX_EXTRA_INTERVAL: Duration = Duration::from_micros(80);
+/// Maximum number of visits for which received packets defer due timers: after these visits, all
+/// packets that had arrived when the timers became due have been received.
 pub(crate) const MAX_OVERDUE: u32 = 256;
 /// Maximum size of a datagram in bytes: 64 KB of packets, or as much after a frame header.
-pub(crate) const BUFFER: usize = (64 << 10) + 4096;
+pub(crate) const BUFFER_LEN: usize = (64 << 10) + 4096;
+
 /// A queue pair that received packets of the current batch.
 #[derive(Debug)]
 pub(crate) struct Touched {
@@ -80,10 +82,10 @@ pub(crate) struct RxState {
     pub(crate) source_ports: SourcePorts,
     /// True after packets arrived through a ring: polls then skip the sockets most of the time.
     pub(crate) prefers_rings: bool,
-    /// A queue pair whose packets wait for receives in such number that rings are left unread.
+    /// A queue pair with so many packets waiting for posted receives that rings are left unread.
     pub(crate) crowded: Option<Arc<dyn QueuePair>>,
     pub(crate) polled_at: Instant,
-    /// Added to [`WITH_RINGS`] until the next poll of all sockets.
+    /// Added to [`SOCKET_POLL_INTERVAL`] until the next poll of all sockets.
     pub(crate) extra_interval: Duration,
     pub(crate) slots: Vec<SlotSocket>,
     pub(crate) steering: Vec<Steering>,
@@ -122,7 +124,7 @@ pub(crate) enum PollSource {
 
 impl Default for Rx {
     fn default() -> Self {
-        Self { buf: vec![0; BUFFER], sources: Sources::default(), state: RxState::default() }
+        Self { buf: vec![0; BUFFER_LEN], sources: Sources::default(), state: RxState::default() }
     }
 }
 
@@ -138,16 +140,16 @@ impl RxState {
         self.steering.iter_mut().find(|steering| steering.gid() == gid)
     }
 
-    /// Returns true if this visit polls all sockets. Limited in rate even while a timer `is_due`,
-    /// which with many queue pairs is nearly always.
+    /// Returns true if this visit polls all sockets. These polls are limited in rate even while a
+    /// timer `is_due`: with many queue pairs, one nearly always is.
     pub(crate) fn polls_all_sockets(&mut self, is_due: bool, now: Instant) -> bool {
         self.visits = self.visits.wrapping_add(1);
         let is_time = if is_due {
-            now.since(self.polled_at) >= WITH_RINGS
+            now.since(self.polled_at) >= SOCKET_POLL_INTERVAL
         } else if self.prefers_rings {
-            now.since(self.polled_at) >= WITH_RINGS + self.extra_interval
+            now.since(self.polled_at) >= SOCKET_POLL_INTERVAL + self.extra_interval
         } else {
-            self.visits.is_multiple_of(COLD)
+            self.visits.is_multiple_of(COLD_VISITS)
         };
         if is_time {
             self.polled_at = now;
@@ -162,7 +164,7 @@ impl RxState {
         self.readiness.poll(mailboxes.chain(links.iter().chain(groups).map(|link| link.fd())));
     }
 
-    /// The mailbox at `at`: slots first, then services.
+    /// The descriptor of mailbox `at`: slots first, then services.
     #[inline]
     pub(crate) fn mailbox(&self, at: usize) -> Option<RawFd> {
         match at.checked_sub(self.slots.len()) {
@@ -183,13 +185,13 @@ impl RxState {
         if all { self.readiness.has(link.fd()) } else { link.is_hot() }
     }
 
-    /// Adapts the interval of polling all sockets to whether sockets `found` packets.
+    /// Adapts the interval of polling all sockets: shortest after a poll that `found` packets.
     #[inline]
     pub(crate) fn note_socket_poll(&mut self, all: bool, found: bool) {
         if found {
             self.extra_interval = Duration::ZERO;
         } else if all {
-            self.extra_interval = (2 * self.extra_interval + WITH_RINGS).min(SELDOM);
+            self.extra_interval = (2 * self.extra_interval + SOCKET_POLL_INTERVAL).min(MAX_EXTRA_INTERVAL);
         }
     }
 
@@ -211,7 +213,7 @@ impl RxState {
     }
 
     /// Returns true if rings are left unread, because a queue pair is crowded: the backpressure
-    /// then reaches the writer. Other sources are polled on every visit meanwhile.
+    /// then reaches the writer. Meanwhile every visit polls the other sources.
     pub(crate) fn leaves_rings(&mut self) -> bool {
         self.crowded.take_if(|qp| !qp.is_crowded());
         self.prefers_rings &= self.crowded.is_none();
@@ -316,22 +318,22 @@ mod tests {
     #[test]
     fn permanently_due_timers_poll_sockets_at_intervals() {
         let (mut state, start) = (RxState::default(), clock::now());
-        let looks = (0..1000).filter(|at| state.polls_all_sockets(true, start.after(Duration::from_nanos(100) * *at)));
-        assert_eq!(looks.count(), 5);
+        let polls = (0..1000).filter(|at| state.polls_all_sockets(true, start.after(Duration::from_nanos(100) * *at)));
+        assert_eq!(polls.count(), 5);
     }
 
     #[test]
     fn empty_sockets_are_polled_less_often_while_rings_carry() {
         let (mut state, start) = (RxState { prefers_rings: true, ..RxState::default() }, clock::now());
-        let mut looks = |found: bool, micros: std::ops::Range<u32>| {
-            let is_look = |at: &u32| {
-                let takes_turn = state.polls_all_sockets(false, start.after(Duration::from_micros(1) * *at));
-                state.note_socket_poll(takes_turn, takes_turn && found);
-                takes_turn
+        let mut polls = |found: bool, micros: std::ops::Range<u32>| {
+            let polls_all = |at: &u32| {
+                let is_poll = state.polls_all_sockets(false, start.after(Duration::from_micros(1) * *at));
+                state.note_socket_poll(is_poll, is_poll && found);
+                is_poll
             };
-            micros.filter(is_look).collect::<Vec<_>>()
+            micros.filter(polls_all).collect::<Vec<_>>()
         };
-        assert_eq!(looks(false, 0..500), [0, 40, 120, 220, 320, 420]);
-        assert_eq!(looks(true, 500..601), [520, 540, 560, 580, 600]);
+        assert_eq!(polls(false, 0..500), [0, 40, 120, 220, 320, 420]);
+        assert_eq!(polls(true, 500..601), [520, 540, 560, 580, 600]);
     }
 }

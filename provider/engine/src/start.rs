@@ -27,11 +27,12 @@ use std::time::Duration;
 
 /// Maximum wait for steering to include a new socket: the duration of a measurement while a process
 /// does not answer.
-const TO_STEER: Duration = Duration::from_millis(100);
+const STEERING_TIMEOUT: Duration = Duration::from_millis(100);
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 impl Engine {
-    /// Starts the engine if needed and opens its addresses. Errors are the host user's to fix.
+    /// Starts the engine if needed and opens its addresses. Errors concern the host: its user has
+    /// to fix them.
     pub fn start_with_links(&self) -> Result<(), Error> {
         self.start()?;
         if self.links.udp.read().is_empty() {
@@ -58,11 +59,11 @@ impl Engine {
         }
         self.interceptor().map_or(Ok(()), |_| process::resume())?;
         let poller = self.ensure_thread(&mut starting)?;
-        // Before the sockets, which may receive packets of other processes that are forwarded from
-        // the slot's mailbox.
+        // The slot is claimed before the sockets are opened: these may receive packets of other
+        // processes, which are forwarded from the slot's mailbox.
         let claimed = self.claim_slot(&mut self.rx.lock(), &poller);
         claimed.inspect_err(|_| self.forget_sockets())?;
-        // Users of an address get the error.
+        // A queue pair that uses an address gets the error of opening it.
         let _ = self.open_links(&poller);
         self.started.store(true, Ordering::Release);
         drop(starting);
@@ -73,7 +74,7 @@ impl Engine {
     /// Waits until the kernel steers packets to this process. Before that it may give them to
     /// another process, which loses them if it exits.
     fn await_steering(&self) {
-        let until = clock::now().after(TO_STEER);
+        let until = clock::now().after(STEERING_TIMEOUT);
         while self.scheduler.due(Task::Steering).is_some() && clock::now() < until {
             thread::sleep(POLL_INTERVAL);
         }
@@ -152,12 +153,12 @@ impl Engine {
     }
 
     pub(crate) fn add_link(&self, gid: Gid, poller: &Poller) -> io::Result<()> {
-        static TOLD: Once = Once::new();
+        static NOTIFIED: Once = Once::new();
         let link = UdpLink::open(gid, self.ifindex(), self.config.gso, self.config.gro)?;
         if self.config.gso && link.lacks_segments() {
             let text =
                 "the system has no UDP_SEGMENT, so every packet costs a system call; ROXE_GSO=off ends this line";
-            TOLD.call_once(|| notice::print(&text));
+            NOTIFIED.call_once(|| notice::print(&text));
         }
         let link = Arc::new(link.with_send_room(poller.send_room()).with_rcvbuf(self.config.rcvbuf)?);
         poller.watch(link.fd(), Watch::All)?;
@@ -245,7 +246,7 @@ mod tests {
             let (engine, thread) = engine();
             let other = Arc::clone(&engine);
             engine.release();
-            assert_eq!(Arc::strong_count(&thread), 3, "the engine, the thread and this test have it");
+            assert_eq!(Arc::strong_count(&thread), 3, "the engine, the thread and this test hold it");
             other.scheduler.kick();
             other.release();
             assert_eq!(Arc::strong_count(&thread), 1, "no other thread holds it");

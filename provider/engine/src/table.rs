@@ -6,7 +6,7 @@
 //! reuses the numbers of unconnected queue pairs at once.
 
 use crate::queue_pair::{PREFETCHED, QueuePair};
-use roxe_base::lock::{RwLock, lock_raw_and_look, rank};
+use roxe_base::lock::{RwLock, lock_raw_and_read, rank};
 use roxe_base::weakest::{Weakness, has};
 use roxe_memory::prefetch::prefetch_at;
 use roxe_net::slot::{QPNS_PER_SLOT, Slot};
@@ -212,7 +212,7 @@ impl QpTable {
     /// Locks the table for the fork handlers, which unlock it through `QpTable::raw`, and lists
     /// the queue pairs.
     pub(crate) fn lock_and_list(&self) -> Vec<Arc<dyn QueuePair>> {
-        lock_raw_and_look(&self.slots, |slots| slots.iter().flat_map(Owned::qps).map(Arc::clone).collect())
+        lock_raw_and_read(&self.slots, |slots| slots.iter().flat_map(Owned::qps).map(Arc::clone).collect())
     }
 }
 

@@ -34,14 +34,14 @@ pub(crate) fn private_engine_at(address: Ipv4Addr) -> Arc<Engine> {
 
 fn engine_on(netdev: &Netdev, config: &'static Config) -> Arc<Engine> {
     let adapter = Arc::new(Adapter::new(0, netdev));
-    Engine::new(adapter, 0, config, None, Arc::new(Nobody))
+    Engine::new(adapter, 0, config, None, Arc::new(NoServices))
 }
 
 /// Ignores all calls.
 #[derive(Debug)]
-struct Nobody;
+struct NoServices;
 
-impl Services for Nobody {
+impl Services for NoServices {
     fn leave_message(&self, _: &Engine, _: Route, _: Mad) {}
     fn leave_deadline(&self, _: &Engine, _: Instant) {}
     fn run_connections(&self, _: &Engine) {}
@@ -144,6 +144,6 @@ impl QueuePair for FakeQp {
     }
 
     fn raw(&self) -> &dyn Lockable {
-        unreachable!("no test with it forks")
+        unreachable!("tests with this queue pair do not fork")
     }
 }

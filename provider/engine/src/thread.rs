@@ -49,7 +49,7 @@ impl Thread {
             body(&own);
         })?;
         *thread.handle.lock() = Some(handle);
-        // Dropping the sender ends the wait, also by a panic.
+        // Dropping the sender ends the wait, also if `prepare` panics.
         let _ = is_prepared.recv_timeout(limit);
         Ok(thread)
     }
@@ -83,8 +83,8 @@ fn join(handle: JoinHandle<()>, limit: Duration) {
     let until = timespec(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() + limit);
     // An integer or a pointer, depending on the C library.
     let thread = handle.into_pthread_t() as libc::pthread_t;
-    // SAFETY: a thread that was neither joined nor detached, and is one of the two here; `until`
-    // outlives the call; its result is not used.
+    // SAFETY: `thread` was neither joined nor detached before, and is either joined or detached
+    // here; `until` outlives the call; null discards the thread's result.
     uncancelled(|| unsafe {
         if libc::pthread_timedjoin_np(thread, std::ptr::null_mut(), &raw const until) != 0 {
             libc::pthread_detach(thread);
@@ -131,8 +131,8 @@ pub(crate) fn prefer_short_slices() {
 
 /// Number of involuntary context switches of the calling thread.
 pub(crate) fn preemptions() -> u64 {
-    // SAFETY: all zero is a valid value, and the kernel writes a complete one. A refusal leaves a
-    // count that stands still.
+    // SAFETY: an all-zero rusage is valid, and the kernel writes a complete one. If the call fails,
+    // the count is 0.
     unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);
@@ -145,8 +145,8 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    // Longer than a test machine ever keeps a thread from running.
-    const AGES: Duration = Duration::from_secs(60);
+    /// Longer than a test machine ever keeps a thread from running.
+    const TEST_LIMIT: Duration = Duration::from_secs(60);
 
     #[test]
     fn start_returns_after_prepare() {
@@ -157,20 +157,20 @@ mod tests {
                 std::thread::yield_now();
                 own.store(true, Ordering::SeqCst);
             };
-            let _thread = Thread::start(AGES, Poller::new().unwrap(), prepare, |_| {}).unwrap();
+            let _thread = Thread::start(TEST_LIMIT, Poller::new().unwrap(), prepare, |_| {}).unwrap();
             assert!(is_prepared.load(Ordering::SeqCst));
         }
     }
 
     #[test]
     fn start_and_join_are_bounded() {
-        let (come, may_come) = mpsc::channel::<()>();
-        let (go, may_go) = mpsc::channel::<()>();
-        let prepare = move || may_come.recv().unwrap();
+        let (start, may_start) = mpsc::channel::<()>();
+        let (end, may_end) = mpsc::channel::<()>();
+        let prepare = move || may_start.recv().unwrap();
         let thread =
-            Thread::start(START_LIMIT, Poller::new().unwrap(), prepare, move |_| may_go.recv().unwrap()).unwrap();
-        come.send(()).unwrap();
+            Thread::start(START_LIMIT, Poller::new().unwrap(), prepare, move |_| may_end.recv().unwrap()).unwrap();
+        start.send(()).unwrap();
         thread.join_if(START_LIMIT, || true);
-        go.send(()).unwrap();
+        end.send(()).unwrap();
     }
 }

@@ -30,11 +30,11 @@ use std::sync::Arc;
 
 /// Size of a batch in bytes: a run that begins in the first half is never cut short by its end.
 /// More would not fit the second level cache together with the program's data.
-const BUFFER: usize = 2 * MAX_BYTES;
+const BATCH_LEN: usize = 2 * MAX_BYTES;
 const MAX_PACKETS: usize = 2 * MAX_SEGMENTS;
 /// Maximum number of bytes moved to put an acknowledgement after them; moving more costs as much as
 /// a system call.
-const MAX_TURNED: usize = 8 << 10;
+const MAX_ROTATED: usize = 8 << 10;
 
 /// A payload summed while it was copied into a packet.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +50,7 @@ struct Entry {
     start: usize,
     /// Length in bytes with the ICRC.
     len: usize,
+    /// Index of the address vector in the batch.
     av: usize,
     /// Owner of the destination QPN: a run is steered as a whole by its first packet.
     owner: Slot,
@@ -65,6 +66,7 @@ pub struct Batch {
     used: usize,
     packets: Vec<Entry>,
     avs: Vec<Av>,
+    /// Index of the first packet of the newest run.
     newest: usize,
     /// List lent by [`Batch::lend_copied`].
     copied: Vec<Copied>,
@@ -73,18 +75,18 @@ pub struct Batch {
 }
 
 thread_local! {
-    /// The unused buffer of this thread.
+    /// The unused batch of this thread.
     static SPARE: Cell<Option<Box<Batch>>> = const { Cell::new(None) };
 }
 
 impl Batch {
-    /// Takes the empty buffer of this thread.
+    /// Takes the empty batch of this thread.
     pub fn take() -> Box<Self> {
-        // A thread that is exiting has no spare buffer any more.
+        // A thread that is exiting has no spare batch any more.
         SPARE.try_with(Cell::take).ok().flatten().unwrap_or_else(|| Box::new(Self::new()))
     }
 
-    /// Returns the buffer for the next use on this thread.
+    /// Returns the batch for the next use on this thread.
     pub fn put_back(mut self: Box<Self>) {
         self.clear();
         let _ = SPARE.try_with(|spare| spare.set(Some(self)));
@@ -92,7 +94,7 @@ impl Batch {
 
     fn new() -> Self {
         Self {
-            bytes: vec![0; BUFFER],
+            bytes: vec![0; BATCH_LEN],
             used: 0,
             packets: Vec::with_capacity(MAX_PACKETS),
             avs: Vec::with_capacity(MAX_PACKETS),
@@ -149,8 +151,8 @@ impl Batch {
     /// full.
     pub fn room(&mut self, av: &Av, to: Qpn, len: usize, note: &PacketNote) -> Option<&mut [u8]> {
         let (start, total) = (self.used, len + icrc::LEN);
-        let same_way = self.avs.last() == Some(av);
-        let continues = same_way && self.continues_run(total);
+        let same_path = self.avs.last() == Some(av);
+        let continues = same_path && self.continues_run(total);
         let fits = if continues { self.run_has_room(total, 1) } else { self.has_room() && total <= MAX_BYTES };
         if !fits {
             return None;
@@ -158,7 +160,7 @@ impl Batch {
         if !continues {
             self.newest = self.packets.len();
         }
-        if !same_way {
+        if !same_path {
             self.avs.push(*av);
         }
         let (av, owner) = (self.avs.len() - 1, Slot::of(to));
@@ -183,7 +185,7 @@ impl Batch {
 
     /// Returns true if there is room for a whole run.
     fn has_room(&self) -> bool {
-        self.used + MAX_BYTES <= BUFFER && self.packets.len() + MAX_SEGMENTS <= MAX_PACKETS
+        self.used + MAX_BYTES <= BATCH_LEN && self.packets.len() + MAX_SEGMENTS <= MAX_PACKETS
     }
 
     /// Seals and sends all packets in order. `ordinal` identifies the queue pair to fault rules;
@@ -263,7 +265,7 @@ impl Batch {
         let (ack_start, ack_len, len) = (ack.start, ack.len, first.len);
         let is_alike = |entry: &Entry| entry.len == len && entry.av == ack.av && entry.owner == ack.owner;
         let alike = self.packets.iter().skip(at + 1).take_while(|entry| is_alike(entry)).take(MAX_SEGMENTS - 1);
-        let count = alike.count().min(MAX_TURNED / len.max(1));
+        let count = alike.count().min(MAX_ROTATED / len.max(1));
         if count == 0 || len <= ack_len || !is_ack(self.bytes_of(at..at + 1)) {
             return;
         }
@@ -340,7 +342,7 @@ fn send(link: &UdpLink, to: &NetHeader, bytes: &[u8], segment: usize, count: usi
     true
 }
 
-/// The link of a local address, kept in `cached`. Without one, the packet is counted as lost.
+/// The link of a local address, kept in `cached`. If the engine has none, counts a send error.
 fn find_link<'c>(engine: &Engine, sgid: Gid, cached: &'c mut Option<Arc<UdpLink>>) -> Option<&'c Arc<UdpLink>> {
     if cached.as_ref().is_none_or(|link| link.gid() != sgid) {
         *cached = engine.link(sgid);

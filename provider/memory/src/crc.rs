@@ -72,23 +72,23 @@ mod x86 {
     /// The multipliers: pairs that shift the halves of 128 bits by 2048, 1024, 512, 384, 256 and
     /// 128 bits; the multiplier that reduces 64 bits; the polynomial with its reciprocal; a mask.
     pub(crate) static FOLD: [[u64; 2]; 9] = [
-        ahead(2048),
-        ahead(1024),
-        ahead(512),
-        ahead(384),
-        ahead(256),
-        ahead(128),
-        [one_up(64), 0],
+        shift_by(2048),
+        shift_by(1024),
+        shift_by(512),
+        shift_by(384),
+        shift_by(256),
+        shift_by(128),
+        [reflected_power(64), 0],
         [0x1_db71_0641, 0x1_f701_1641],
         [0xffff_ffff, 0],
     ];
 
-    const fn ahead(bits: u32) -> [u64; 2] {
-        [one_up(bits + 32), one_up(bits - 32)]
+    const fn shift_by(bits: u32) -> [u64; 2] {
+        [reflected_power(bits + 32), reflected_power(bits - 32)]
     }
 
     /// x^`n`, shifted by one bit, as carry-less multiplication of reflected operands requires.
-    const fn one_up(n: u32) -> u64 {
+    const fn reflected_power(n: u32) -> u64 {
         (power_of_x(n) as u64) << 1
     }
 
@@ -105,7 +105,7 @@ mod x86 {
         let mut pairs = [[0; 2]; 17];
         let mut count = 1;
         while count < pairs.len() {
-            pairs[count] = ahead(8 * BLOCK as u32 * count as u32);
+            pairs[count] = shift_by(8 * BLOCK as u32 * count as u32);
             count += 1;
         }
         pairs
@@ -161,7 +161,7 @@ mod x86 {
     fn shift_after(lane: u128, bytes: &[u8], blocks: u8) -> Option<u32> {
         let by = BLOCKS.get(usize::from(blocks))?;
         let sum = after(lane, bytes);
-        Some(reduce_lane(if blocks == 0 { sum } else { moved_128(sum, lane_of(*by)) }))
+        Some(reduce_lane(if blocks == 0 { sum } else { shifted_128(sum, lane_of(*by)) }))
     }
 
     /// Returns a lane that is equal, modulo the polynomial, to `lane` followed by `bytes`.
@@ -171,7 +171,7 @@ mod x86 {
         let (odd, rest) = bytes.split_at(bytes.len() % LANE);
         let (lanes, _) = rest.as_chunks();
         let (start, by) = (if odd.is_empty() { load_number(lane) } else { after_odd(lane, odd) }, pair(5));
-        lanes.iter().fold(start, |sum, lane| _mm_xor_si128(moved_128(sum, by), load_lane(lane)))
+        lanes.iter().fold(start, |sum, lane| _mm_xor_si128(shifted_128(sum, by), load_lane(lane)))
     }
 
     /// As [`after`], for 1 to 15 bytes.
@@ -190,25 +190,25 @@ mod x86 {
         }
         // `lane` and `odd` as two lanes, with zero bytes in front.
         let [first, second] = [lane << (128 - bits), lane >> bits | end << (128 - bits)];
-        _mm_xor_si128(moved_128(load_number(first), pair(5)), load_number(second))
+        _mm_xor_si128(shifted_128(load_number(first), pair(5)), load_number(second))
     }
 
     /// Returns the register after `lane` and `blocks`.
     #[target_feature(enable = "avx512f,vpclmulqdq")]
     fn fold(lane: __m128i, blocks: &[[u8; BLOCK]]) -> u32 {
         let Some((first, rest)) = blocks.split_first() else { return reduce_lane(lane) };
-        let mut a = _mm512_xor_si512(load(first, 0), _mm512_zextsi128_si512(moved_128(lane, pair(5))));
+        let mut a = _mm512_xor_si512(load(first, 0), _mm512_zextsi128_si512(shifted_128(lane, pair(5))));
         let (mut b, mut c, mut d) = (load(first, 1), load(first, 2), load(first, 3));
         let by = _mm512_broadcast_i32x4(pair(0));
         for block in rest {
-            a = moved(a, by, load(block, 0));
-            b = moved(b, by, load(block, 1));
-            c = moved(c, by, load(block, 2));
-            d = moved(d, by, load(block, 3));
+            a = shifted_and_added(a, by, load(block, 0));
+            b = shifted_and_added(b, by, load(block, 1));
+            c = shifted_and_added(c, by, load(block, 2));
+            d = shifted_and_added(d, by, load(block, 3));
         }
         let by = _mm512_broadcast_i32x4(pair(1));
-        let (c, d) = (moved(a, by, c), moved(b, by, d));
-        reduce(moved(c, _mm512_broadcast_i32x4(pair(2)), d))
+        let (c, d) = (shifted_and_added(a, by, c), shifted_and_added(b, by, d));
+        reduce(shifted_and_added(c, _mm512_broadcast_i32x4(pair(2)), d))
     }
 
     /// Reduces 512 bits modulo the polynomial.
@@ -221,7 +221,8 @@ mod x86 {
             _mm512_extracti32x4_epi32::<2>(bits),
             _mm512_extracti32x4_epi32::<3>(bits),
         ];
-        let sum = _mm_xor_si128(_mm_xor_si128(moved_128(a, pair(3)), moved_128(b, pair(4))), moved_128(c, pair(5)));
+        let sum =
+            _mm_xor_si128(_mm_xor_si128(shifted_128(a, pair(3)), shifted_128(b, pair(4))), shifted_128(c, pair(5)));
         let sum = _mm_xor_si128(sum, d);
         reduce_lane(sum)
     }
@@ -241,14 +242,14 @@ mod x86 {
     /// Shifts every 128 of `bits` by the multiplier `by`, and adds `next`.
     #[inline]
     #[target_feature(enable = "avx512f,vpclmulqdq")]
-    fn moved(bits: __m512i, by: __m512i, next: __m512i) -> __m512i {
+    fn shifted_and_added(bits: __m512i, by: __m512i, next: __m512i) -> __m512i {
         let (low, high) = (_mm512_clmulepi64_epi128::<0x00>(bits, by), _mm512_clmulepi64_epi128::<0x11>(bits, by));
         _mm512_ternarylogic_epi64::<0x96>(low, high, next)
     }
 
     #[inline]
     #[target_feature(enable = "pclmulqdq")]
-    fn moved_128(bits: __m128i, by: __m128i) -> __m128i {
+    fn shifted_128(bits: __m128i, by: __m128i) -> __m128i {
         _mm_xor_si128(_mm_clmulepi64_si128::<0x00>(bits, by), _mm_clmulepi64_si128::<0x11>(bits, by))
     }
 

@@ -62,21 +62,21 @@ impl Mapping {
     /// EBADF if `fd` is not open, EACCES if it is not open for these rights, EINVAL if it cannot be
     /// mapped, `length` is 0, or the range exceeds its end.
     pub fn of_fd(fd: RawFd, offset: u64, length: u64, write: bool) -> Result<Self, Error> {
-        let inside = offset & (page_size() - 1);
-        let outside =
+        let within_page = offset & (page_size() - 1);
+        let out_of_range =
             || Error::invalid(format!("{length} bytes at offset {offset} exceed the file of descriptor {fd}"));
-        let end = offset.checked_add(length).filter(|end| *end > offset).ok_or_else(outside)?;
+        let end = offset.checked_add(length).filter(|end| *end > offset).ok_or_else(out_of_range)?;
         if size_of_fd(fd)?.is_some_and(|size| end > size) {
-            return Err(outside());
+            return Err(out_of_range());
         }
-        let start = libc::off_t::try_from(offset - inside).map_err(|_| outside())?;
-        let pages = usize::try_from(length + inside).map_err(|_| outside())?;
+        let start = libc::off_t::try_from(offset - within_page).map_err(|_| out_of_range())?;
+        let pages = usize::try_from(length + within_page).map_err(|_| out_of_range())?;
         let rights = libc::PROT_READ | if write { libc::PROT_WRITE } else { 0 };
         let first = map(pages, rights, libc::MAP_SHARED, fd, start).map_err(|e| match e.raw_os_error() {
             Some(libc::ENODEV) => Error::invalid("the descriptor cannot be mapped"),
             _ => Error::os("cannot map the descriptor", &e),
         })?;
-        Ok(Self { addr: first + inside, first, length: pages })
+        Ok(Self { addr: first + within_page, first, length: pages })
     }
 
     /// Maps `length` zeroed bytes (at least 1). A fork shares them with the child instead of
@@ -100,8 +100,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: unmaps a whole mapping made by `map`; its key is removed, so no access to it is
-        // left.
+        // SAFETY: this value owns the whole mapping, which `map` made. The key of its region is
+        // removed before the value is dropped, so no access follows.
         unsafe { libc::munmap(self.first as *mut c_void, self.length) };
     }
 }
@@ -114,24 +114,24 @@ fn map(length: usize, rights: i32, flags: i32, fd: RawFd, start: libc::off_t) ->
 
 /// Size of the descriptor's file; `None` if it reports none, like a device.
 fn size_of_fd(fd: RawFd) -> Result<Option<u64>, Error> {
-    let mut found = MaybeUninit::<libc::stat>::uninit();
+    let mut stat = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: `fstat` accepts any descriptor number and fills a `stat`.
-    if unsafe { libc::fstat(fd, found.as_mut_ptr()) } != 0 {
+    if unsafe { libc::fstat(fd, stat.as_mut_ptr()) } != 0 {
         return Err(Error::new(libc::EBADF, format!("{fd} is not an open descriptor")));
     }
     // SAFETY: the successful call has filled the structure.
-    let found = unsafe { found.assume_init() };
-    let has_size = found.st_size > 0 || found.st_mode & libc::S_IFMT == libc::S_IFREG;
-    Ok(u64::try_from(found.st_size).ok().filter(|_| has_size))
+    let stat = unsafe { stat.assume_init() };
+    let has_size = stat.st_size > 0 || stat.st_mode & libc::S_IFMT == libc::S_IFREG;
+    Ok(u64::try_from(stat.st_size).ok().filter(|_| has_size))
 }
 
 /// Page size in bytes, a power of two.
 pub fn page_size() -> u64 {
-    // SAFETY: takes no pointers.
+    // SAFETY: the call takes no pointers.
     u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
-/// Marks the mappings of a region, so that [`is_still_there`] can tell them from later mappings at
+/// Marks the mappings of a region, so that [`is_still_marked`] can tell them from later mappings at
 /// the same address. The mark is advice (`MADV_RANDOM`) that new mappings do not have, and that has
 /// no effect on memory that is not read from a file. Returns false on failure.
 pub fn mark(addr: u64, length: u64) -> bool {
@@ -142,7 +142,7 @@ pub fn mark(addr: u64, length: u64) -> bool {
 }
 
 /// Returns true if the mappings of `length` bytes at `addr` are marked, or `/proc` cannot be read.
-pub fn is_still_there(addr: u64, length: u64) -> bool {
+pub fn is_still_marked(addr: u64, length: u64) -> bool {
     let Ok(maps) = std::fs::read_to_string("/proc/self/smaps") else { return true };
     let (mut reached, end) = (addr & !(page_size() - 1), addr.saturating_add(length));
     let mut current = None;
@@ -246,11 +246,11 @@ mod tests {
     fn mapping_in_place_of_a_marked_one_is_noticed() {
         let pages = Pages::new(3);
         assert!(mark(pages.addr() + 1, 2 * PAGE) && !mark(0, 1));
-        assert!(is_still_there(pages.addr() + 1, 2 * PAGE));
+        assert!(is_still_marked(pages.addr() + 1, 2 * PAGE));
         pages.protect(1, libc::PROT_READ);
-        assert!(is_still_there(pages.addr() + 1, 2 * PAGE), "with any rights");
+        assert!(is_still_marked(pages.addr() + 1, 2 * PAGE), "with any rights");
         pages.unmap(1, 1);
-        assert!(!is_still_there(pages.addr() + 1, 2 * PAGE));
+        assert!(!is_still_marked(pages.addr() + 1, 2 * PAGE));
     }
 
     #[test]

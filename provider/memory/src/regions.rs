@@ -64,7 +64,7 @@ impl Regions<'_> {
         }
     }
 
-    /// Returns the address of a list element, if its region grants `access` to lists of `pd`.
+    /// Returns the address of the element `sge`, if its region grants `access` to lists of `pd`.
     pub fn locate(&self, pd: PdId, sge: &Sge, access: Access) -> Result<u64, MemError> {
         self.find(sge.lkey.0)?.resolve(pd, sge.addr, sge.length.into(), access)
     }
@@ -319,7 +319,7 @@ impl Regions<'_> {
         Ok(guard::store(addr, data)?)
     }
 
-    /// FLUSH of a range (address and length) or a whole region for a peer. A fence is enough:
+    /// Flushes a range (address and length) or a whole region for a peer. A fence is enough:
     /// earlier stores for peers are at most in this processor's store buffer.
     pub fn flush_remote(
         &self,

@@ -142,8 +142,9 @@ impl MemoryTable {
     }
 }
 
-fn close_all(regions: &mut Slots<Region>, which: impl Fn(&Region) -> bool) {
-    let picked = |(key, entry): (u32, &Region)| entry.window().filter(|_| which(entry)).map(|window| (key, window));
+fn close_all(regions: &mut Slots<Region>, is_selected: impl Fn(&Region) -> bool) {
+    let picked =
+        |(key, entry): (u32, &Region)| entry.window().filter(|_| is_selected(entry)).map(|window| (key, window));
     let windows: Vec<_> = regions.iter().filter_map(picked).collect();
     for (key, window) in windows {
         close(regions, key, window);

@@ -16,7 +16,7 @@ pub fn load(addr: u64) -> u64 {
 /// Returns true if the mapped page at `addr` was ever touched.
 pub fn is_resident(addr: u64) -> bool {
     let mut resident = 0u8;
-    // SAFETY: writes one byte, `resident`; the kernel checks the address.
+    // SAFETY: the call writes one byte, `resident`; the kernel checks the address.
     assert_eq!(unsafe { libc::mincore(addr as *mut c_void, PAGE as usize, &raw mut resident) }, 0);
     resident & 1 != 0
 }
@@ -36,7 +36,7 @@ impl Pages {
 
     /// Shared pages of a file in memory.
     pub fn of_file(count: u64) -> Self {
-        // SAFETY: the name is a C string; the returned descriptor is ours.
+        // SAFETY: the name is a C string; the returned descriptor has no other owner.
         let file = unsafe { File::from_raw_fd(libc::memfd_create(c"roxe-test".as_ptr(), libc::MFD_CLOEXEC)) };
         file.set_len(count * PAGE).unwrap();
         Self::map(count, Some(file))
@@ -47,7 +47,7 @@ impl Pages {
             .as_ref()
             .map_or((-1, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS), |file| (file.as_raw_fd(), libc::MAP_SHARED));
         let rights = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice.
+        // SAFETY: the call creates a mapping at an address that the kernel chooses.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), (count * PAGE) as usize, rights, flags, fd, 0) };
         assert_ne!(at, libc::MAP_FAILED);
         Self { addr: at as u64, count, file }
@@ -71,19 +71,19 @@ impl Pages {
     pub fn unmap(&self, first: u64, count: u64) {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
         assert!(first + count <= self.count);
-        // SAFETY: replaces pages of this mapping only.
+        // SAFETY: the call replaces pages of this mapping only.
         let at = unsafe { libc::mmap(self.page(first), (count * PAGE) as usize, libc::PROT_NONE, flags, -1, 0) };
         assert_ne!(at, libc::MAP_FAILED);
     }
 
     pub fn protect(&self, index: u64, rights: i32) {
-        // SAFETY: a page of this mapping.
+        // SAFETY: the page belongs to this mapping.
         assert_eq!(unsafe { libc::mprotect(self.page(index), PAGE as usize, rights) }, 0);
     }
 
     /// Writes zeros over a page.
     pub fn clear(&self, index: u64) {
-        // SAFETY: a page of this mapping, which the tests keep writable.
+        // SAFETY: the page belongs to this mapping, and the tests keep it writable.
         unsafe { std::ptr::write_bytes(self.page(index).cast::<u8>(), 0, PAGE as usize) };
     }
 
@@ -100,7 +100,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: unmaps the whole mapping, which is not used after this.
+        // SAFETY: this value owns the whole mapping, which is not used after this.
         unsafe { libc::munmap(self.addr as *mut c_void, (self.count * PAGE) as usize) };
     }
 }

@@ -44,7 +44,7 @@ pub enum Frame {
 const PACKETS: u8 = 1;
 const CREDIT: u8 = 2;
 const PROBE_SEEN: u8 = 3;
-/// Not 4 or 5, which other builds use for something else.
+/// Not 4 or 5, which other builds use for other frames.
 const RING: u8 = 6;
 
 /// Version of the ring format, second byte of the header; offers of other versions are ignored.

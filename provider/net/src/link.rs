@@ -141,7 +141,7 @@ struct State {
     bytes: usize,
     waiters: Vec<Qpn>,
     /// Total number of queued runs that were sent.
-    left: u64,
+    sent_runs: u64,
     /// True if no run has left for long: datagrams are dropped until one leaves.
     is_stalled: bool,
 }
@@ -174,11 +174,11 @@ impl TxQueue {
                 other => return other.map(|()| Taken::Sent),
             }
         }
-        self.put(run, bytes, socket, send)
+        self.send_or_enqueue(run, bytes, socket, send)
     }
 
     #[cold]
-    fn put(
+    fn send_or_enqueue(
         &self,
         run: Run,
         bytes: &[u8],
@@ -231,7 +231,7 @@ impl TxQueue {
             report(run, len, result);
             state.runs.pop_front();
             state.bytes -= len;
-            state.left += 1;
+            state.sent_runs += 1;
             state.is_stalled = false;
         }
         self.has_runs.store(false, Ordering::Release);
@@ -239,20 +239,19 @@ impl TxQueue {
     }
 
     /// Registers `qpn` to be served when the queue is empty. Returns the number of runs sent so
-    /// far;
-    /// `None` if the queue is empty now.
+    /// far; `None` if the queue is empty now.
     pub fn wait(&self, qpn: Qpn) -> Option<u64> {
         let mut state = self.state.lock();
         if state.runs.is_empty() {
             return None;
         }
         state.waiters.push(qpn);
-        Some(state.left)
+        Some(state.sent_runs)
     }
 
     /// Total number of queued runs that were sent.
-    pub fn left(&self) -> u64 {
-        self.state.lock().left
+    pub fn sent_runs(&self) -> u64 {
+        self.state.lock().sent_runs
     }
 
     /// Marks the queue as stalled: datagrams are dropped until a run leaves, as they are unreliable
@@ -284,15 +283,15 @@ mod tests {
 
     impl Wire {
         fn send(&self, _: &Run, bytes: &[u8]) -> Result<(), SendError> {
-            let left = self.room.get().checked_sub(1).ok_or(SendError::Full)?;
-            self.room.set(left);
+            let room = self.room.get().checked_sub(1).ok_or(SendError::Full)?;
+            self.room.set(room);
             self.sent.borrow_mut().push(bytes[0]);
             Ok(())
         }
     }
 
-    fn send(queue: &TxQueue, wire: &Wire, what: u8) -> Result<Taken, SendError> {
-        queue.send(RUN, &[what; 8], |_| -1, |run, bytes| wire.send(run, bytes))
+    fn send(queue: &TxQueue, wire: &Wire, byte: u8) -> Result<Taken, SendError> {
+        queue.send(RUN, &[byte; 8], |_| -1, |run, bytes| wire.send(run, bytes))
     }
 
     fn drain(queue: &TxQueue, wire: &Wire) -> (Vec<Qpn>, u64) {
@@ -327,17 +326,17 @@ mod tests {
         (1..=2).for_each(|n| assert_eq!(send(&queue, &wire, n).unwrap(), Taken::Queued));
         assert_eq!(queue.wait(qpn), Some(0));
         wire.room.set(1);
-        assert_eq!((drain(&queue, &wire).0, queue.left()), (vec![], 1));
+        assert_eq!((drain(&queue, &wire).0, queue.sent_runs()), (vec![], 1));
         wire.room.set(1);
-        assert_eq!((drain(&queue, &wire).0, queue.left()), (vec![qpn], 2));
+        assert_eq!((drain(&queue, &wire).0, queue.sent_runs()), (vec![qpn], 2));
         assert!(queue.is_empty());
     }
 
     #[test]
     fn queue_is_bounded_and_refuses_while_stalled() {
         let (queue, wire) = (TxQueue::default(), Wire::default());
-        let most = (0..=QUEUE_LIMIT).take_while(|_| send(&queue, &wire, 1).is_ok()).count();
-        assert_eq!(most, QUEUE_LIMIT / 8);
+        let count = (0..=QUEUE_LIMIT).take_while(|_| send(&queue, &wire, 1).is_ok()).count();
+        assert_eq!(count, QUEUE_LIMIT / 8);
         assert!(matches!(send(&queue, &wire, 2), Err(SendError::QueueFull)));
         wire.room.set(1);
         drain(&queue, &wire);
@@ -346,7 +345,7 @@ mod tests {
         wire.room.set(0);
         drain(&queue, &wire);
         assert!(queue.is_stalled() && matches!(send(&queue, &wire, 3), Err(SendError::QueueFull)));
-        wire.room.set(most + 1);
+        wire.room.set(count + 1);
         drain(&queue, &wire);
         assert!(!queue.is_stalled() && queue.is_empty());
     }

@@ -2,10 +2,11 @@
 //! that name, for example a slot.
 //!
 //! A socket is bound to a random name, then `link(2)` claims the real name atomically, so that
-//! every real name is or was a bound socket. The kernel closes it when the process dies, and
-//! connections to its name are refused. Names contain the network namespace, because namespaces may
-//! share the directory. Processes with another directory share the RoCE port, so a claim also
-//! leaves a symlink in the common directory ([`crate::runtime_dir`]), and lookups check both.
+//! every real name is or was a bound socket. The kernel closes the socket when the process dies,
+//! and then refuses connections to its name. Names contain the network namespace, because
+//! namespaces may share the directory. Processes with another directory share the RoCE port, so a
+//! claim also leaves a symlink in the common directory ([`crate::runtime_dir`]), and lookups check
+//! both.
 
 use crate::runtime_dir::{self, MAX_PATH, RuntimeDir, bind_at_random, datagram_socket};
 use crate::sys;
@@ -72,7 +73,8 @@ impl Space {
         let Some(link) = self.dir.link_to(path) else { return Ok(None) };
         match symlink(path, &link) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Err(e),
-            // Without symlinks in the common directory this process works alone.
+            // Without a symlink in the common directory, only processes with the same directory
+            // find this one.
             made => Ok(made.ok().map(|()| link)),
         }
     }
@@ -109,7 +111,8 @@ fn namespace_of(socket: &Socket) -> u64 {
     sys::namespace_cookie(socket.as_raw_fd()).or_else(|_| inode()).unwrap_or(0)
 }
 
-/// A named socket. Its name is removed with it, unless this process inherited it.
+/// A named socket. Dropping it removes its name, unless this process inherited the socket in a
+/// fork.
 #[derive(Debug)]
 pub struct NamedSocket {
     socket: Socket,
@@ -285,8 +288,8 @@ mod tests {
         let _alive = NamedSocket::bind(&names[0]).unwrap();
         drop(UnixDatagram::bind(path_of(&names[1])).unwrap());
         // A sweep of another test may have removed the dead name.
-        let (at, taken) = NamedSocket::bind_first(names.iter()).unwrap();
-        assert!(at == 2 || at == 1 && taken.path == path_of(&names[1]));
+        let (at, claimed) = NamedSocket::bind_first(names.iter()).unwrap();
+        assert!(at == 2 || at == 1 && claimed.path == path_of(&names[1]));
         assert!(NamedSocket::bind_first(names[..1].iter()).is_err());
     }
 

@@ -22,8 +22,8 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Maximum wait for a process that is agreeing on the port, and the pause between attempts. A
-/// stopped process is not waited for any longer.
+/// Maximum wait for a process that is agreeing on the port, and the pause between attempts. After
+/// that, a process that holds the lock, for example because it is stopped, is ignored.
 const LOCK_RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_millis(1));
 /// The UDP port by which a user claims an address.
 const CLAIM_PORT: u16 = ROCE_PORT + 1;
@@ -134,8 +134,8 @@ fn wait_for_lock(file: &File) -> io::Result<()> {
     }
 }
 
-/// Binds the port in `file`, else the `known` one, else another one, if another user has it; then
-/// writes that to the file.
+/// Binds the port in `file`. If `file` has none, or another user has that port, binds the `known`
+/// port, or one that the kernel chooses, and writes its number to `file`.
 fn agree(file: &mut File, known: Option<u16>) -> io::Result<(u16, Socket)> {
     let mut text = String::new();
     // Invalid text counts as no port.
@@ -166,7 +166,7 @@ fn hold(port: u16) -> io::Result<Socket> {
         let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
         Ok::<_, io::Error>((socket, SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))))
     };
-    // Without IPv6 in the kernel.
+    // The kernel may have no IPv6.
     let (socket, address) = v6.or_else(|_| v4())?;
     sys::attach_filter(socket.as_raw_fd(), libc::SO_ATTACH_FILTER, &mut [DROP])?;
     // A port chosen by the kernel must not be shared with an unrelated program of this user, so
@@ -191,16 +191,16 @@ pub(super) fn count_bound(gid: Gid) -> io::Result<usize> {
 
 /// The other user that owns the RoCE port of `gid`, in words; `None` if it is free or this user's.
 pub fn other_owner_of_port(gid: Gid) -> Option<String> {
-    Users::of_port(ROCE_PORT).at(&[gid, any(gid)]).find(|uid| *uid != effective_uid()).map(in_words)
+    Users::of_port(ROCE_PORT).at(&[gid, any(gid)]).find(|uid| *uid != effective_uid()).map(describe_user)
 }
 
 /// The owner of the RoCE port of `gid`, in words; `None` if the kernel shows none.
 pub fn owner_of_port(gid: Gid) -> Option<String> {
-    Users::of_port(ROCE_PORT).at(&[gid, any(gid)]).next().map(in_words)
+    Users::of_port(ROCE_PORT).at(&[gid, any(gid)]).next().map(describe_user)
 }
 
-/// A user namespace shows all unmapped users as one.
-fn in_words(uid: u32) -> String {
+/// The user in words; a user namespace shows all unmapped users as one.
+fn describe_user(uid: u32) -> String {
     if runtime_dir::is_unmapped(uid) { "another user".to_owned() } else { format!("user {uid}") }
 }
 
@@ -248,8 +248,8 @@ fn any(gid: Gid) -> Gid {
 fn users<'a>(table: &'a str, locals: &'a [String]) -> impl Iterator<Item = u32> + 'a {
     table.lines().filter_map(move |line| {
         let mut columns = line.split_whitespace().skip(1);
-        let is_meant = columns.next().is_some_and(|local| locals.iter().any(|meant| meant == local));
-        is_meant.then(|| columns.nth(5)?.parse().ok()).flatten()
+        let is_selected = columns.next().is_some_and(|local| locals.iter().any(|selected| selected == local));
+        is_selected.then(|| columns.nth(5)?.parse().ok()).flatten()
     })
 }
 

@@ -25,7 +25,8 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
-const BUFFER: usize = 8 << 20;
+/// Requested size in bytes of the send and receive buffers.
+const BUFFER_LEN: usize = 8 << 20;
 /// Size in bytes of the receive area, unless one frame needs more.
 const AREA: usize = 128 << 10;
 /// Length in bytes of the two addresses before a VLAN tag.
@@ -124,7 +125,8 @@ pub struct FrameReceiver {
 }
 
 impl FrameReceiver {
-    /// Starts queueing frames. Errors as [`FrameSender::open`].
+    /// Opens the interface; from now on the kernel queues its frames. Errors as
+    /// [`FrameSender::open`].
     pub fn open(interface: Interface) -> Result<Self, Error> {
         let slot = (TAG_LEN + interface.max_frame).next_multiple_of(64);
         let count = (AREA / slot).clamp(1, sys::MAX_RECV);
@@ -137,9 +139,9 @@ impl FrameReceiver {
         // Bound last, so that no frame arrives before the filter is attached.
         let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(0)))?;
         socket::attach_filter(socket.as_raw_fd(), libc::SO_ATTACH_FILTER, &mut filter(interface))?;
-        if socket::set_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, BUFFER as i32).is_err() {
+        if socket::set_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, BUFFER_LEN as i32).is_err() {
             // Without CAP_NET_ADMIN the kernel limits the size.
-            socket.set_recv_buffer_size(BUFFER)?;
+            socket.set_recv_buffer_size(BUFFER_LEN)?;
         }
         socket::set_option(socket.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_AUXDATA, 1)?;
         socket.bind(&sys::address(interface.index, libc::ETH_P_ALL as u16)?)?;
@@ -188,7 +190,7 @@ impl FrameReceiver {
 
     /// The frames of the last [`FrameReceiver::recv`].
     pub fn frames(&self) -> impl Iterator<Item = &[u8]> {
-        self.frames.iter().filter_map(|place| self.area.get(place.clone()))
+        self.frames.iter().filter_map(|range| self.area.get(range.clone()))
     }
 
     /// Number of oversized frames dropped since the last call.
@@ -209,7 +211,7 @@ fn restore_tag(room: &mut [u8], tag: [u8; TAG_LEN]) {
 /// A socket that sends through the interface and receives nothing.
 fn open(interface: &Interface) -> io::Result<Socket> {
     let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(0)))?;
-    socket.set_send_buffer_size(BUFFER)?;
+    socket.set_send_buffer_size(BUFFER_LEN)?;
     socket.bind(&sys::address(interface.index, 0)?)?;
     Ok(socket)
 }

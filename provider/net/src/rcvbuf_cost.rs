@@ -7,25 +7,25 @@ use roxe_wire::{Kind, Request};
 /// bookkeeping.
 const OVERHEAD: u32 = 96;
 /// Minimum cost of a packet in bytes, because socket buffers have fixed sizes.
-const LEAST: u32 = 832;
+const MIN_COST: u32 = 832;
 /// Maximum payload in bytes of a single packet with the minimum cost.
-const SMALL: u32 = 128;
+const MAX_SMALL: u32 = 128;
 /// Headers and kernel overhead added to a larger payload before rounding.
-const ALONE: u32 = 410;
+const ALONE_OVERHEAD: u32 = 410;
 /// Size in bytes of the kernel's descriptor of a packet.
-const DESCRIPTION: u32 = 256;
+const DESCRIPTOR: u32 = 256;
 
 /// Cost of a packet with this payload when the kernel coalesces it with others of its message.
 #[inline]
 pub fn charge(payload: u32) -> u32 {
-    (payload.next_multiple_of(4) + OVERHEAD).max(LEAST)
+    (payload.next_multiple_of(4) + OVERHEAD).max(MIN_COST)
 }
 
 /// Cost of a packet that is a whole message and mostly arrives alone: its buffer is a power of two,
 /// so that 4096 bytes occupy 8448.
 #[inline]
 pub fn charge_alone(payload: u32) -> u32 {
-    if payload <= SMALL { LEAST } else { (payload + ALONE).next_power_of_two() + DESCRIPTION }
+    if payload <= MAX_SMALL { MIN_COST } else { (payload + ALONE_OVERHEAD).next_power_of_two() + DESCRIPTOR }
 }
 
 /// Cost, and thus credit, of a packet of an unacknowledged service.
@@ -71,7 +71,7 @@ mod tests {
     }
 
     fn uc(request: Request) -> Kind {
-        Kind::UcRequest(request.try_into().expect("UC has it"))
+        Kind::UcRequest(request.try_into().expect("UC supports the request"))
     }
 
     #[test]

@@ -33,7 +33,7 @@ impl Slot {
         Self((qpn.get() >> INDEX_BITS) as u16)
     }
 
-    /// From a number below 4096.
+    /// The slot with this number, below 4096.
     pub const fn new(number: u16) -> Self {
         Self(number & 0xfff)
     }
@@ -43,7 +43,7 @@ impl Slot {
         self.0
     }
 
-    /// Returns true if a process can own it.
+    /// Returns true if a process can own the slot.
     pub fn can_be_owned(self) -> bool {
         SLOTS.contains(&self.0)
     }
@@ -70,7 +70,7 @@ impl SlotSocket {
             Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
             result => return result,
         }
-        // Names of dead processes are removed only when no other is free.
+        // Names of dead processes are removed only when no other slot is free.
         RuntimeDir::get()?.sweep();
         Self::claim_any(ifindex).map_err(|e| match e.kind() {
             io::ErrorKind::AddrInUse => io::Error::from_raw_os_error(libc::ENOSPC),
@@ -128,7 +128,7 @@ impl SlotSocket {
     fn send_with(&self, name: &impl fmt::Display, parts: [&[u8]; 2], control: &Control) -> io::Result<()> {
         for address in self.socket.space().addresses(name) {
             match sys::send(self.fd(), &sys::Name::Any(&address?), parts, control, libc::MSG_DONTWAIT) {
-                // The owner has died, or there never was one.
+                // The owner has died, or no process has ever had this name.
                 Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {}
                 sent => return sent.map(drop),
             }

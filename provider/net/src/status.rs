@@ -17,10 +17,12 @@ use std::time::{Duration, Instant};
 
 /// Maximum size of a datagram in bytes: less than the minimum send buffer of a socket (`man 7
 /// socket`, `wmem_default`).
-const PART: usize = 32 << 10;
-/// First word of a datagram, followed by the file name of the answering socket.
+const MAX_PART: usize = 32 << 10;
+/// First word of the last datagram of an answer, followed by the file name of the answering socket.
 const LAST: &str = "last";
+/// First word of the datagrams before the last.
 const MORE: &str = "more";
+/// Beginning of the names of status sockets.
 const KIND: &str = "status-";
 
 /// Kind of verbs object.
@@ -152,7 +154,7 @@ impl SocketId {
 #[derive(Debug)]
 pub struct StatusSocket {
     socket: NamedSocket,
-    place: SocketId,
+    id: SocketId,
 }
 
 impl StatusSocket {
@@ -161,8 +163,8 @@ impl StatusSocket {
         let name = Name { process: std::process::id(), ifindex };
         let socket = NamedSocket::bind(&name)?;
         socket.set_nonblocking(true)?;
-        let place = SocketId { namespace: socket.space().namespace(), name };
-        Ok(Self { socket, place })
+        let id = SocketId { namespace: socket.space().namespace(), name };
+        Ok(Self { socket, id })
     }
 
     /// The descriptor, readable when there is a query.
@@ -170,7 +172,7 @@ impl StatusSocket {
         self.socket.as_raw_fd()
     }
 
-    /// Answers all queries in their order; `text` is called once for each distinct one.
+    /// Answers all queries in order; `text` is called once for each distinct query.
     pub fn answer(&self, text: impl Fn(&Query) -> String) {
         let mut queries = Vec::<(Query, Vec<SockAddr>)>::new();
         let (mut datagram, mut left) = (vec![0; MAX_QUERY], 16);
@@ -193,7 +195,7 @@ impl StatusSocket {
                 // A peer that has exited or whose buffer is full gets no more parts.
                 let _ = parts(&text).try_for_each(|(part, is_last)| {
                     let state = if is_last { LAST } else { MORE };
-                    self.socket.send_to(format!("{state} {}\n{part}", self.place).as_bytes(), &asker).map(drop)
+                    self.socket.send_to(format!("{state} {}\n{part}", self.id).as_bytes(), &asker).map(drop)
                 });
             }
         }
@@ -205,10 +207,10 @@ fn parts(text: &str) -> impl Iterator<Item = (&str, bool)> {
     let mut rest = Some(text);
     std::iter::from_fn(move || {
         let text = rest?;
-        let end = if text.len() <= PART {
+        let end = if text.len() <= MAX_PART {
             text.len()
         } else {
-            1 + text.as_bytes()[..PART].iter().rposition(|b| *b == b'\n')?
+            1 + text.as_bytes()[..MAX_PART].iter().rposition(|b| *b == b'\n')?
         };
         let (part, left) = text.split_at_checked(end)?;
         rest = (!left.is_empty()).then_some(left);
@@ -221,7 +223,7 @@ fn parts(text: &str) -> impl Iterator<Item = (&str, bool)> {
 pub struct Answer {
     /// Network namespace of the process.
     pub namespace: u64,
-    /// Number of the process, in its own process namespace.
+    /// Process id, in the process namespace of the process.
     pub process: u32,
     /// Index of the interface of the device.
     pub ifindex: u32,
@@ -233,21 +235,21 @@ pub struct Answer {
 
 /// Queries all processes of this user, or `process` alone, and waits up to `limit` for answers.
 pub fn ask(process: Option<u32>, limit: Duration) -> io::Result<Vec<Answer>> {
-    let is_meant = |place: &SocketId| process.is_none_or(|process| process == place.name.process);
-    ask_those(&Query::Status, is_meant, usize::MAX, limit)
+    let is_selected = |id: &SocketId| process.is_none_or(|process| process == id.name.process);
+    query_devices(&Query::Status, is_selected, usize::MAX, limit)
 }
 
 /// Queries one device of `process`. `None` if no process of this user in this network namespace has
-/// this number and a device open.
+/// this id and an open device.
 pub fn ask_one(process: u32, query: &Query, limit: Duration) -> io::Result<Option<Answer>> {
     let here = namespace()?;
-    let is_meant = |place: &SocketId| place.name.process == process && place.namespace == here;
-    Ok(ask_those(query, is_meant, 1, limit)?.pop())
+    let is_selected = |id: &SocketId| id.name.process == process && id.namespace == here;
+    Ok(query_devices(query, is_selected, 1, limit)?.pop())
 }
 
 /// As [`ask`], for `query` and the processes in these network namespaces.
 pub fn ask_in(namespaces: &[u64], query: &Query, limit: Duration) -> io::Result<Vec<Answer>> {
-    ask_those(query, |place| namespaces.contains(&place.namespace), usize::MAX, limit)
+    query_devices(query, |id| namespaces.contains(&id.namespace), usize::MAX, limit)
 }
 
 /// As [`ask_in`], for the network namespace of this thread.
@@ -256,9 +258,9 @@ pub fn ask_here(query: &Query, limit: Duration) -> io::Result<Vec<Answer>> {
 }
 
 /// Queries up to `max` devices and waits up to `limit` for answers.
-fn ask_those(
+fn query_devices(
     query: &Query,
-    is_meant: impl Fn(&SocketId) -> bool,
+    is_selected: impl Fn(&SocketId) -> bool,
     max: usize,
     limit: Duration,
 ) -> io::Result<Vec<Answer>> {
@@ -268,11 +270,11 @@ fn ask_those(
     for entry in fs::read_dir(dir.path())? {
         let path = entry?.path();
         let file = path.file_name().map(|file| file.to_string_lossy()).unwrap_or_default();
-        let Some(place) = SocketId::of(&file).filter(|place| answers.len() < max && is_meant(place)) else { continue };
-        // Refused by a dead process.
+        let Some(id) = SocketId::of(&file).filter(|id| answers.len() < max && is_selected(id)) else { continue };
+        // The send fails if the process is dead.
         if SockAddr::unix(&path).and_then(|address| socket.send_to(query.text().as_bytes(), &address)).is_ok() {
-            let SocketId { namespace, name: Name { process, ifindex } } = place;
-            answers.insert(place, Answer { namespace, process, ifindex, ..Answer::default() });
+            let SocketId { namespace, name: Name { process, ifindex } } = id;
+            answers.insert(id, Answer { namespace, process, ifindex, ..Answer::default() });
         }
     }
     let until = Instant::now() + limit;
@@ -286,15 +288,15 @@ fn ask_those(
 
 fn receive(mut socket: &Socket, limit: Duration, answers: &mut BTreeMap<SocketId, Answer>) -> io::Result<()> {
     socket.set_read_timeout(Some(limit.max(Duration::from_millis(1))))?;
-    let mut datagram = vec![0; PART + 64];
+    let mut datagram = vec![0; MAX_PART + 64];
     let len = match socket.read(&mut datagram) {
         Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => return Ok(()),
         result => result?,
     };
     let text = String::from_utf8_lossy(datagram.get(..len).unwrap_or_default());
     if let Some((head, part)) = text.split_once('\n')
-        && let Some((state, place)) = head.split_once(' ')
-        && let Some(answer) = SocketId::of(place).and_then(|place| answers.get_mut(&place))
+        && let Some((state, id)) = head.split_once(' ')
+        && let Some(answer) = SocketId::of(id).and_then(|id| answers.get_mut(&id))
     {
         answer.text.push_str(part);
         answer.is_whole = state == LAST;
@@ -316,8 +318,8 @@ mod tests {
 
     /// Queries this process about `ifindex`, since other tests may run at the same time.
     fn ask_this(ifindex: u32, limit: Duration) -> Vec<Answer> {
-        let own = |place: &SocketId| place.name == Name { process: std::process::id(), ifindex };
-        ask_those(&Query::Status, own, usize::MAX, limit).unwrap()
+        let own = |id: &SocketId| id.name == Name { process: std::process::id(), ifindex };
+        query_devices(&Query::Status, own, usize::MAX, limit).unwrap()
     }
 
     #[test]
@@ -336,7 +338,7 @@ mod tests {
             is_over.store(true, Ordering::Relaxed);
             answers
         });
-        assert!(text.len() > PART);
+        assert!(text.len() > MAX_PART);
         assert_eq!(answers, [Answer { text, is_whole: true, ..unanswered(0xfff1) }]);
     }
 
@@ -368,8 +370,8 @@ mod tests {
 
     #[test]
     fn file_names_roundtrip() {
-        let place = SocketId { namespace: 0xabc, name: Name { process: 0x1234, ifindex: 1 } };
-        assert_eq!(SocketId::of(&place.to_string()), Some(place));
+        let id = SocketId { namespace: 0xabc, name: Name { process: 0x1234, ifindex: 1 } };
+        assert_eq!(SocketId::of(&id.to_string()), Some(id));
         for other in ["2-1-slot-7", "1-abc-status-1234-1", "status-1234-1", "2-abc-status-1234"] {
             assert_eq!(SocketId::of(other), None);
         }
@@ -392,10 +394,10 @@ mod tests {
         const PROCESS: u32 = u32::MAX - 6;
         let here = namespace().unwrap();
         let bind = |namespace, ifindex| {
-            let place = SocketId { namespace, name: Name { process: PROCESS, ifindex } };
-            let path = RuntimeDir::get().unwrap().path().join(place.to_string());
+            let id = SocketId { namespace, name: Name { process: PROCESS, ifindex } };
+            let path = RuntimeDir::get().unwrap().path().join(id.to_string());
             let socket = datagram_socket().unwrap();
-            // Left by a run that was killed.
+            // A killed run may have left the file.
             let _ = fs::remove_file(&path);
             socket.bind(&SockAddr::unix(&path).unwrap()).unwrap();
             (socket, path)
@@ -408,7 +410,7 @@ mod tests {
         drop(live.0);
         let none = ask_one(PROCESS, &Query::Faults(None), Duration::from_millis(1)).unwrap();
         for path in dead.iter().chain(others.iter().map(|(_, path)| path)).chain([&live.1]) {
-            // Other processes may have removed those of dead sockets.
+            // Other processes may have removed the files of dead sockets.
             let _ = fs::remove_file(path);
         }
         assert_eq!((answer, none), (Some(expected), None));
@@ -420,9 +422,9 @@ mod tests {
         let address = asker.local_addr().unwrap();
         let name = Name { process: 12, ifindex: 2 };
         let [first, second] = [1, 2].map(|namespace| SocketId { namespace, name });
-        let mut answers = BTreeMap::from([first, second].map(|place| (place, Answer::default())));
-        for (place, text) in [(first, "one\n"), (second, "two\n")] {
-            datagram_socket().unwrap().send_to(format!("{LAST} {place}\n{text}").as_bytes(), &address).unwrap();
+        let mut answers = BTreeMap::from([first, second].map(|id| (id, Answer::default())));
+        for (id, text) in [(first, "one\n"), (second, "two\n")] {
+            datagram_socket().unwrap().send_to(format!("{LAST} {id}\n{text}").as_bytes(), &address).unwrap();
             receive(&asker, LONG, &mut answers).unwrap();
         }
         assert_eq!([&answers[&first].text, &answers[&second].text], ["one\n", "two\n"]);

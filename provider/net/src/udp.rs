@@ -197,21 +197,21 @@ impl UdpLink {
 
     /// Datagrams dropped by the kernel so far, modulo 2^32.
     pub(super) fn all_drops(&self) -> u32 {
-        self.drops.look(self.fd())
+        self.drops.update(self.fd())
     }
 
     /// Attaches the classic BPF `program`, which drops datagrams before they take room in the
-    /// receive buffer. Called under the receive lock, as [`UdpLink::end_filter`], which has to
-    /// follow an error.
+    /// receive buffer. The caller holds the receive lock, and calls [`UdpLink::end_filter`] after
+    /// an error.
     pub(super) fn filter(&self, program: &mut [libc::sock_filter]) -> io::Result<()> {
-        self.drops.look(self.fd());
+        self.drops.update(self.fd());
         self.drops.are_filtered.store(true, Relaxed);
         sys::attach_filter(self.fd(), libc::SO_ATTACH_FILTER, program)
     }
 
     pub(super) fn end_filter(&self) {
         let _ = sys::set_option(self.fd(), libc::SOL_SOCKET, libc::SO_DETACH_FILTER, 0);
-        self.drops.look(self.fd());
+        self.drops.update(self.fd());
         self.drops.are_filtered.store(false, Relaxed);
     }
 
@@ -250,11 +250,11 @@ impl UdpLink {
         let segment = (*segment < bytes.len()).then(|| u16::try_from(*segment).unwrap_or(u16::MAX));
         let name = name_of(to.dst, self.scope);
         let mut control = Control::new();
-        self.describe(to, segment, &mut control);
+        self.add_control(to, segment, &mut control);
         loop {
             let Err(cause) = sys::send(self.sender_of(run), &name, [bytes, &[]], &control, libc::MSG_DONTWAIT) else {
                 if segment.is_some() {
-                    self.segments.note_taken(to.dst);
+                    self.segments.note_accepted(to.dst);
                 }
                 return Ok(());
             };
@@ -271,7 +271,7 @@ impl UdpLink {
         }
     }
 
-    fn describe(&self, to: &NetHeader, segment: Option<u16>, control: &mut Control) {
+    fn add_control(&self, to: &NetHeader, segment: Option<u16>, control: &mut Control) {
         let (level, tos, ttl) = if self.is_v4 {
             (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL)
         } else {
@@ -352,7 +352,7 @@ impl UdpLink {
     /// Returns the maximum number of packets of the next send to `dst`. To be called once per send.
     #[inline]
     pub fn max_segments(&self, dst: Gid) -> usize {
-        self.segments.most(dst)
+        self.segments.max_segments(dst)
     }
 }
 
@@ -475,6 +475,7 @@ struct Segments {
 #[derive(Debug)]
 struct Refusal {
     dst: Gid,
+    /// Number of single-packet sends before segmentation is tried again.
     left: u32,
     /// Initial value of `left` after the last refusal.
     pause: u32,
@@ -487,7 +488,7 @@ impl Segments {
 
     /// Returns the maximum number of packets of the next send to `dst`. To be called once per send.
     #[inline]
-    fn most(&self, dst: Gid) -> usize {
+    fn max_segments(&self, dst: Gid) -> usize {
         match self.state.load(Relaxed) {
             SEGMENTS_ON => MAX_SEGMENTS,
             SEGMENTS_IN_PART if self.may_try(dst) => MAX_SEGMENTS,
@@ -524,7 +525,7 @@ impl Segments {
     }
 
     #[inline]
-    fn note_taken(&self, dst: Gid) {
+    fn note_accepted(&self, dst: Gid) {
         if self.state.load(Relaxed) == SEGMENTS_IN_PART {
             self.forget_refusals(dst);
         }
@@ -544,7 +545,7 @@ impl Segments {
 #[derive(Debug, Default)]
 struct Drops {
     /// The kernel's count at the last read, modulo 2^32.
-    seen: AtomicU32,
+    last_count: AtomicU32,
     /// True while a filter drops packets of other users. Changed only after a read.
     are_filtered: AtomicBool,
     lost: AtomicU64,
@@ -554,27 +555,27 @@ struct Drops {
 /// Datagrams dropped by the kernel at a socket since the last call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TakenDrops {
-    /// Mostly because the receive buffer was full.
+    /// Datagrams dropped without a filter, mostly because the receive buffer was full.
     pub lost: u64,
-    /// Dropped while a filter was attached, which includes a full receive buffer.
+    /// Datagrams dropped while a filter was attached, also those for a full receive buffer.
     pub filtered: u64,
 }
 
 impl Drops {
     /// Reads the kernel's count and adds the difference.
-    fn look(&self, fd: RawFd) -> u32 {
+    fn update(&self, fd: RawFd) -> u32 {
         let now = sys::drops(fd).unwrap_or(0);
         // Another thread may have read a newer count first.
-        let is_newer = |seen| (1..1 << 31).contains(&now.wrapping_sub(seen)).then_some(now);
-        if let Ok(seen) = self.seen.fetch_update(Relaxed, Relaxed, is_newer) {
+        let is_newer = |last_count| (1..1 << 31).contains(&now.wrapping_sub(last_count)).then_some(now);
+        if let Ok(last_count) = self.last_count.fetch_update(Relaxed, Relaxed, is_newer) {
             let count = if self.are_filtered.load(Relaxed) { &self.filtered } else { &self.lost };
-            count.fetch_add(now.wrapping_sub(seen).into(), Relaxed);
+            count.fetch_add(now.wrapping_sub(last_count).into(), Relaxed);
         }
         now
     }
 
     fn take(&self, fd: RawFd) -> TakenDrops {
-        self.look(fd);
+        self.update(fd);
         let [lost, filtered] = [&self.lost, &self.filtered].map(|count| count.swap(0, Relaxed));
         TakenDrops { lost, filtered }
     }
@@ -657,7 +658,8 @@ fn set_v6_options(socket: &Socket, ifindex: u32) -> io::Result<()> {
     // Unknown to kernels before 4.20, where groups joined by others are received, too.
     let _ = set(libc::IPV6_MULTICAST_ALL, 0);
     set(libc::IPV6_RECVTCLASS, 1)?;
-    // Peers may send UDP checksum 0 over IPv6. Sending so ourselves would forbid segmentation.
+    // Peers may send UDP checksum 0 over IPv6. This socket does not, because it would forbid
+    // segmentation.
     // clause: UDP-CHECKSUM
     let _ = sys::set_option(socket.as_raw_fd(), libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, 1);
     Ok(())

@@ -88,7 +88,7 @@ impl Adapter {
         self.port.write().note_open(gid);
     }
 
-    /// Reports changes to `observer` while it lives.
+    /// Reports changes to `observer` as long as it exists.
     pub fn observe(&self, observer: &Arc<impl PortObserver + 'static>) {
         let observer: Weak<dyn PortObserver> = Arc::downgrade(observer) as _;
         self.observers.lock().push(observer);
@@ -176,7 +176,7 @@ impl Adapter {
         sum
     }
 
-    /// The counters of the engine with this number, which is in use from now on.
+    /// The counters of engine number `engine`, which [`Adapter::counters`] includes from now on.
     pub fn counters_of(&self, engine: usize) -> Arc<Counters> {
         let number = engine.min(MAX_ENGINES - 1);
         self.engines.fetch_max(number + 1, Relaxed);

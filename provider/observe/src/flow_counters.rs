@@ -60,7 +60,7 @@ impl FlowCounters {
         self.uses.hold()
     }
 
-    /// Checks that no flow uses them. Errors: EBUSY.
+    /// Checks that no flow uses the counters. Errors: EBUSY.
     pub fn destroy(&self) -> Result<(), Error> {
         self.uses.check_unused("set of counters", "flows")
     }

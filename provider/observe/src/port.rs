@@ -164,7 +164,7 @@ impl Netdev {
     }
 
     /// Line rate in bit/s. If unknown, about the rate of one queue pair: with a higher one, the
-    /// first cuts of a rate limit would have no effect.
+    /// first rate cuts of congestion control would have no effect.
     pub fn line_rate(&self) -> NonZeroU64 {
         const MEGA: u64 = 1_000_000;
         NonZeroU64::new(u64::from(self.speed()) * MEGA).unwrap_or(UNKNOWN_LINE)
@@ -213,18 +213,18 @@ fn link_speed(name: &str) -> Result<u32, Error> {
     const ETHTOOL_GSET: u32 = 1;
     const UNKNOWN: u32 = u32::MAX;
     let mut settings = LinkSettings { command: ETHTOOL_GSET, ..LinkSettings::default() };
-    let mut request = request_about(name);
+    let mut request = ifreq_for(name);
     request.ifr_ifru.ifru_data = (&raw mut settings).cast();
     // SAFETY: SIOCETHTOOL reads the name and the command, and writes a `struct ethtool_cmd` to
     // where the `ifreq` points; both structures outlive the call.
-    unsafe { ask(&mut request, libc::SIOCETHTOOL) }
+    unsafe { interface_ioctl(&mut request, libc::SIOCETHTOOL) }
         .map_err(|e| Error::os(format!("cannot read the speed of {name}"), &e))?;
     let speed = u32::from(settings.speed_high) << 16 | u32::from(settings.speed);
     Ok(if speed == UNKNOWN { 0 } else { speed })
 }
 
 /// An `ifreq` for the interface `name`, truncated to fit.
-fn request_about(name: &str) -> libc::ifreq {
+fn ifreq_for(name: &str) -> libc::ifreq {
     // SAFETY: all-zero is a valid `ifreq`.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     // The last byte stays 0.
@@ -238,19 +238,20 @@ fn request_about(name: &str) -> libc::ifreq {
 /// Issues an ioctl about an interface.
 ///
 /// # Safety
-/// `request` is what the ioctl `code` reads and writes.
-unsafe fn ask(request: &mut libc::ifreq, code: libc::c_ulong) -> io::Result<()> {
+/// `request` is an argument of the kind that the ioctl `code` reads and writes, and its pointers
+/// are valid during the call.
+unsafe fn interface_ioctl(request: &mut libc::ifreq, code: libc::c_ulong) -> io::Result<()> {
     let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::DGRAM, None)?;
-    // SAFETY: this function's contract.
+    // SAFETY: by this function's contract the kernel may access `request`, which outlives the call.
     let rc = unsafe { libc::ioctl(socket.as_raw_fd(), code as _, &raw mut *request) };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// MTU of an interface in bytes of an IP packet.
 fn mtu_of(name: &str) -> Result<u32, Error> {
-    let mut request = request_about(name);
-    // SAFETY: SIOCGIFMTU reads the name and writes the MTU of the `ifreq`.
-    unsafe { ask(&mut request, libc::SIOCGIFMTU) }
+    let mut request = ifreq_for(name);
+    // SAFETY: SIOCGIFMTU reads the name and writes the MTU of the `ifreq`, which has no pointers.
+    unsafe { interface_ioctl(&mut request, libc::SIOCGIFMTU) }
         .map_err(|e| Error::os(format!("cannot read the MTU of {name}"), &e))?;
     // SAFETY: the successful ioctl filled in `ifru_mtu`; any bit pattern is an integer.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };

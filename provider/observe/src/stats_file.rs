@@ -1,7 +1,7 @@
 //! A process's counters in a file of its own (`ROXE_STATS_FILES=FOLDER`), for `roxe run --stats` to
 //! print if the process cannot: when a signal kills it, or it leaves by `_exit`, as children of a
-//! fork do. The file holds the line to be printed. The process locks it (`man flock`) while it
-//! lives, and removes it when it has printed the line itself.
+//! fork do. The file holds the line to be printed. The process locks the file (`man flock`) while
+//! it runs, and removes the file when it has printed the line itself.
 
 use crate::counters::Counters;
 use roxe_base::lock::{Mutex, rank};
@@ -52,7 +52,7 @@ impl StatsFile {
     /// Removes the file, because the process prints the line itself.
     pub fn remove(&self) {
         if let Some(Open { path, .. }) = self.open.lock().take() {
-            // `roxe run` may have removed it.
+            // `roxe run` may have removed the file.
             let _ = fs::remove_file(path);
         }
     }
@@ -66,8 +66,8 @@ impl StatsFile {
     }
 }
 
-/// The line printed for a device: `roxe0 (process 17): sent_packets=3 sent_bytes=96`. A non-empty
-/// `how` the process ended follows its id.
+/// The line printed for a device: `roxe0 (process 17): sent_packets=3 sent_bytes=96`. `how` tells
+/// how the process ended and follows its id; empty for a normal end.
 pub fn line(device: &str, how: &str, counters: &[(&str, u64)]) -> String {
     let used = counters.iter().filter(|(_, value)| *value != 0);
     let values: String = used.map(|(name, value)| format!(" {name}={value}")).collect();
@@ -76,7 +76,7 @@ pub fn line(device: &str, how: &str, counters: &[(&str, u64)]) -> String {
     format!("{device} (process {}{comma}{how}):{values}\n", std::process::id())
 }
 
-/// The meanings of the counters in such a line, one per indented line.
+/// The meanings of the counters in `line`, one per indented line.
 pub fn legend_of(line: &str) -> String {
     let legend = Counters::legend();
     let names: Vec<&str> =
@@ -118,7 +118,7 @@ mod tests {
             let text = fs::read_to_string(&path).unwrap();
             assert!(text.contains("killed") && text.ends_with(&format!(" sent_packets={sent}\n")), "{text}");
         }
-        assert!(File::open(&path).unwrap().try_lock().is_err(), "the process lives");
+        assert!(File::open(&path).unwrap().try_lock().is_err(), "the process holds the lock");
         file.remove();
         assert!(!path.exists());
         fs::remove_dir_all(&folder).unwrap();

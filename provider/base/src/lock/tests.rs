@@ -5,16 +5,17 @@ use super::*;
 use std::io::Read;
 use std::os::fd::FromRawFd;
 
-/// The output of a forked child that runs `wrong`, and the signal that ends it.
-fn in_child(wrong: impl FnOnce()) -> (String, i32) {
+/// The output of a forked child that runs `violation`, and the signal that ends the child.
+fn in_child(violation: impl FnOnce()) -> (String, i32) {
     let (mut pipe, mut status) = ([0; 2], 0);
-    // SAFETY: `pipe` has room for two descriptors; the child ends with `_exit` at the latest.
+    // SAFETY: `pipe` has room for two descriptors; the child ends with `_exit` at the latest, and
+    // only the returned file owns the reading end.
     let (reader, pid) = unsafe {
         assert_eq!(libc::pipe(pipe.as_mut_ptr()), 0);
         let pid = libc::fork();
         if pid == 0 {
             libc::dup2(pipe[1], 2);
-            wrong();
+            violation();
             libc::_exit(0);
         }
         libc::close(pipe[1]);
@@ -22,7 +23,7 @@ fn in_child(wrong: impl FnOnce()) -> (String, i32) {
     };
     let mut output = String::new();
     (&reader).read_to_string(&mut output).unwrap();
-    // SAFETY: waits for a child of this test; `status` outlives the call.
+    // SAFETY: the call waits for a child of this test and writes `status`, which outlives it.
     assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
     (output, if libc::WIFSIGNALED(status) { libc::WTERMSIG(status) } else { 0 })
 }

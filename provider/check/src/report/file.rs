@@ -4,7 +4,7 @@
 //! processes may share a file: lines are appended; a document is read, extended and replaced by
 //! rename under a lock (`man flock`), so that a valid document exists at any time.
 
-use super::Named;
+use super::SymbolizedReport;
 use super::{junit, sarif};
 use roxe_base::config::ReportFormat;
 use roxe_base::private_file;
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 /// Returns the text of a document, empty for a new file, with a report added, if one is given.
 /// Returns `None` if the text is not a document of this kind.
-type Add = fn(&str, Option<&Named>) -> Option<String>;
+type Add = fn(&str, Option<&SymbolizedReport>) -> Option<String>;
 
 #[derive(Debug)]
 pub(crate) enum ReportFile {
@@ -37,7 +37,7 @@ impl ReportFile {
         Ok(Self::Document(path, add))
     }
 
-    pub(crate) fn add(&mut self, report: &Named) -> io::Result<()> {
+    pub(crate) fn add(&mut self, report: &SymbolizedReport) -> io::Result<()> {
         match self {
             Self::Lines(file) => file.write_all(format!("{}\n", report.json()).as_bytes()),
             Self::Document(path, add) => update(path, *add, Some(report)),
@@ -49,7 +49,7 @@ fn open(path: &Path) -> io::Result<File> {
     private_file::open(OpenOptions::new().read(true).append(true), path)
 }
 
-fn update(path: &Path, add: Add, report: Option<&Named>) -> io::Result<()> {
+fn update(path: &Path, add: Add, report: Option<&SymbolizedReport>) -> io::Result<()> {
     let mut file = lock(path)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::other(
@@ -127,7 +127,7 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     let mut own = ReportFile::open(&file, ReportFormat::Sarif).unwrap();
-                    (0..5).for_each(|_| own.add(&Report::new(Rule::Leak, "x").named()).unwrap());
+                    (0..5).for_each(|_| own.add(&Report::new(Rule::Leak, "x").symbolized()).unwrap());
                 });
             }
         });

@@ -2,7 +2,7 @@
 //! nothing. Each report is a test case whose class is the program and whose name is the rule and
 //! the function. Errors fail; warnings and advice are the output of a passing test.
 
-use super::Named;
+use super::SymbolizedReport;
 use crate::rule::{Rule, Severity};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ const CASE: &str = "<testcase classname=\"";
 const OF_RULE: &str = "<testcase classname=\"roxe\" name=\"";
 
 /// Adds a report to a document, which is empty if there is none yet.
-pub(super) fn add(text: &str, report: Option<&Named>) -> Option<String> {
+pub(super) fn add(text: &str, report: Option<&SymbolizedReport>) -> Option<String> {
     let mut cases = if text.is_empty() {
         Rule::ALL.iter().copied().map(passed).collect()
     } else {
@@ -37,7 +37,7 @@ fn passed(rule: Rule) -> String {
     format!("{OF_RULE}{rule}\"/>\n")
 }
 
-fn found(named: &Named) -> String {
+fn found(named: &SymbolizedReport) -> String {
     let (rule, text) = (named.report.rule, escaped(&named.text()));
     let outcome = if named.report.severity == Severity::Error {
         format!("<failure type=\"{rule}\" message=\"{}\">{text}</failure>", escaped(&named.report.sentence))
@@ -72,8 +72,8 @@ mod tests {
     use super::*;
     use crate::report::Report;
 
-    fn report(rule: Rule) -> Named {
-        Report::new(rule, "a < b & \"c\"\u{1}").named()
+    fn report(rule: Rule) -> SymbolizedReport {
+        Report::new(rule, "a < b & \"c\"\u{1}").symbolized()
     }
 
     #[test]

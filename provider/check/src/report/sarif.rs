@@ -1,6 +1,6 @@
 //! Reports as SARIF 2.1.0 (OASIS, `sarif-schema-2.1.0`), for code scanning pages and editors.
 
-use super::Named;
+use super::SymbolizedReport;
 use crate::rule::{Rule, Severity};
 use crate::stack::Frame;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 /// Adds a report to a document, which is empty at first.
-pub(super) fn add(text: &str, report: Option<&Named>) -> Option<String> {
+pub(super) fn add(text: &str, report: Option<&SymbolizedReport>) -> Option<String> {
     let mut document = if text.is_empty() { empty() } else { serde_json::from_str(text).ok()? };
     let run = document.get_mut("runs")?.get_mut(0)?;
     if run.pointer("/tool/driver/name")? != "roxe" {
@@ -53,13 +53,13 @@ const fn level(severity: Severity) -> &'static str {
     }
 }
 
-fn result(named: &Named) -> Value {
+fn result(named: &SymbolizedReport) -> Value {
     let report = &named.report;
     let facts: String = report.facts.iter().fold(String::new(), |mut text, (label, value)| {
         let _ = write!(text, "\n{label}: {value}");
         text
     });
-    let place = |(label, frames): &(&str, Vec<Frame>)| Some(location(label, shown(frames)?));
+    let place = |(label, frames): &(&str, Vec<Frame>)| Some(location(label, shown_frame(frames)?));
     let stack = |(label, frames): &(&str, Vec<Frame>)| {
         let frames: Vec<_> = frames.iter().map(|frame| json!({"location": location("", frame)})).collect();
         json!({"message": {"text": label}, "frames": frames})
@@ -79,9 +79,10 @@ fn result(named: &Named) -> Value {
 
 /// The call to show: the innermost in a source below the current folder; else in a file that
 /// belongs to no system or package; else the innermost with a known file; else the innermost.
-fn shown(frames: &[Frame]) -> Option<&Frame> {
+fn shown_frame(frames: &[Frame]) -> Option<&Frame> {
     let here = std::env::current_dir().unwrap_or_default();
-    let in_file = |is_it: &dyn Fn(&Path) -> bool| frames.iter().find(|frame| frame.file.as_deref().is_some_and(is_it));
+    let in_file =
+        |matches: &dyn Fn(&Path) -> bool| frames.iter().find(|frame| frame.file.as_deref().is_some_and(matches));
     in_file(&|file| file.starts_with(&here) && !is_foreign(file))
         .or_else(|| in_file(&|file| !is_foreign(file)))
         .or_else(|| in_file(&|_| true))
@@ -116,7 +117,7 @@ fn location(label: &str, frame: &Frame) -> Value {
 fn artifact(file: &Path) -> Value {
     let root = root();
     let here = std::env::current_dir().unwrap_or_default();
-    let file = plain(&here.join(file));
+    let file = normalized(&here.join(file));
     match file.strip_prefix(&root) {
         Ok(relative) => json!({"uri": uri(relative), "uriBaseId": "%SRCROOT%"}),
         Err(_) => json!({"uri": format!("file://{}", uri(&file))}),
@@ -130,14 +131,14 @@ fn root() -> PathBuf {
 }
 
 /// An absolute path without `.` and `..`.
-fn plain(path: &Path) -> PathBuf {
-    path.components().fold(PathBuf::new(), |mut plain, part| {
+fn normalized(path: &Path) -> PathBuf {
+    path.components().fold(PathBuf::new(), |mut normalized, part| {
         match part {
             Component::CurDir => {}
-            Component::ParentDir => _ = plain.pop(),
-            part => plain.push(part),
+            Component::ParentDir => _ = normalized.pop(),
+            part => normalized.push(part),
         }
-        plain
+        normalized
     })
 }
 
@@ -155,7 +156,7 @@ fn uri(path: &Path) -> String {
 
 /// A hash of the rule and the functions of the first stack: stable while lines move and numbers
 /// change.
-fn fingerprint(named: &Named) -> String {
+fn fingerprint(named: &SymbolizedReport) -> String {
     let functions = named.stacks.first().into_iter().flat_map(|(_, frames)| frames);
     let words = [named.report.rule.name()].into_iter().chain(functions.map(|frame| frame.function.as_str()));
     let hash = words
@@ -169,14 +170,14 @@ mod tests {
     use super::*;
     use crate::report::Report;
 
-    fn named(line: u32) -> Named {
+    fn named(line: u32) -> SymbolizedReport {
         let frame = |function: &str, file: Option<PathBuf>| Frame { function: function.into(), file, line: Some(line) };
         let here = root().join("src/a b.c");
         let header = Some("/usr/include/infiniband/verbs.h".into());
         let posted = vec![frame("post", header), frame("send_all", Some(here)), frame("main", None)];
         let freed = vec![frame("stop", Some("/usr/src/b.c".into()))];
         let report = Report::new(Rule::KeyStale, "The key 0x7 is dead.").fact("key", "0x7").advice("Wait.");
-        Named { report, stacks: vec![("posted at", posted), ("deregistered", freed)] }
+        SymbolizedReport { report, stacks: vec![("posted at", posted), ("deregistered", freed)] }
     }
 
     #[test]
@@ -207,7 +208,7 @@ mod tests {
     #[test]
     fn file_outside_the_root_has_an_absolute_path() {
         let outside = root().join("../other/x.c");
-        let expected = format!("file://{}", uri(&plain(&outside)));
+        let expected = format!("file://{}", uri(&normalized(&outside)));
         assert_eq!(artifact(&outside), json!({"uri": expected}));
         let inside = root().join("build/../src/y.c");
         assert_eq!(artifact(&inside), json!({"uri": "src/y.c", "uriBaseId": "%SRCROOT%"}));
@@ -216,7 +217,7 @@ mod tests {
     #[test]
     fn fingerprint_is_independent_of_lines() {
         assert_eq!(fingerprint(&named(1)), fingerprint(&named(2)));
-        let other = Named { stacks: vec![], ..named(1) };
+        let other = SymbolizedReport { stacks: vec![], ..named(1) };
         assert_ne!(fingerprint(&named(1)), fingerprint(&other));
     }
 

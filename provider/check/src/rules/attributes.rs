@@ -15,7 +15,7 @@ use roxe_transport::time::Instant;
 use std::time::Duration;
 
 /// Time after which an unacknowledged request of a live connection counts as lost.
-const LOST: Duration = Duration::from_secs(1);
+const LOST_AFTER: Duration = Duration::from_secs(1);
 
 /// `mtu-over-port`, `timeout-zero`, `attr-garbage`.
 #[derive(Debug, Default)]
@@ -91,11 +91,12 @@ impl Attributes {
         })
     }
 
-    /// Reports a queue pair with timeout 0 that ends with a request unacknowledged for [`LOST`].
+    /// Reports a queue pair with timeout 0 that ends with a request unacknowledged for
+    /// [`LOST_AFTER`].
     fn unanswered(&mut self, qp: ObjectId, world: &World) -> Option<Report> {
         let waited = clock::now().since(*self.waits.get(&qp)?);
         let first = world.outstanding(Side::Send, qp).find(|work| work.signaled && !work.completed)?;
-        if waited < LOST || !has_no_ack_timer(qp, world) || !self.reported.insert(qp) {
+        if waited < LOST_AFTER || !has_no_ack_timer(qp, world) || !self.reported.insert(qp) {
             return None;
         }
         let (operation, wr_id, secs) = (first.operation(), first.wr_id, waited.as_secs_f64());
@@ -195,9 +196,9 @@ mod tests {
             card.emit(Event::Modified { qp, attr: &attr, mask: AttrMask::TIMEOUT | AttrMask::RETRY_CNT });
             let not_ready = RetryCounts { rnr_nak_retry_err: 1, ..RetryCounts::default() };
             assert_eq!(card.emit(Event::Retried { qp, counts: not_ready }), []);
-            let silence = RetryCounts { local_ack_timeout_err: 1, ..RetryCounts::default() };
-            assert_eq!(card.emit(Event::Retried { qp, counts: silence }), expected);
-            assert_eq!(card.emit(Event::Retried { qp, counts: silence }), [], "once is enough");
+            let timeouts = RetryCounts { local_ack_timeout_err: 1, ..RetryCounts::default() };
+            assert_eq!(card.emit(Event::Retried { qp, counts: timeouts }), expected);
+            assert_eq!(card.emit(Event::Retried { qp, counts: timeouts }), [], "once is enough");
         }
     }
 }

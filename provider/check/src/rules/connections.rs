@@ -17,13 +17,14 @@ use roxe_transport::wr::WcStatus;
 use roxe_wire::{Gid, Kind, Psn, Request};
 
 /// A gap of fewer packets than this can be loss; a larger one cannot.
-const FAR: i32 = 1 << 10;
+const MAX_LOSS_GAP: i32 = 1 << 10;
 
 /// `psn-mismatch`, `mtu-mismatch`, `dest-mismatch`, `qkey-mismatch`, `depth-mismatch`,
 /// `gid-mismatch`.
 #[derive(Debug, Default)]
 pub(super) struct Connections {
-    /// The lowest PSN received while the first was expected, and its count.
+    /// The lowest PSN received while the first request was expected, and the number of packets with
+    /// that PSN.
     first: IdMap<ObjectId, (Psn, u32)>,
     /// Queue pairs that were reset; packets of the previous connection may still arrive.
     reused: IdSet<ObjectId>,
@@ -85,13 +86,15 @@ impl Observer for Connections {
 const GID_ADVICE: &str = "Set ah_attr.grh.sgid_index to the index of the address that the peer uses as dgid. Find it with \
      ibv_query_gid_ex; do not use a fixed number.";
 
-type Found = Option<(ObjectId, Report)>;
+type QpReport = Option<(ObjectId, Report)>;
 
 impl Connections {
-    fn dropped(&mut self, end: End<'_>, reason: DropReason, packet: &Arrived) -> Found {
+    fn dropped(&mut self, end: End<'_>, reason: DropReason, packet: &Arrived) -> QpReport {
         let report = match reason {
             DropReason::OutOfSequence | DropReason::DuplicateRequest => self.psn(end, packet),
-            DropReason::InvalidRequest if end.is_new(packet) && goes_on(&packet.header.kind) => self.psn(end, packet),
+            DropReason::InvalidRequest if end.is_new(packet) && continues_message(&packet.header.kind) => {
+                self.psn(end, packet)
+            }
             DropReason::Address => gid(end, packet),
             DropReason::Qkey => qkey(end, packet),
             _ => None,
@@ -123,13 +126,13 @@ impl Connections {
             (*lowest, *times) = (psn, 0);
         }
         *times += u32::from(psn == *lowest);
-        let enough = match psn.distance(expected) {
-            1..FAR => 4,
+        let min_times = match psn.distance(expected) {
+            1..MAX_LOSS_GAP => 4,
             // Neither a PSN before the first one nor the middle of a message can follow from loss.
             ..=0 if !self.reused.contains(&qp) => 1,
             _ => 3,
         };
-        (psn == *lowest && *times >= enough).then(|| {
+        (psn == *lowest && *times >= min_times).then(|| {
             let sentence = format!(
                 "rq_psn is {expected}, but the peer began with PSN {psn}: packets before rq_psn are \
                  dropped as duplicates, packets after it as out of sequence."
@@ -151,7 +154,7 @@ impl End<'_> {
 }
 
 /// Returns true for the middle or the last packet of a message.
-const fn goes_on(kind: &Kind) -> bool {
+const fn continues_message(kind: &Kind) -> bool {
     use Request::{SendLast, SendMiddle, WriteLast, WriteMiddle};
     matches!(kind, Kind::RcRequest(SendMiddle | SendLast(_) | WriteMiddle | WriteLast(_)))
 }
@@ -168,12 +171,12 @@ fn peer_of<'w>(end: End<'w>) -> Option<(ObjectId, &'w Attributes)> {
 /// The connected queue pair of this process that is the destination of `end`.
 fn destination<'w>(end: End<'w>) -> Option<(ObjectId, &'w Attributes)> {
     let End { own, world, .. } = end;
-    let is_it = |(id, peer): &(ObjectId, &Attributes)| {
+    let is_destination = |(id, peer): &(ObjectId, &Attributes)| {
         is_connected(peer)
             && peer.values.av.sgid == own.values.av.dgid
             && world.qp(*id).is_some_and(|pair| pair.qpn == own.values.dest_qpn)
     };
-    if own.has(AttrMask::DEST_QPN) { world.all_attributes().find(is_it) } else { None }
+    if own.has(AttrMask::DEST_QPN) { world.all_attributes().find(is_destination) } else { None }
 }
 
 fn is_connected(attributes: &Attributes) -> bool {
@@ -212,7 +215,7 @@ fn with_peer(report: Report, end: End<'_>) -> Report {
 }
 
 /// Reports a READ response of another path MTU.
-fn mtu_of_read(qp: ObjectId, world: &World) -> Found {
+fn mtu_of_read(qp: ObjectId, world: &World) -> QpReport {
     let own = world.attributes(qp)?;
     let (id, peer) = peer_of(End { qp, own, world })?;
     let (ours, theirs) = (own.values.path_mtu.bytes(), peer.values.path_mtu.bytes());
@@ -247,8 +250,8 @@ fn gid(end: End<'_>, packet: &Arrived) -> Option<Report> {
         return None;
     }
     let av = &own.values.av;
-    let differs = |what: &str, came: Gid, expected: Gid| {
-        (came != expected).then(|| format!("{what} {} instead of {}", came.to_ip(), expected.to_ip()))
+    let differs = |what: &str, actual: Gid, expected: Gid| {
+        (actual != expected).then(|| format!("{what} {} instead of {}", actual.to_ip(), expected.to_ip()))
     };
     let differences = [differs("from", packet.src, av.dgid), differs("to", packet.dst, av.sgid)];
     let differences: Vec<_> = differences.into_iter().flatten().collect();
@@ -260,8 +263,8 @@ fn gid(end: End<'_>, packet: &Arrived) -> Option<Report> {
 fn qkey(end: End<'_>, packet: &Arrived) -> Option<Report> {
     let End { qp, own, world } = end;
     let Kind::Ud { deth, .. } = packet.header.kind else { return None };
-    let (came, ours) = (deth.qkey.0, own.values.qkey.0);
-    let sentence = format!("A datagram with Q_Key {came:#x} was dropped: the queue pair has Q_Key {ours:#x}.");
+    let (actual, ours) = (deth.qkey.0, own.values.qkey.0);
+    let sentence = format!("A datagram with Q_Key {actual:#x} was dropped: the queue pair has Q_Key {ours:#x}.");
     let report = Report::new(Rule::QkeyMismatch, sentence).fact("queue pair", world.name(qp));
     let sender = format!("queue pair {:#08x} at {}", deth.src_qpn.get(), packet.src.to_ip());
     let advice = "Set remote_qkey of the send to the receiver's qkey (below 0x80000000), or set the same qkey at both \
@@ -270,17 +273,17 @@ fn qkey(end: End<'_>, packet: &Arrived) -> Option<Report> {
 }
 
 /// Reports a timeout between two queue pairs of this process that are not each other's destination.
-fn dest(qp: ObjectId, world: &World) -> Found {
+fn dest(qp: ObjectId, world: &World) -> QpReport {
     let own = world.attributes(qp)?;
     let number = world.qp(qp)?.qpn;
     let end = End { qp, own, world };
-    let names_us = |(_, peer): &(ObjectId, &Attributes)| {
+    let names_qp = |(_, peer): &(ObjectId, &Attributes)| {
         is_connected(peer) && peer.values.dest_qpn == number && peer.values.av.dgid == own.values.av.sgid
     };
     let (id, peer) = match destination(end) {
         Some((_, peer)) if peer.values.dest_qpn == number => return None,
         Some(found) => found,
-        None if is_connected(own) => world.all_attributes().find(names_us)?,
+        None if is_connected(own) => world.all_attributes().find(names_qp)?,
         None => return None,
     };
     let (ours, theirs) = (own.values.dest_qpn.get(), peer.values.dest_qpn.get());

@@ -152,13 +152,13 @@ mod tests {
     #[test]
     fn unread_qp_error_is_reported_unless_the_program_knows_of_it() {
         let mut card = Card::new();
-        let [unknown, met, moved] = [(); 3].map(|()| card.qp());
+        let [unknown, polled, moved] = [(); 3].map(|()| card.qp());
         let qpn = roxe_wire::Qpn::new(2);
         let (cq, cqe) = (card.cq, Cqe { status: WcStatus::WrFlushErr, qpn, ..Cqe::default() });
         card.emit(Event::Polled { cq, cqe: &cqe });
         let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
         card.emit(Event::Modified { qp: moved, attr: &attr, mask: AttrMask::STATE });
-        for (source, expected) in [(unknown, &[Rule::AsyncUnread][..]), (met, &[]), (moved, &[])] {
+        for (source, expected) in [(unknown, &[Rule::AsyncUnread][..]), (polled, &[]), (moved, &[])] {
             assert_eq!(card.emit(Event::AsyncUnread { source, kind: &"QpAccessErr" }), expected);
         }
     }

@@ -9,7 +9,7 @@ use crate::id_map::IdMap;
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
-use crate::world::{Gone, Known, Observer, Work, World, describe};
+use crate::world::{DestroyedObject, LiveObject, Observer, Work, World, describe};
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::{MemError, Side};
 use roxe_transport::qp::{AttrMask, DropReason, Service};
@@ -21,13 +21,14 @@ use std::collections::VecDeque;
 #[derive(Debug, Default)]
 pub(super) struct Keys {
     windows: Windows,
-    /// Findings about peers' requests, reported once the request is refused. A retransmitted
-    /// request may legally find its region gone, because the program may have seen its completion.
-    met: IdMap<ObjectId, Report>,
+    /// Reports about peers' requests, held back until the request is refused. A retransmitted
+    /// request may legally find its region deregistered, because the program may have seen its
+    /// completion.
+    peer_faults: IdMap<ObjectId, Report>,
     /// Requests whose region is being destroyed, by queue and `wr_id`; reported with the region.
-    cut: IdMap<(ObjectId, u64), ObjectId>,
-    /// Reports about regions being destroyed, held back until they are.
-    going: IdMap<ObjectId, Report>,
+    interrupted: IdMap<(ObjectId, u64), ObjectId>,
+    /// Reports about regions being destroyed, held back until the regions are destroyed.
+    destroying: IdMap<ObjectId, Report>,
 }
 
 impl Observer for Keys {
@@ -39,29 +40,29 @@ impl Observer for Keys {
             Event::RemoteFault { qp, rkey, va, len, access, error } => {
                 let report = self.remote_fault(qp, (rkey.0, va, len), (access, error), world);
                 match report {
-                    Some(report) => self.met.insert(qp, report),
-                    None => self.met.remove(&qp),
+                    Some(report) => self.peer_faults.insert(qp, report),
+                    None => self.peer_faults.remove(&qp),
                 };
             }
-            Event::Dropped { qp, reason, .. } if !self.met.is_empty() => {
+            Event::Dropped { qp, reason, .. } if !self.peer_faults.is_empty() => {
                 let is_refused = matches!(reason, DropReason::RemoteAccess | DropReason::LocalProtection);
-                reports.extend(self.met.remove(&qp).filter(|_| is_refused));
+                reports.extend(self.peer_faults.remove(&qp).filter(|_| is_refused));
             }
             Event::Denied { qp, right } => reports.push(denied(qp, right, world)),
             Event::Unmapped { mr } => reports.push(unmapped(mr, stack, world)),
             Event::DestroyBegun(id) => {
                 if let Some(report) = self.deregister(id, stack, world) {
-                    self.going.insert(id, report);
+                    self.destroying.insert(id, report);
                 }
             }
             Event::DestroyRefused(id, _) => {
-                self.going.remove(&id);
-                self.cut.retain(|_, region| *region != id);
+                self.destroying.remove(&id);
+                self.interrupted.retain(|_, region| *region != id);
             }
             Event::Destroyed(id) => {
-                reports.extend(self.going.remove(&id));
-                self.met.remove(&id);
-                self.cut.retain(|(queue, _), _| *queue != id);
+                reports.extend(self.destroying.remove(&id));
+                self.peer_faults.remove(&id);
+                self.interrupted.retain(|(queue, _), _| *queue != id);
             }
             _ => {}
         }
@@ -81,7 +82,7 @@ impl Keys {
         let pair = world.qp(qp).filter(|pair| pair.service != Service::XrcTgt)?;
         let queue = world.queue_of(qp, side);
         let work = world.outstanding(side, queue).find(|work| !work.completed && work.sges == sges);
-        if work.is_some_and(|work| self.cut.contains_key(&(queue, work.wr_id))) {
+        if work.is_some_and(|work| self.interrupted.contains_key(&(queue, work.wr_id))) {
             return None;
         }
         let pd = match world.object(queue).map(|known| known.made) {
@@ -90,7 +91,7 @@ impl Keys {
         };
         sges.iter().filter(|sge| sge.length > 0).find_map(|sge| {
             let (key, va, len) = (sge.lkey.0, sge.addr, sge.length.into());
-            let attempt = Attempt { by: By::List, qp, pd, key, va, len, right: access, error, work };
+            let attempt = Attempt { by: KeyUser::List, qp, pd, key, va, len, right: access, error, work };
             explain(&attempt, &self.windows, world)
         })
     }
@@ -103,9 +104,9 @@ impl Keys {
         world: &World,
     ) -> Option<Report> {
         let pair = world.qp(qp).filter(|pair| pair.service != Service::XrcTgt)?;
-        let asks = |work: &&Work| work.op.as_ref().and_then(remote) == Some((va, key));
-        let work = world.all_outstanding().map(|(_, work)| work).find(asks);
-        let attempt = Attempt { by: By::Peer, qp, pd: pair.pd, key, va, len, right, error, work };
+        let is_match = |work: &&Work| work.op.as_ref().and_then(remote) == Some((va, key));
+        let work = world.all_outstanding().map(|(_, work)| work).find(is_match);
+        let attempt = Attempt { by: KeyUser::Peer, qp, pd: pair.pd, key, va, len, right, error, work };
         explain(&attempt, &self.windows, world)
     }
 
@@ -118,7 +119,7 @@ impl Keys {
         let open: Vec<_> = world.all_outstanding().filter(|(_, work)| is_open(work)).collect();
         let open: Vec<_> = open.into_iter().filter(|(queue, _)| is_served(*queue, world)).collect();
         let (queue, first) = *open.first()?;
-        self.cut.extend(open.iter().map(|(queue, work)| ((*queue, work.wr_id), mr)));
+        self.interrupted.extend(open.iter().map(|(queue, work)| ((*queue, work.wr_id), mr)));
         let (count, what) = (open.len(), first.operation());
         let sentence = format!("The {} was deregistered while {count} outstanding requests used it.", world.name(mr));
         Some(
@@ -161,7 +162,7 @@ fn is_served(queue: ObjectId, world: &World) -> bool {
 
 /// The party that uses a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum By {
+enum KeyUser {
     /// A scatter/gather list of the program.
     List,
     Peer,
@@ -170,7 +171,7 @@ enum By {
 /// An access that was refused.
 #[derive(Clone, Copy, Debug)]
 struct Attempt<'a> {
-    by: By,
+    by: KeyUser,
     /// The queue pair that executes the request.
     qp: ObjectId,
     /// The domain that the key must belong to.
@@ -196,8 +197,8 @@ struct Target<'a> {
 /// Finds the mistake, if it is certain.
 fn explain(attempt: &Attempt<'_>, windows: &Windows, world: &World) -> Option<Report> {
     let context = world.qp(attempt.qp)?.context;
-    let key_of = |memory: &Memory| if attempt.by == By::List { memory.lkey } else { memory.rkey };
-    let other_of = |memory: &Memory| if attempt.by == By::List { memory.rkey } else { memory.lkey };
+    let key_of = |memory: &Memory| if attempt.by == KeyUser::List { memory.lkey } else { memory.rkey };
+    let other_of = |memory: &Memory| if attempt.by == KeyUser::List { memory.rkey } else { memory.lkey };
     let region = world.regions().find(|(_, memory, _)| memory.context == context && key_of(memory) == attempt.key);
     if let Some((id, memory, registered)) = region {
         let Memory { pd, base, length, access, .. } = *memory;
@@ -215,7 +216,7 @@ fn explain(attempt: &Attempt<'_>, windows: &Windows, world: &World) -> Option<Re
         }
         let name = format!("the memory window of {} bytes at {:#x}", binding.bind.length, binding.bind.addr);
         let made = ("bound at", &binding.posted);
-        if attempt.by == By::List {
+        if attempt.by == KeyUser::List {
             return Some(attempt.confused(&format!("that of {name}"), Some(&binding.posted), world));
         }
         let base = if binding.bind.access.contains(Access::ZERO_BASED) { 0 } else { binding.bind.addr };
@@ -226,16 +227,18 @@ fn explain(attempt: &Attempt<'_>, windows: &Windows, world: &World) -> Option<Re
         });
         return attempt.fault(&Target { name, pd, base, length, access, made }, world);
     }
-    let had =
-        |gone: &&Gone| matches!(&gone.made, Made::Mr(memory) if [memory.lkey, memory.rkey].contains(&attempt.key));
-    if let Some(gone) = world.gone().find(had) {
+    let had_key = |gone: &&DestroyedObject| match &gone.made {
+        Made::Mr(memory) => [memory.lkey, memory.rkey].contains(&attempt.key),
+        _ => false,
+    };
+    if let Some(gone) = world.gone().find(had_key) {
         let name = format!("the {} that was deregistered", describe(&gone.made));
         let (made, ended) = (("registered at", &gone.created), ("deregistered", &gone.destroyed));
         return Some(attempt.stale(&name, made, ended, world));
     }
     // The list uses a key that other requests use as a peer's rkey.
     let names = |work: &Work| work.op.as_ref().and_then(remote).is_some_and(|(_, key)| key == attempt.key);
-    let is_peers = attempt.by == By::List && world.all_outstanding().any(|(_, work)| names(work));
+    let is_peers = attempt.by == KeyUser::List && world.all_outstanding().any(|(_, work)| names(work));
     is_peers.then(|| attempt.confused("the one that requests use for a peer's region", None, world))
 }
 
@@ -255,8 +258,8 @@ impl Attempt<'_> {
 
     fn confused(&self, whose: &str, registered: Option<&Stack>, world: &World) -> Report {
         let (is, used, right) = match self.by {
-            By::List => ("a remote key", "the lkey of a list", "Use the lkey of the region in the sg_list"),
-            By::Peer => ("a local key", "an rkey by a peer", "Give the peer the rkey of the region"),
+            KeyUser::List => ("a remote key", "the lkey of a list", "Use the lkey of the region in the sg_list"),
+            KeyUser::Peer => ("a local key", "an rkey by a peer", "Give the peer the rkey of the region"),
         };
         let sentence = format!("The key {:#x} is {is}, {whose}, and was used as {used}.", self.key);
         let report = self.report(Rule::KeyConfused, sentence, world).at("registered at", registered);
@@ -304,8 +307,8 @@ impl Attempt<'_> {
         let sentence = format!("The {} bytes at {:#x} of {} {by} {}.", self.len, self.va, self.whose(), target.name);
         let report = self.report(Rule::KeyOutOfRange, sentence, world).at(target.made.0, target.made.1);
         let overlaps = |memory: &Memory| memory.base < last && self.va < memory.base.saturating_add(memory.length);
-        let is_it = |memory: &Memory| (memory.base, memory.length) == (target.base, target.length);
-        let neighbour = world.regions().find(|(_, memory, _)| overlaps(memory) && !is_it(memory));
+        let is_match = |memory: &Memory| (memory.base, memory.length) == (target.base, target.length);
+        let neighbour = world.regions().find(|(_, memory, _)| overlaps(memory) && !is_match(memory));
         let report = match neighbour {
             Some((id, ..)) => report.fact("would reach", world.name(id)),
             None => report,
@@ -330,15 +333,15 @@ impl Attempt<'_> {
     /// The user of the key, for the beginning of a sentence.
     fn user(&self) -> String {
         match (self.by, self.work) {
-            (By::List, Some(work)) => format!("The list of the {}", work.operation()),
-            (By::List, None) => "A list".to_owned(),
-            (By::Peer, Some(work)) => format!("The {} of the peer", work.operation()),
-            (By::Peer, None) => "A request of the peer".to_owned(),
+            (KeyUser::List, Some(work)) => format!("The list of the {}", work.operation()),
+            (KeyUser::List, None) => "A list".to_owned(),
+            (KeyUser::Peer, Some(work)) => format!("The {} of the peer", work.operation()),
+            (KeyUser::Peer, None) => "A request of the peer".to_owned(),
         }
     }
 
     fn whose(&self) -> &'static str {
-        if self.by == By::List { "a list" } else { "a peer's request" }
+        if self.by == KeyUser::List { "a list" } else { "a peer's request" }
     }
 }
 
@@ -362,14 +365,14 @@ fn rights(access: Access) -> String {
 }
 
 /// Maximum number of former keys kept for a window.
-const REMEMBERED: usize = 16;
+const MAX_BINDINGS: usize = 16;
 
 /// A binding of a memory window.
 #[derive(Clone, Debug)]
 struct Binding {
     bind: Bind,
     posted: Stack,
-    /// The act that ended it, and its call.
+    /// The act that ended the binding, and its call.
     ended: Option<(&'static str, Stack)>,
 }
 
@@ -385,9 +388,9 @@ impl Windows {
                 let Some(pair) = world.qp(qp) else { return };
                 let posted = posted(world, |op| matches!(op, SendOp::BindWindow { rkey, .. } if *rkey == bind.rkey));
                 let bindings = self.0.entry((pair.context, bind.rkey.0 >> 8)).or_default();
-                close(bindings, if bind.length == 0 { "closed" } else { "bound anew" }, &posted);
+                end_last(bindings, if bind.length == 0 { "closed" } else { "bound anew" }, &posted);
                 if bind.length > 0 {
-                    if bindings.len() == REMEMBERED {
+                    if bindings.len() == MAX_BINDINGS {
                         bindings.pop_front();
                     }
                     bindings.push_back(Binding { bind: *bind, posted, ended: None });
@@ -398,14 +401,14 @@ impl Windows {
                 let invalidates = |op: &SendOp| matches!(op, SendOp::LocalInvalidate(key) | SendOp::SendInvalidate(key) if *key == rkey);
                 let posted = posted(world, invalidates);
                 if let Some(bindings) = self.0.get_mut(&(pair.context, rkey.0 >> 8)) {
-                    close(bindings, "invalidated", &posted);
+                    end_last(bindings, "invalidated", &posted);
                 }
             }
             Event::Destroyed(id) => {
                 let Some(Made::Mw { pd, key }) = world.object(id).map(|known| known.made) else { return };
                 let Some(Made::Pd { context }) = world.object(pd).map(|known| known.made) else { return };
                 if let Some(bindings) = self.0.get_mut(&(context, key >> 8)) {
-                    close(bindings, "deallocated", stack);
+                    end_last(bindings, "deallocated", stack);
                 }
             }
             _ => {}
@@ -418,16 +421,16 @@ impl Windows {
     }
 }
 
-fn close(bindings: &mut VecDeque<Binding>, how: &'static str, stack: &Stack) {
+fn end_last(bindings: &mut VecDeque<Binding>, how: &'static str, stack: &Stack) {
     if let Some(last) = bindings.back_mut() {
         last.ended.get_or_insert_with(|| (how, stack.clone()));
     }
 }
 
-/// The call that posted the request selected by `is_it`.
-fn posted(world: &World, is_it: impl Fn(&SendOp) -> bool) -> Stack {
-    let is_it = |work: &&Work| work.op.as_ref().is_some_and(&is_it);
-    let work = world.all_outstanding().map(|(_, work)| work).find(is_it);
+/// The call that posted the request selected by `is_match`.
+fn posted(world: &World, is_match: impl Fn(&SendOp) -> bool) -> Stack {
+    let is_match = |work: &&Work| work.op.as_ref().is_some_and(&is_match);
+    let work = world.all_outstanding().map(|(_, work)| work).find(is_match);
     work.map_or_else(Stack::unknown, |work| work.posted.clone())
 }
 
@@ -459,7 +462,7 @@ impl Observer for Rights {
 }
 
 impl Rights {
-    fn unused(&self, known: &Known, until: &str) -> Option<Report> {
+    fn unused(&self, known: &LiveObject, until: &str) -> Option<Report> {
         let Made::Mr(memory) = known.made else { return None };
         let used = self.used.get(&memory.rkey).copied().unwrap_or_default();
         let unused = memory.access & Access::OF_PEERS & !used;

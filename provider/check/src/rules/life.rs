@@ -6,7 +6,7 @@ use crate::id_map::IdMap;
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
-use crate::world::{Known, Observer, Work, World, describe};
+use crate::world::{LiveObject, Observer, Work, World, describe};
 use roxe_base::config::variable;
 use roxe_base::error::Error;
 use roxe_base::uses::ObjectId;
@@ -16,16 +16,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ThreadId};
 
 /// Maximum number of users of an object in a report.
-const NAMED: usize = 8;
+const MAX_NAMED: usize = 8;
 /// Maximum number of remembered invalid handles.
-const HANDLES: usize = 4096;
+const MAX_HANDLES: usize = 4096;
 
 /// `destroy-order`, `destroy-with-outstanding`, `fork-in-flight`, `use-after-destroy`, `leak`.
 #[derive(Debug, Default)]
 pub(super) struct Life {
     /// Invalid handles: the object, and the call that destroyed it.
     handles: IdMap<usize, (String, Stack)>,
-    /// The last destroyed object and the thread; its handle follows.
+    /// The object destroyed last and the thread that destroyed it; the event with the handle of the
+    /// object follows.
     last: Option<(ThreadId, Made)>,
     /// Invalid handles, oldest first.
     ended: VecDeque<usize>,
@@ -61,7 +62,7 @@ impl Life {
         };
         self.handles.insert(handle, (name, stack.clone()));
         self.ended.push_back(handle);
-        if self.handles.len() > HANDLES
+        if self.handles.len() > MAX_HANDLES
             && let Some(oldest) = self.ended.pop_front()
         {
             self.handles.remove(&oldest);
@@ -81,7 +82,7 @@ impl Life {
 
 /// One report of all objects left.
 fn leak(world: &World) -> Option<Report> {
-    let mut kinds: BTreeMap<&'static str, Vec<(ObjectId, &Known)>> = BTreeMap::new();
+    let mut kinds: BTreeMap<&'static str, Vec<(ObjectId, &LiveObject)>> = BTreeMap::new();
     for (id, known) in world.objects().filter(|(_, known)| !known.of_library) {
         kinds.entry(kind(&known.made).0).or_default().push((id, known));
     }
@@ -177,7 +178,7 @@ fn refused(id: ObjectId, error: &Error, stack: &Stack, world: &World) -> Option<
     users.sort_by_key(|(user, _)| *user);
     let sentence = format!("The {} was to be destroyed, but other objects use it: {error}.", describe(&known.made));
     let mut report = Report::new(Rule::DestroyOrder, sentence);
-    let names: Vec<_> = users.iter().take(NAMED).map(|(_, user)| describe(&user.made)).collect();
+    let names: Vec<_> = users.iter().take(MAX_NAMED).map(|(_, user)| describe(&user.made)).collect();
     if !names.is_empty() {
         report = report.fact("used by", names.join("; "));
     }

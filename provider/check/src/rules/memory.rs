@@ -15,23 +15,24 @@ use roxe_transport::wr::{Cqe, SendFlags, SendOp, Sge, WcOpcode, WcStatus};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Maximum number of remembered writes of the card.
-const WRITTEN: usize = 1024;
+const MAX_WRITES: usize = 1024;
 /// Maximum number of requests compared with a new one.
-const COMPARED: usize = 512;
+const MAX_COMPARED: usize = 512;
 
 #[derive(Clone, Copy, Debug)]
-struct Written {
+struct CardWrite {
     begin: u64,
     end: u64,
-    /// Requests posted before the write.
+    /// Number of requests posted before the write.
     posted: u64,
 }
 
 /// `buffer-overlap-in-flight`, `buffer-changed-in-flight`, `receive-changed-early`.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
-    written: VecDeque<Written>,
-    /// For requests up to this one, writes of the card may have been forgotten.
+    written: VecDeque<CardWrite>,
+    /// Serial number of a request. For requests up to this one, writes of the card may be missing
+    /// in `written`.
     forgotten: u64,
     /// Queues with an overlap report; one is enough, and the search is expensive.
     overlapping: IdSet<ObjectId>,
@@ -52,8 +53,8 @@ impl Observer for Buffers {
             // A receive counts once it is written; a WRITE with immediate data never writes it.
             Event::Completed { qp, side: Side::Recv, cqe } if is_written(cqe) => {
                 let queue = world.queue_of(qp, Side::Recv);
-                let is_it = |work: &&Work| work.completed && work.wr_id == cqe.wr_id;
-                let work = world.outstanding(Side::Recv, queue).find(is_it);
+                let matches_request = |work: &&Work| work.completed && work.wr_id == cqe.wr_id;
+                let work = world.outstanding(Side::Recv, queue).find(matches_request);
                 if let Some(work) = work.filter(|_| !self.overlapping.contains(&queue)) {
                     reports.extend(self.overlap(queue, work, cqe.byte_len.into(), world));
                 }
@@ -78,14 +79,14 @@ impl Buffers {
                 return;
             }
         }
-        if self.written.len() == WRITTEN {
+        if self.written.len() == MAX_WRITES {
             self.forgotten = self.written.pop_front().map_or(self.forgotten, |oldest| oldest.posted);
         }
-        self.written.push_back(Written { begin, end, posted });
+        self.written.push_back(CardWrite { begin, end, posted });
     }
 
     /// Returns true if the card may have changed the bytes of a request since its post.
-    fn is_ours(&self, work: &Work, world: &World) -> bool {
+    fn may_be_card_write(&self, work: &Work, world: &World) -> bool {
         let wrote = |(begin, end): (u64, u64)| {
             let since = self.written.iter().filter(|written| written.posted >= work.serial);
             since.into_iter().any(|written| written.begin < end && begin < written.end)
@@ -95,9 +96,9 @@ impl Buffers {
 
     fn changed(&self, qp: ObjectId, side: Side, wr_id: u64, world: &World) -> Option<Report> {
         let queue = world.queue_of(qp, side);
-        let is_it = |work: &&Work| !work.completed && work.wr_id == wr_id && !work.sges.is_empty();
-        let work = world.outstanding(side, queue).find(is_it)?;
-        if self.is_ours(work, world) {
+        let matches_request = |work: &&Work| !work.completed && work.wr_id == wr_id && !work.sges.is_empty();
+        let work = world.outstanding(side, queue).find(matches_request)?;
+        if self.may_be_card_write(work, world) {
             return None;
         }
         let (rule, sentence, advice) = if work.is_written() {
@@ -120,9 +121,9 @@ impl Buffers {
     fn overlap(&mut self, queue: ObjectId, work: &Work, len: u64, world: &World) -> Option<Report> {
         // It is unknown whether an unsignaled send is done.
         let is_open = |other: &Work| !other.completed && other.signaled && other.serial != work.serial;
-        let all = world.all_outstanding().filter(|(_, other)| is_open(other)).take(COMPARED);
+        let all = world.all_outstanding().filter(|(_, other)| is_open(other)).take(MAX_COMPARED);
         let (other_queue, other, at) = all.into_iter().find_map(|(queue, other)| {
-            let at = common(&work.sges, len, &other.sges, world)?;
+            let at = common_byte(&work.sges, len, &other.sges, world)?;
             Some((queue, other, at))
         })?;
         self.overlapping.insert(queue);
@@ -156,14 +157,14 @@ fn is_written(cqe: &Cqe) -> bool {
 }
 
 /// The first byte common to the first `len` bytes of `written` and to `other`.
-fn common(written: &[Sge], len: u64, other: &[Sge], world: &World) -> Option<u64> {
+fn common_byte(written: &[Sge], len: u64, other: &[Sge], world: &World) -> Option<u64> {
     let mut left = len;
     written.iter().find_map(|sge| {
         let used = left.min(sge.length.into());
         left -= used;
         let end = sge.addr.saturating_add(used);
-        let meets = |other: &&Sge| sge.addr < other.addr.saturating_add(other.length.into()) && other.addr < end;
-        let other = other.iter().find(meets)?;
+        let overlaps = |other: &&Sge| sge.addr < other.addr.saturating_add(other.length.into()) && other.addr < end;
+        let other = other.iter().find(overlaps)?;
         // Equal addresses of different regions may be different bytes.
         let shift = |sge: &Sge| place(sge, world).map(|(begin, _)| begin.wrapping_sub(sge.addr));
         (used > 0 && (sge.lkey == other.lkey || shift(sge)? == shift(other)?)).then(|| sge.addr.max(other.addr))
@@ -194,15 +195,15 @@ impl Observer for Remote {
         match *event {
             Event::PostedSend { qp, request } => {
                 let Some(work) = world.outstanding(Side::Send, qp).next_back() else { return };
-                let Some(place) = Place::from_work(work).filter(|_| !self.reported.contains(&qp)) else { return };
+                let Some(place) = RemoteRange::from_work(work).filter(|_| !self.reported.contains(&qp)) else { return };
                 let is_fenced = request.flags.contains(SendFlags::FENCE);
-                let own = if is_fenced || !self.reads.contains(&qp) { None } else { before(qp, &place, world) };
-                let other = own.map(|other| (qp, other)).or_else(|| elsewhere(qp, &place, world));
+                let own = if is_fenced || !self.reads.contains(&qp) { None } else { find_reordered(qp, &place, world) };
+                let other = own.map(|other| (qp, other)).or_else(|| find_on_other_qp(qp, &place, world));
                 if let Some((queue, other)) = other {
                     self.reported.insert(qp);
                     reports.push(unordered((qp, work), (queue, other), &place, world));
                 }
-                if place.answers() {
+                if place.has_result() {
                     self.reads.insert(qp);
                 }
             }
@@ -221,23 +222,28 @@ const fn is_open(work: &Work) -> bool {
 }
 
 /// Finds an earlier READ or atomic of the queue pair that may be executed after its last request.
-fn before<'w>(qp: ObjectId, place: &Place, world: &'w World) -> Option<&'w Work> {
+fn find_reordered<'w>(qp: ObjectId, place: &RemoteRange, world: &'w World) -> Option<&'w Work> {
     // READs and atomics are executed in order among themselves.
-    let overtakes = |earlier: &Place| earlier.answers() && !place.answers();
-    let earlier = world.outstanding(Side::Send, qp).rev().skip(1).take(COMPARED).filter(|work| is_open(work));
-    let mut earlier = earlier.filter_map(|work| Some((work, Place::from_work(work)?)));
+    let overtakes = |earlier: &RemoteRange| earlier.has_result() && !place.has_result();
+    let earlier = world.outstanding(Side::Send, qp).rev().skip(1).take(MAX_COMPARED).filter(|work| is_open(work));
+    let mut earlier = earlier.filter_map(|work| Some((work, RemoteRange::from_work(work)?)));
     earlier.find(|(_, at)| overtakes(at) && place.conflicts(at)).map(|(work, _)| work)
 }
 
 /// Finds a conflicting request of another queue pair.
-fn elsewhere<'w>(qp: ObjectId, place: &Place, world: &'w World) -> Option<(ObjectId, &'w Work)> {
+fn find_on_other_qp<'w>(qp: ObjectId, place: &RemoteRange, world: &'w World) -> Option<(ObjectId, &'w Work)> {
     let others = world.sends().filter(|(queue, _)| *queue != qp);
     let open = others.flat_map(|(queue, works)| works.iter().map(move |work| (queue, work)));
-    let mut open = open.take(COMPARED).filter(|(_, work)| is_open(work));
-    open.find(|(_, work)| Place::from_work(work).is_some_and(|at| place.conflicts(&at)))
+    let mut open = open.take(MAX_COMPARED).filter(|(_, work)| is_open(work));
+    open.find(|(_, work)| RemoteRange::from_work(work).is_some_and(|at| place.conflicts(&at)))
 }
 
-fn unordered((qp, work): (ObjectId, &Work), (queue, other): (ObjectId, &Work), place: &Place, world: &World) -> Report {
+fn unordered(
+    (qp, work): (ObjectId, &Work),
+    (queue, other): (ObjectId, &Work),
+    place: &RemoteRange,
+    world: &World,
+) -> Report {
     let (whose, why) = if queue == qp {
         ("of the same queue pair", "without IBV_SEND_FENCE the new request may be executed first")
     } else {
@@ -266,56 +272,56 @@ fn unordered((qp, work): (ObjectId, &Work), (queue, other): (ObjectId, &Work), p
 
 /// Bytes of a peer that a request reads or changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct RemoteRange {
     /// Keys are random, so equal keys are of the same region.
     key: u32,
     begin: u64,
     end: u64,
-    what: What,
+    kind: AccessKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
+enum AccessKind {
     Reads,
     Writes,
     /// Atomic with respect to other atomics.
     Atomic,
 }
 
-impl Place {
+impl RemoteRange {
     /// The range of a request; `None` if it accesses no byte of a peer.
     fn from_work(work: &Work) -> Option<Self> {
         let op = work.op.as_ref()?;
         let (begin, key) = remote(op)?;
-        let what = match op {
-            SendOp::Read { .. } => What::Reads,
-            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => What::Atomic,
-            _ => What::Writes,
+        let kind = match op {
+            SendOp::Read { .. } => AccessKind::Reads,
+            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => AccessKind::Atomic,
+            _ => AccessKind::Writes,
         };
-        (work.len > 0).then(|| Self { key, begin, end: begin.saturating_add(work.len), what })
+        (work.len > 0).then(|| Self { key, begin, end: begin.saturating_add(work.len), kind })
     }
 
     /// Returns true if a response carries its result: later requests may be executed first.
-    const fn answers(&self) -> bool {
-        matches!(self.what, What::Reads | What::Atomic)
+    const fn has_result(&self) -> bool {
+        matches!(self.kind, AccessKind::Reads | AccessKind::Atomic)
     }
 
     /// Returns true if the order matters. A READ of exactly the word of an atomic sees one of two
     /// valid values on every card.
     const fn conflicts(&self, other: &Self) -> bool {
-        let meets = self.key == other.key && self.begin < other.end && other.begin < self.end;
+        let overlaps = self.key == other.key && self.begin < other.end && other.begin < self.end;
         let is_same = self.begin == other.begin && self.end == other.end;
-        meets
-            && match (self.what, other.what) {
-                (What::Reads, What::Reads) | (What::Atomic, What::Atomic) => false,
-                (What::Reads, What::Atomic) | (What::Atomic, What::Reads) => !is_same,
+        overlaps
+            && match (self.kind, other.kind) {
+                (AccessKind::Reads, AccessKind::Reads) | (AccessKind::Atomic, AccessKind::Atomic) => false,
+                (AccessKind::Reads, AccessKind::Atomic) | (AccessKind::Atomic, AccessKind::Reads) => !is_same,
                 _ => true,
             }
     }
 }
 
 /// Maximum number of remembered words.
-const WORDS: usize = 4096;
+const MAX_WORDS: usize = 4096;
 
 /// `atomic-mixed`: words that peers change with atomics and the processor changes too.
 ///
@@ -333,9 +339,9 @@ pub(super) struct Atomics {
 
 #[derive(Clone, Copy, Debug)]
 struct Word {
-    /// Value after the last atomic.
+    /// Value that the last atomic left.
     left: u64,
-    /// Requests posted before it.
+    /// Number of requests posted before that atomic.
     posted: u64,
 }
 
@@ -352,7 +358,7 @@ impl Observer for Atomics {
             }
             Event::Atomic { qp, rkey, va, addr, found, left } => {
                 let request = requester(qp, world).and_then(|requester| self.take(requester, (va, rkey.0)));
-                if self.words.len() == WORDS {
+                if self.words.len() == MAX_WORDS {
                     self.words.clear();
                 }
                 let before = self.words.insert(addr, Word { left, posted: world.posted() });
@@ -407,9 +413,9 @@ impl Atomics {
 /// The queue pair of this process that is connected to `qp`.
 fn requester(qp: ObjectId, world: &World) -> Option<ObjectId> {
     let own = (world.qp(qp)?.qpn, world.attributes(qp)?.values.dest_qpn);
-    let is_it = |id| world.qp(id).is_some_and(|pair| pair.qpn == own.1);
+    let is_peer = |id| world.qp(id).is_some_and(|pair| pair.qpn == own.1);
     let mut all = world.all_attributes();
-    all.find(|(id, attributes)| attributes.values.dest_qpn == own.0 && is_it(*id)).map(|(id, _)| id)
+    all.find(|(id, attributes)| attributes.values.dest_qpn == own.0 && is_peer(*id)).map(|(id, _)| id)
 }
 
 fn mixed(request: &Work, addr: u64, (left, found): (u64, u64), (qp, world): (ObjectId, &World)) -> Report {

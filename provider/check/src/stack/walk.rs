@@ -4,8 +4,8 @@
 //! Unwinding takes microseconds, and programs post and poll from few places. So each thread caches
 //! its last stacks with the location of each return address. If all locations still hold the same
 //! values, from the innermost call on, the stack is the same: the frame of a call and its return
-//! address determine the next frame. A frame of variable size (`alloca`) can defeat this; then a
-//! report shows another caller.
+//! address determine the next frame. A frame of variable size (`alloca`) can break this rule; then
+//! a report shows another caller.
 
 use std::cell::RefCell;
 use std::ptr;
@@ -13,16 +13,16 @@ use std::sync::Arc;
 
 /// Maximum number of return addresses of a stack.
 const MAX_ADDRESSES: usize = 24;
-/// Cached stacks of a thread.
-const REMEMBERED: usize = 16;
+/// Maximum number of cached stacks of a thread.
+const MAX_STACKS: usize = 16;
 
 thread_local! {
     /// The cache of this thread, most recent first.
-    static KNOWN: RefCell<Vec<Known>> = const { RefCell::new(Vec::new()) };
+    static CACHE: RefCell<Vec<CachedStack>> = const { RefCell::new(Vec::new()) };
 }
 
 /// A cached stack.
-struct Known {
+struct CachedStack {
     /// Address in the frame of [`addresses`].
     mark: usize,
     /// Location and value of each return address.
@@ -30,12 +30,14 @@ struct Known {
     addresses: Arc<[usize]>,
 }
 
-impl Known {
-    /// Returns true if it is the current stack of this thread, whose frame is at `mark`.
-    fn is_now(&self, mark: usize) -> bool {
-        // SAFETY: the innermost word lies in the frame of the caller, at the same distance from
-        // `mark` as in an earlier call of the same function. Each other one is only read when that
-        // below it shows that the frame which it belongs to is there.
+impl CachedStack {
+    /// Returns true if this is the current stack of the thread, with the frame of [`addresses`] at
+    /// `mark`.
+    fn is_current(&self, mark: usize) -> bool {
+        // SAFETY: the words are read from the innermost outwards. The innermost lies in the frame
+        // of the caller, at the same distance from `mark` as in an earlier call of `addresses`.
+        // Each further word is read only if the word before it still holds its return address,
+        // which shows that the frame with the further word has not returned.
         let holds = |&(place, address): &(usize, usize)| unsafe { read_word(place) } == address;
         self.mark == mark && self.words.iter().all(holds)
     }
@@ -46,10 +48,10 @@ impl Known {
 pub(super) fn addresses() -> Arc<[usize]> {
     let here = 0u8;
     let mark = ptr::from_ref(&here).addr();
-    // The cache is gone while a thread ends.
-    let known = KNOWN.try_with(|known| {
+    // A thread that is ending has no cache any more.
+    let known = CACHE.try_with(|known| {
         let mut known = known.try_borrow_mut().ok()?;
-        let at = known.iter().position(|known| known.is_now(mark))?;
+        let at = known.iter().position(|known| known.is_current(mark))?;
         known[..=at].rotate_right(1);
         Some(Arc::clone(&known[0].addresses))
     });
@@ -71,14 +73,14 @@ fn unwind(mark: usize) -> Arc<[usize]> {
         addresses.len() < MAX_ADDRESSES
     });
     let addresses: Arc<[usize]> = addresses.into();
-    // On other architectures the word below a frame holds something else.
-    // SAFETY: these are words of frames of this thread, whose calls have not returned.
-    let stands_there = |&(place, address): &(usize, usize)| unsafe { read_word(place) } == address;
-    if cfg!(target_arch = "x86_64") && !words.is_empty() && words.iter().all(stands_there) {
-        let known = Known { mark, words, addresses: Arc::clone(&addresses) };
-        let _ = KNOWN.try_with(|all| {
+    // On other architectures the word below a frame is not a return address.
+    // SAFETY: the words lie in frames of this thread, whose calls have not returned.
+    let holds = |&(place, address): &(usize, usize)| unsafe { read_word(place) } == address;
+    if cfg!(target_arch = "x86_64") && !words.is_empty() && words.iter().all(holds) {
+        let known = CachedStack { mark, words, addresses: Arc::clone(&addresses) };
+        let _ = CACHE.try_with(|all| {
             let Ok(mut all) = all.try_borrow_mut() else { return };
-            all.truncate(REMEMBERED - 1);
+            all.truncate(MAX_STACKS - 1);
             all.insert(0, known);
         });
     }
@@ -138,7 +140,7 @@ mod tests {
         }
         let calls = std::hint::black_box(vec![left as fn(u32) -> _, right, left, right]);
         let stacks: Vec<_> = calls.iter().map(|call| call(7).0).collect();
-        assert_eq!(stacks[0][0], stacks[1][0], "both ask at the same place");
+        assert_eq!(stacks[0][0], stacks[1][0], "both call `addresses` at the same place");
         assert_ne!(stacks[0], stacks[1]);
         assert_eq!((&stacks[0], &stacks[1]), (&stacks[2], &stacks[3]));
     }
@@ -149,8 +151,8 @@ mod tests {
             if more == 0 { one() } else { std::hint::black_box(deep(more - 1)) }
         }
         let first = deep(0);
-        (1..=REMEMBERED).for_each(|more| _ = deep(more));
+        (1..=MAX_STACKS).for_each(|more| _ = deep(more));
         assert_eq!(first[..1], deep(0)[..1]);
-        KNOWN.with_borrow(|known| assert_eq!(known.len(), REMEMBERED));
+        CACHE.with_borrow(|known| assert_eq!(known.len(), MAX_STACKS));
     }
 }

@@ -34,7 +34,7 @@ pub struct TracedPacket {
     pub header: Option<(Header, usize)>,
     /// The message of the connection manager in it.
     pub message: Option<String>,
-    /// The act of a fault rule on it, or the error in it.
+    /// The effect of a fault rule on the packet, or the error in it.
     pub remark: Option<String>,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Tracks {
     is_named: bool,
     pairs: IdMap<ObjectId, PairTrack>,
     numbers: IdMap<Qpn, ObjectId>,
-    /// By queue pair, and by shared receive queue; oldest first.
+    /// Posted receives by queue pair, and by shared receive queue; oldest first.
     receives: IdMap<ObjectId, VecDeque<Posted>>,
     serial: u64,
 }
@@ -93,11 +93,11 @@ impl Tracks {
                 let args = Args::default().number("cq", cq.number());
                 lines.put(Phase::Instant, lines.pid(), at, ("completion event", &"completion event"), &args);
             }
-            _ => self.mishap(lines, event, at),
+            _ => self.problem(lines, event, at),
         }
     }
 
-    fn mishap(&self, lines: &mut Lines, event: &Event<'_>, at: Instant) {
+    fn problem(&self, lines: &mut Lines, event: &Event<'_>, at: Instant) {
         let none = Args::default;
         let mut put = |object: ObjectId, name: &dyn Display, args: Args| {
             let track = self.track_of(lines, object);
@@ -187,9 +187,9 @@ impl Tracks {
         }
     }
 
-    fn on(&mut self, qp: ObjectId, what: impl FnOnce(&mut PairTrack)) {
+    fn on(&mut self, qp: ObjectId, update: impl FnOnce(&mut PairTrack)) {
         if let Some(pair) = self.pairs.get_mut(&qp) {
-            what(pair);
+            update(pair);
         }
     }
 
@@ -257,7 +257,7 @@ fn packet_name(header: &Header) -> String {
 
 /// A send request between its post and its completion.
 #[derive(Debug)]
-struct Open {
+struct OpenSend {
     /// Sequence number among all requests of the process.
     serial: u64,
     wr_id: u64,
@@ -265,7 +265,7 @@ struct Open {
     signaled: bool,
     /// First and last PSN sent so far.
     psns: Option<(Psn, Psn)>,
-    /// Retransmitted packets.
+    /// Number of retransmitted packets.
     retransmitted: u32,
 }
 
@@ -277,7 +277,7 @@ struct PairTrack {
     /// True during an RNR wait.
     waits: bool,
     /// Oldest first.
-    sends: VecDeque<Open>,
+    sends: VecDeque<OpenSend>,
 }
 
 impl PairTrack {
@@ -346,14 +346,14 @@ impl PairTrack {
         let title = format_args!("{name} {:#08x}", self.pair.qpn.get());
         let args = Args::default().hex("wr_id", wr_id).number("length", length).number("signaled", u8::from(signaled));
         lines.put(Phase::AsyncBegin(serial), self.track(), at, ("wr", &title), &args);
-        self.sends.push_back(Open { serial, wr_id, name, signaled, psns: None, retransmitted: 0 });
+        self.sends.push_back(OpenSend { serial, wr_id, name, signaled, psns: None, retransmitted: 0 });
     }
 
     /// Ends a send request and all before it.
     fn completed(&mut self, lines: &mut Lines, at: Instant, cqe: &Cqe) {
         let failed = cqe.status != WcStatus::Success;
-        let is_it = |open: &Open| open.wr_id == cqe.wr_id && (open.signaled || failed);
-        let Some(before) = self.sends.iter().position(is_it) else { return };
+        let is_match = |open: &OpenSend| open.wr_id == cqe.wr_id && (open.signaled || failed);
+        let Some(before) = self.sends.iter().position(is_match) else { return };
         for (at_front, open) in self.sends.drain(..=before).enumerate() {
             let status = if at_front == before { explain::name(cqe.status) } else { "no completion requested" };
             open.end(lines, self.pair.qpn, at, status);
@@ -385,11 +385,11 @@ impl PairTrack {
             _ => {
                 // wr_ids need not be unique; packets leave in the order of posts.
                 let position = header.opcode().facts().position;
-                let goes_on = matches!(position, Position::Middle | Position::Last);
-                let mut of_it = self.sends.iter_mut().filter(|open| open.wr_id == wr_id);
-                let open = match goes_on {
-                    true => of_it.rev().find(|open| open.psns.is_some()),
-                    false => of_it.find(|open| open.psns.is_none()),
+                let continues_message = matches!(position, Position::Middle | Position::Last);
+                let mut of_request = self.sends.iter_mut().filter(|open| open.wr_id == wr_id);
+                let open = match continues_message {
+                    true => of_request.rev().find(|open| open.psns.is_some()),
+                    false => of_request.find(|open| open.psns.is_none()),
                 };
                 if let Some(open) = open {
                     open.psns = Some((open.psns.map_or(psn, |(first, _)| first), psn));
@@ -428,7 +428,7 @@ impl PairTrack {
     }
 }
 
-impl Open {
+impl OpenSend {
     fn has(&self, psn: Psn) -> bool {
         self.psns.is_some_and(|(first, last)| psn.distance(first) >= 0 && psn.distance(last) <= 0)
     }

@@ -12,13 +12,14 @@ use roxe_transport::qp::Service;
 use roxe_wire::Qpn;
 use roxe_wire::cm::{RejReason, SidrStatus};
 
-/// Bytes of private data to print.
-const SHOWN: usize = 32;
+/// Maximum number of printed bytes of private data.
+const MAX_SHOWN: usize = 32;
 
 type Cause = (String, &'static str);
 
 impl Id {
-    /// Prints an explanation if `kind` ends an attempt; `error` is what failed on this side.
+    /// Prints an explanation if `kind` ends an attempt; `error` is the failure on this side, if
+    /// any.
     pub(super) fn explain(
         &self,
         inner: &Inner,
@@ -30,9 +31,10 @@ impl Id {
         }
         let Some((cause, advice)) = self.cause(inner, (kind, status, data), error) else { return };
         let what = if self.service() == Service::Ud { "look-up" } else { "connection" };
-        let end = |address: Option<Address>| address.map_or_else(|| "nowhere".to_owned(), |address| named(&address));
+        let end =
+            |address: Option<Address>| address.map_or_else(|| "nowhere".to_owned(), |address| format_address(&address));
         let what = format!("the {what} from {} to {}", end(inner.local), end(inner.peer));
-        let private_data = private_data(data).map(shown);
+        let private_data = private_data(data).map(format_private_data);
         explain::not_connected(&Connection { what, event: event_name(kind), status, cause, private_data, advice });
     }
 
@@ -42,7 +44,7 @@ impl Id {
         (kind, status, data): (EventKind, i32, &EventData),
         error: Option<&Error>,
     ) -> Option<Cause> {
-        let peer = || inner.peer.map_or_else(String::new, |peer| named(&peer));
+        let peer = || inner.peer.map_or_else(String::new, |peer| format_address(&peer));
         Some(match kind {
             EventKind::AddrError => (error?.to_string(), route_advice(error?.errno())),
             EventKind::ConnectError => (
@@ -165,18 +167,18 @@ fn private_data(data: &EventData) -> Option<&[u8]> {
     all.get(..=end)
 }
 
-fn shown(bytes: &[u8]) -> String {
-    let (first, rest) = bytes.split_at(bytes.len().min(SHOWN));
+fn format_private_data(bytes: &[u8]) -> String {
+    let (first, rest) = bytes.split_at(bytes.len().min(MAX_SHOWN));
     let more = if rest.is_empty() { String::new() } else { format!("... ({} bytes)", bytes.len()) };
     if first.iter().all(|byte| matches!(byte, b' '..=b'~')) {
         return format!("\"{}\"{more}", String::from_utf8_lossy(first));
     }
-    let words: Vec<_> = first.chunks(4).map(|word| word.iter().map(|byte| format!("{byte:02x}")).collect()).collect();
-    let words: Vec<String> = words;
+    let words: Vec<String> =
+        first.chunks(4).map(|word| word.iter().map(|byte| format!("{byte:02x}")).collect()).collect();
     words.join(" ") + &more
 }
 
-fn named(address: &Address) -> String {
+fn format_address(address: &Address) -> String {
     match address {
         Address::Ip(ip) => format!("{} port {}", ip.ip(), ip.port()),
         Address::Ib(ib) => format!("{} service {:#x}", ib.gid, ib.sid),
@@ -243,7 +245,7 @@ mod tests {
     #[test]
     fn private_data_prints_as_text_or_hex_without_zeros() {
         let data = |private_data| EventData::Conn(ConnParam { private_data, ..ConnParam::NOTHING });
-        let text_of = |bytes: &[u8]| private_data(&data(bytes.to_vec())).map(shown);
+        let text_of = |bytes: &[u8]| private_data(&data(bytes.to_vec())).map(format_private_data);
         assert_eq!(text_of(b"no room\0\0"), Some("\"no room\"".to_owned()));
         assert_eq!(text_of(&[1, 2, 3, 4, 0xff, 0]), Some("01020304 ff".to_owned()));
         assert_eq!(text_of(&[0; 8]), None);

@@ -1,4 +1,4 @@
-//! Multicast groups of a datagram id, and those that its queue pair is attached to by the id.
+//! Multicast groups that a datagram id has joined, and the attachment of its queue pair to them.
 
 use super::route::Address;
 use crate::qp::Qp;

@@ -72,7 +72,7 @@ impl Channel {
     /// EINTR as for `read(2)`.
     pub fn next(&self) -> Result<Event, Error> {
         let _wait = self.before_wait();
-        Ok(fetched(self.events.next()?))
+        Ok(count_fetched(self.events.next()?))
     }
 
     /// Prepares a wait by a caller that sleeps itself: receives what has arrived, and returns the
@@ -85,14 +85,14 @@ impl Channel {
     }
 
     /// Returns the next event to a caller of [`Channel::before_wait`]; `slept` is true if it has
-    /// read a unit. `None`: the event is gone, wait again.
+    /// read a unit. `None` if another thread took the event: the caller waits again.
     pub fn take(&self, slept: bool) -> Option<Event> {
-        self.events.take_next(slept).map(fetched)
+        self.events.take_next(slept).map(count_fetched)
     }
 
     /// Takes the oldest event, if there is one; never waits.
     pub fn try_next(&self) -> Option<Event> {
-        self.events.take_next(false).map(fetched)
+        self.events.take_next(false).map(count_fetched)
     }
 }
 
@@ -209,16 +209,18 @@ pub(super) struct Inner {
     pub(super) listens: Vec<(Runtime, ListenId)>,
     /// Devices without an address, on which to listen once they have one.
     pub(super) listen_later: Vec<Runtime>,
-    /// Maximum and current number of requests that the program has not fetched.
+    /// Maximum number of requests that the program has not fetched.
     pub(super) backlog: usize,
+    /// Number of requests that the program has not fetched.
     pub(super) pending_requests: usize,
     pub(super) options: Options,
     pub(super) local_ece: Ece,
     pub(super) remote_ece: Ece,
     pub(super) qp: Option<Arc<Qp>>,
     pub(super) groups: Groups,
-    /// Alternate path proposed to the peer, which has not replied, and loaded at both ends.
+    /// Alternate path proposed to the peer, which has not replied.
     pub(super) proposed_path: Option<Path>,
+    /// Alternate path loaded at both ends.
     pub(super) alternate_path: Option<Path>,
     /// PSN that the peer starts with.
     pub(super) psn: Psn,
@@ -371,7 +373,7 @@ impl Id {
             receive_before_end(&device_addr.runtime);
             with_machine(&device_addr.runtime, |session| {
                 session.ids.remove(&comm);
-                // Unknown if it ended meanwhile, or belongs to the parent of a fork.
+                // Fails if the connection ended meanwhile, or belongs to the parent of a fork.
                 let _ = session.cm.destroy(&mut session.cx, comm);
             });
         }
@@ -485,7 +487,7 @@ impl Id {
         self.lock().remote_ece
     }
 
-    /// Device that it is bound to.
+    /// Device that the id is bound to.
     pub fn device(&self) -> Option<Arc<Device>> {
         self.lock().device_addr.as_ref().map(|device_addr| Arc::clone(&device_addr.device))
     }
@@ -514,7 +516,7 @@ impl Id {
 impl Observer for Id {
     fn interface_changed(&self, adapter: &Adapter) {
         self.report_loss(adapter);
-        // No verb waits for an error.
+        // The change is not the result of a verb, so no call can return an error.
         let _ = self.listen_where_possible();
     }
 
@@ -584,7 +586,7 @@ pub(super) fn stop_listening(runtime: &Runtime, listen: ListenId, claim: Option<
     }
     with_machine(runtime, |session| {
         session.listeners.remove(&listen);
-        // Unknown only in the child of a fork.
+        // Fails only in the child of a fork, whose state machine does not know the listener.
         let _ = session.cm.stop_listening(listen);
     });
 }
@@ -597,15 +599,15 @@ fn with_machine(runtime: &Runtime, verb: impl FnOnce(&mut Session<'_>)) {
     }
 }
 
-/// Receives what has arrived before a connection ends: the kernel may have given packets for
-/// another process of this host to our socket, and they must reach it before the end does. Call it
-/// without the lock of an id.
+/// Receives what has arrived before a connection ends: the kernel may have delivered packets for
+/// another process of this host to a socket of this process, and they must reach the other process
+/// before the end of the connection does. The caller holds no lock of an id.
 pub(super) fn receive_before_end(runtime: &Runtime) {
     runtime.engine().receive_all_arrived();
 }
 
 /// Counts a fetched connect request as no longer pending.
-fn fetched(event: Event) -> Event {
+fn count_fetched(event: Event) -> Event {
     if let Some(listener) = &event.listener {
         let mut inner = listener.lock();
         inner.pending_requests = inner.pending_requests.saturating_sub(1);

@@ -1,6 +1,6 @@
 //! Multicast groups of datagram ids (`rdma_join_multicast`). RoCE has no subnet manager to ask: a
-//! member is an attached queue pair, for which the interface joins the group (IGMP, MLD). A join is
-//! done at once, and a send-only member is never attached.
+//! member is an attached queue pair, for which the interface joins the group (IGMP, MLD). A join
+//! completes at once, and a send-only member is never attached.
 
 use super::event::{EventData, EventKind, UDP_QKEY, UdParam};
 use super::groups::Group;
@@ -23,7 +23,7 @@ pub struct JoinFlags {
 
 impl Id {
     /// Joins the group `addr`, an IPv4 or IPv6 address: the attached queue pair, or one attached
-    /// later, receives datagrams to it, unless `send_only`. The result is
+    /// later, receives datagrams to the group, unless `send_only`. The result is
     /// [`EventKind::MulticastJoin`] with the group's address, or [`EventKind::MulticastError`];
     /// both carry `user`.
     ///

@@ -142,7 +142,7 @@ impl DeviceAddr {
         if let Some(device_addr) = Self::find(&known_devices(), |own| own == gid)? {
             return Ok(device_addr);
         }
-        // The address may be new.
+        // The address may be newer than the GID tables of the known devices.
         let all = devices()?;
         for device in &all {
             fork::runtime_of(device)?.engine().watch();
@@ -150,7 +150,8 @@ impl DeviceAddr {
         Self::find(&all, |own| own == gid)?.ok_or_else(|| no_device(gid))
     }
 
-    /// Finds a device with an address of this IP version, which stands for this host.
+    /// Finds a device with an address of this IP version, for the wildcard destination: it means
+    /// this host.
     fn first(is_ipv4: bool) -> Result<Self, Error> {
         let found = Self::find(&devices()?, |gid| gid.is_ipv4() == is_ipv4)?;
         found.ok_or_else(|| Error::new(libc::ENODEV, "no device has an address of this family"))
@@ -202,7 +203,7 @@ pub(super) fn all_engines() -> Result<Vec<Runtime>, Error> {
     devices()?.iter().map(watched).collect()
 }
 
-/// Engine of a device, which follows its interface from now on.
+/// Returns the engine of `device`, which follows the interface's state from now on.
 fn watched(device: &Arc<Device>) -> Result<Runtime, Error> {
     let runtime = fork::runtime_of(device)?;
     runtime.engine().keep_watching();
@@ -213,7 +214,7 @@ fn watched(device: &Arc<Device>) -> Result<Runtime, Error> {
 pub(super) struct HostRoute {
     /// Outgoing device, with its address.
     pub(super) device_addr: DeviceAddr,
-    /// Destination; that of a local device if the requested one stands for this host.
+    /// Destination; the address of `device_addr` if the requested one is the wildcard.
     pub(super) destination: IpAddr,
     pub(super) hop_limit: u8,
 }
@@ -237,7 +238,7 @@ impl HostRoute {
             _ => system_route(source, to).map_err(|e| Error::os(format!("no route to {}", to.ip()), &e))?,
         };
         let device_addr = match DeviceAddr::of(source.into()) {
-            // The card may have another loopback address.
+            // The default loopback address may be that of another user's card.
             Err(_) if any_source && source.is_loopback() => {
                 let own = Self::loopback(source.is_ipv4())?;
                 notify_of_owner(to.ip().into(), own.gid);
@@ -292,7 +293,7 @@ pub fn connections(device: &Arc<Device>) -> usize {
     fork::runtime_of(device).map_or(0, |runtime| runtime.connections())
 }
 
-/// Default packet lifetime, a code; the one of Linux on RoCE.
+/// Default packet lifetime code: that of Linux on RoCE.
 pub(super) const PACKET_LIFE_TIME: u8 = 16;
 
 /// A path (`struct ibv_sa_path_rec`), in host order.
@@ -316,7 +317,7 @@ pub struct Path {
     pub mtu: PathMtu,
     /// `enum ibv_rate`; 0 is unknown.
     pub rate: u8,
-    /// Packet lifetime, a code.
+    /// Packet lifetime code N: 4.096 µs · 2^N.
     pub packet_life_time: u8,
 }
 

@@ -7,9 +7,9 @@ use std::time::Duration;
 /// Number of completions per event. Off if `count` is 0 or 1, or `period` is 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moderation {
-    /// Completions that raise an event.
+    /// Number of completions that raise an event.
     pub count: u16,
-    /// Microseconds after the first completion until fewer raise it.
+    /// Microseconds after the first completion, after which fewer completions raise the event.
     pub period: u16,
 }
 
@@ -25,6 +25,7 @@ pub(super) struct Moderator {
     pending: u16,
     /// End of the period.
     due: Option<Instant>,
+    /// Deadline registered with the engine.
     registered: Option<Instant>,
 }
 
@@ -53,7 +54,7 @@ impl Moderator {
         self.register(due)
     }
 
-    // One deadline per queue is enough: `on_deadline` renews it.
+    /// Registers a deadline unless there is one: one per queue is enough, `on_deadline` renews it.
     fn register(&mut self, due: Instant) -> Verdict {
         if self.registered.is_some() {
             return Verdict::Wait;

@@ -2,11 +2,11 @@
 //! messages through queue pair 1.
 //!
 //! The kernel ends the connections of a dead process. Here the card dies with its process, so the
-//! others check their peers: on this host the slot in the peer's communication ID identifies a
-//! process, and its mailbox shows if it lives. On other hosts a connection ends when its queue pair
-//! or program sends an error or a disconnect. A request is retransmitted for more than a minute,
-//! but a host without an open card answers at once with ICMP, which a probe ([`roxe_net::probe`])
-//! receives.
+//! other processes check their peers: on this host the slot in the peer's communication ID
+//! identifies a process, and its mailbox shows if the process lives. On other hosts a connection
+//! ends when its queue pair or program sends an error or a disconnect. A request is retransmitted
+//! for more than a minute, but a host without an open card answers at once with ICMP, which a probe
+//! ([`roxe_net::probe`]) receives.
 
 use roxe_engine::engine::Engine;
 use roxe_engine::gsi::GSI_ORDINAL;
@@ -27,13 +27,13 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Connections ended per batch when the process ends; the state machine holds a few thousand
-/// messages.
-const MAX_AT_ONCE: usize = 64;
+/// Maximum number of connections ended per batch when the process ends; the state machine holds a
+/// few thousand messages.
+const MAX_ENDED_PER_BATCH: usize = 64;
 /// Period of checks of peers and of probes: a dead process is detected within it.
 const CHECK_PERIOD: Duration = Duration::from_secs(1);
-/// Successive equal answers of the network before they count, so that a card opened meanwhile still
-/// gets the request.
+/// Number of successive refusals by the network before a request is given up, so that a card opened
+/// meanwhile still gets the request.
 const MIN_REFUSALS: u32 = 2;
 
 #[derive(Clone, Copy)]
@@ -55,7 +55,7 @@ pub(crate) trait CmHandler: Debug + Send + Sync {
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
     pub(super) messages: VecDeque<(Route, Mad)>,
-    /// Time for which the engine's timer has called.
+    /// Deadline for which the engine's timer has called.
     pub(super) call: Option<Instant>,
 }
 
@@ -94,7 +94,7 @@ impl Session<'_> {
 
     /// Ends these connections and lookups when the process ends.
     pub(super) fn end_all(&mut self, from: &[(CommId, Route)]) {
-        for some in from.chunks(MAX_AT_ONCE) {
+        for some in from.chunks(MAX_ENDED_PER_BATCH) {
             for (id, _) in some {
                 self.cm.shut_down(&mut self.cx, *id);
             }
@@ -198,8 +198,8 @@ impl Session<'_> {
         }
     }
 
-    /// Reads the probes and gives up requests to hosts without a card. Returns true if others are
-    /// left.
+    /// Reads the probes and gives up requests to hosts without a card. Returns true if other
+    /// requests are left.
     // clause: CM-RETRIES
     pub(super) fn check_unanswered(&mut self) -> bool {
         let cm = &self.cm;
@@ -235,7 +235,7 @@ impl Session<'_> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Liveness {
-    /// In this process, or on another host.
+    /// The peer is in this process, or on another host.
     Unwatched,
     Alive,
     Dead,
@@ -275,9 +275,9 @@ impl MadSender {
     fn send_all(&mut self, cm: &mut Cm, engine: &Engine) {
         let Some(first) = cm.poll_transmit() else { return };
         let mut batch = Batch::take();
-        self.put(&mut batch, &first, engine);
+        self.add(&mut batch, &first, engine);
         while let Some(next) = cm.poll_transmit() {
-            self.put(&mut batch, &next, engine);
+            self.add(&mut batch, &next, engine);
         }
         batch.flush(engine, GSI_ORDINAL, &mut self.link);
         batch.put_back();
@@ -285,14 +285,14 @@ impl MadSender {
 
     /// Adds a message to `batch`, which is flushed if full. A message within this host leaves at
     /// once.
-    fn put(&mut self, batch: &mut Batch, outgoing: &Outgoing, engine: &Engine) {
+    fn add(&mut self, batch: &mut Batch, outgoing: &Outgoing, engine: &Engine) {
         let Outgoing { route, mad } = outgoing;
         let av = Av { sgid: route.local, dgid: route.remote, hop_limit: HOP_LIMIT, ..Av::default() };
         let (header, mad) = (gsi_header(self.psn), mad.to_bytes());
         self.psn = self.psn.add(1);
-        if !self.put_to_own_host(*route, &header, &mad, engine) && !write(batch, &av, &header, &mad) {
+        if !self.deliver_within_host(*route, &header, &mad, engine) && !write_packet(batch, &av, &header, &mad) {
             batch.flush(engine, GSI_ORDINAL, &mut self.link);
-            write(batch, &av, &header, &mad);
+            write_packet(batch, &av, &header, &mad);
         }
         engine.counters().sent_mads.add(1);
     }
@@ -300,7 +300,7 @@ impl MadSender {
     /// Delivers a message within this host without the socket, and returns true, if that is
     /// possible now. In a signal handler that ends the process, this thread itself may hold the
     /// receive side, so only the first message waits for its lock.
-    fn put_to_own_host(&mut self, route: Route, header: &Header, mad: &[u8; MAD_LEN], engine: &Engine) -> bool {
+    fn deliver_within_host(&mut self, route: Route, header: &Header, mad: &[u8; MAD_LEN], engine: &Engine) -> bool {
         if !engine.keeps_mads(route) {
             return false;
         }
@@ -312,7 +312,7 @@ impl MadSender {
 }
 
 /// Writes one packet into `batch`; returns false if it is full.
-fn write(batch: &mut Batch, av: &Av, header: &Header, mad: &[u8; MAD_LEN]) -> bool {
+fn write_packet(batch: &mut Batch, av: &Av, header: &Header, mad: &[u8; MAD_LEN]) -> bool {
     let note = PacketNote::answer(Qpn::GSI, TxReason::Management);
     let Some(slot) = batch.room(av, Qpn::GSI, header.padded_len(MAD_LEN), &note) else { return false };
     if let Some(payload) = header.emit(MAD_LEN, slot) {

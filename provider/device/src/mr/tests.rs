@@ -126,17 +126,17 @@ fn reregistered_region_keeps_keys_and_unchanged_terms() {
     let (key, first, second) = (mr.rkey(), s.pages.addr(), s.pages.addr() + PAGE);
     let other = s.pd.context().alloc_pd().unwrap();
     let read = |pd: &Pd, va| s.table().hold().read_remote(pd.id(), key, va, own_cells(&mut [0; 8]));
-    let anew = |change| mr.change(change).unwrap();
-    anew(MrChange { pd: Some(Arc::clone(&other)), ..MrChange::default() });
+    let change = |change| mr.change(change).unwrap();
+    change(MrChange { pd: Some(Arc::clone(&other)), ..MrChange::default() });
     assert_eq!((read(&s.pd, first), read(&other, first)), (Err(MemError::WrongDomain), Ok(())));
     assert!(s.pd.dealloc().is_ok() && other.dealloc().is_err());
-    anew(MrChange { range: Some((second, 8)), ..MrChange::default() });
+    change(MrChange { range: Some((second, 8)), ..MrChange::default() });
     assert_eq!((read(&other, first), read(&other, second)), (Err(MemError::Range), Ok(())));
     assert_eq!((mr.addr(), mr.length(), mr.rkey()), (second, 8, key));
-    anew(MrChange { access: Some(Access::LOCAL_WRITE), ..MrChange::default() });
+    change(MrChange { access: Some(Access::LOCAL_WRITE), ..MrChange::default() });
     assert_eq!(read(&other, second), Err(MemError::Access));
     let all = MrChange { pd: Some(Arc::clone(&s.pd)), range: Some((first, 16)), access: Some(ALL) };
-    anew(all);
+    change(all);
     assert_eq!(read(&s.pd, first + 8), Ok(()));
     assert!(other.dealloc().is_ok());
 }
@@ -148,11 +148,11 @@ fn failed_reregistration_leaves_region_unchanged() {
     s.pages.unmap(3, 1);
     let mr = s.register(0, 64, ALL);
     let errno = |change| mr.change(change).err().map_or(0, |error| error.errno());
-    let (gone, far) = (s.pages.addr() + 3 * PAGE, testing::pd());
+    let (gone, other_context) = (s.pages.addr() + 3 * PAGE, testing::pd());
     assert_eq!(errno(MrChange { range: Some((gone, 8)), ..MrChange::default() }), libc::EFAULT);
     assert_eq!(errno(MrChange { range: Some((8, u64::MAX)), ..MrChange::default() }), libc::EINVAL);
     assert_eq!(errno(MrChange { access: Some(Access::REMOTE_WRITE), ..MrChange::default() }), libc::EINVAL);
-    assert_eq!(errno(MrChange { pd: Some(far), ..MrChange::default() }), libc::EINVAL);
+    assert_eq!(errno(MrChange { pd: Some(other_context), ..MrChange::default() }), libc::EINVAL);
     assert!(s.read(&mr, mr.addr(), 64).is_ok() && s.write(&mr, mr.addr(), &[0; 64]).is_ok());
     mr.deregister().unwrap();
     assert_eq!(errno(MrChange { access: Some(ALL), ..MrChange::default() }), libc::EINVAL);
@@ -366,8 +366,8 @@ mod dmabuf {
         assert_eq!((mr.addr(), mr.length()), (PAGE + 8, PAGE));
         pages.truncate_file();
         assert_eq!(table.hold().write_remote(pd.id(), mr.rkey(), iova, &[1]), Err(MemError::Fault));
-        let anew = MrChange { access: Some(Access::empty()), ..MrChange::default() };
-        assert_eq!(errno(mr.change(anew)), libc::EOPNOTSUPP);
+        let change = MrChange { access: Some(Access::empty()), ..MrChange::default() };
+        assert_eq!(errno(mr.change(change)), libc::EOPNOTSUPP);
         mr.deregister().unwrap();
         assert_eq!(table.hold().write_remote(pd.id(), mr.rkey(), iova, &[1]), Err(MemError::BadKey));
         assert!(pd.dealloc().is_ok());
@@ -428,10 +428,13 @@ mod null {
                 (Ok(()), [0; 8])
             );
         }
-        let stranger = pd.context().alloc_pd().unwrap();
+        let other_domain = pd.context().alloc_pd().unwrap();
         let list = part(&mr, 0, 8);
-        assert_eq!(table.hold().gather(stranger.id(), &list, 0, own_cells(&mut [0; 8])), Err(MemError::WrongDomain));
-        assert_eq!(table.hold().scatter(stranger.id(), &list, 0, &[0; 8]), Err(MemError::WrongDomain));
+        assert_eq!(
+            table.hold().gather(other_domain.id(), &list, 0, own_cells(&mut [0; 8])),
+            Err(MemError::WrongDomain)
+        );
+        assert_eq!(table.hold().scatter(other_domain.id(), &list, 0, &[0; 8]), Err(MemError::WrongDomain));
         mr.deregister().unwrap();
         assert_eq!(table.hold().gather(pd.id(), &list, 0, own_cells(&mut [0; 8])), Err(MemError::BadKey));
         assert!(pd.dealloc().is_ok());
@@ -449,8 +452,8 @@ mod null {
         let mw = pd.alloc_mw(MwKind::One).unwrap();
         let bind = Bind { rkey: mw.rkey(), lkey: mr.lkey(), access: Access::REMOTE_READ, addr: 0, length: 8 };
         assert_eq!(table.bind(AccessScope::from(pd.id()), &bind), refused);
-        let anew = MrChange { access: Some(Access::empty()), ..MrChange::default() };
-        assert_eq!(mr.change(anew).unwrap_err().errno(), libc::EINVAL);
+        let change = MrChange { access: Some(Access::empty()), ..MrChange::default() };
+        assert_eq!(mr.change(change).unwrap_err().errno(), libc::EINVAL);
     }
 }
 

@@ -78,8 +78,8 @@ fn window_grants_its_range_with_its_rights() {
         assert_eq!(s.write(s.qp, RKey(bind.rkey.0 ^ 1), s.at(16)), Err(MemError::BadKey));
         let others = if kind == MwKind::One { Ok(()) } else { Err(MemError::WrongDomain) };
         assert_eq!(s.write(s.other_qp(), bind.rkey, s.at(16)), others, "{kind:?}");
-        let stranger = AccessScope { pd: s.pd.context().alloc_pd().unwrap().id(), qp: None };
-        assert_eq!(s.write(stranger, bind.rkey, s.at(16)), Err(MemError::WrongDomain));
+        let other_domain = AccessScope { pd: s.pd.context().alloc_pd().unwrap().id(), qp: None };
+        assert_eq!(s.write(other_domain, bind.rkey, s.at(16)), Err(MemError::WrongDomain));
     }
     assert_eq!(s.write(s.qp, RKey(s.mr.lkey().0), s.at(16)), Err(MemError::Access), "the region grants nothing");
 }
@@ -121,9 +121,9 @@ fn invalid_bind_changes_nothing() {
     let (closed, read_only) = (reg(Access::LOCAL_WRITE), reg(Access::MW_BIND));
     let zero_based = reg(Access::MW_BIND | Access::LOCAL_WRITE | Access::ZERO_BASED);
     let good = s.bind(&two, 1);
-    let stranger = AccessScope { pd: s.pd.context().alloc_pd().unwrap().id(), ..s.qp };
+    let other_domain = AccessScope { pd: s.pd.context().alloc_pd().unwrap().id(), ..s.qp };
     for (scope, bind, expected) in [
-        (stranger, good, MemError::WrongDomain),
+        (other_domain, good, MemError::WrongDomain),
         (s.qp, Bind { rkey: s.mr.rkey(), ..good }, MemError::BadKey),
         (s.qp, Bind { lkey: LKey(5), ..good }, MemError::BadKey),
         (s.qp, Bind { lkey: closed.lkey(), ..good }, MemError::Access),
@@ -184,8 +184,8 @@ fn invalidated_window_is_not_written() {
     let mw = s.pd.alloc_mw(MwKind::Two).unwrap();
     let (table, qp, va) = (s.table(), s.qp, s.at(0));
     std::thread::scope(|scope| {
-        for turn in 0..200u8 {
-            let bind = Bind { addr: va, length: PAGE, ..s.bind(&mw, turn) };
+        for tag in 0..200u8 {
+            let bind = Bind { addr: va, length: PAGE, ..s.bind(&mw, tag) };
             table.bind(qp, &bind).unwrap();
             let writer = scope.spawn(move || while table.hold().write_remote(qp, bind.rkey, va, &[7; 4096]).is_ok() {});
             table.invalidate(qp, bind.rkey).unwrap();
@@ -245,13 +245,13 @@ fn region_and_domain_are_busy_while_they_have_windows() {
     for mw in &windows {
         s.table().bind(s.qp, &s.bind(mw, 9)).unwrap();
     }
-    let anew = || s.mr.change(MrChange { access: Some(Access::empty()), ..MrChange::default() });
-    assert_eq!((errno(s.mr.deregister()), errno(anew())), (libc::EBUSY, libc::EBUSY));
+    let change_access = || s.mr.change(MrChange { access: Some(Access::empty()), ..MrChange::default() });
+    assert_eq!((errno(s.mr.deregister()), errno(change_access())), (libc::EBUSY, libc::EBUSY));
     windows[0].deallocate();
     windows[0].deallocate();
     assert_eq!(errno(s.mr.deregister()), libc::EBUSY);
     s.table().invalidate(s.qp, s.bind(&windows[1], 9).rkey).unwrap();
-    assert_eq!((errno(anew()), errno(s.mr.deregister())), (0, 0));
+    assert_eq!((errno(change_access()), errno(s.mr.deregister())), (0, 0));
     assert_eq!(errno(s.pd.dealloc()), libc::EBUSY);
     drop(windows);
     assert_eq!((errno(s.pd.dealloc()), s.table().hold().count()), (0, 0));

@@ -40,7 +40,7 @@ impl QpHost<'_> {
         failure::note_local(&mut self.state.failed, || attempt.refused(error, facts));
     }
 
-    /// Returns the first element of a list that cannot be used, and why.
+    /// Returns the first element of a list that cannot be used, and the error for it.
     fn first_unusable(&mut self, side: Side, sges: &[Sge], access: Access, error: MemError) -> Option<(Sge, MemError)> {
         // The table must not be locked twice.
         self.held = None;
@@ -48,9 +48,9 @@ impl QpHost<'_> {
         let is_written = access.contains(Access::LOCAL_WRITE);
         let refused = |sge: &Sge| {
             let place = self.on_regions(|regions, own| regions.locate(shared.unwrap_or(own.pd), sge, access));
-            let is_lost =
+            let is_unmapped =
                 |addr| error == MemError::Fault && mapped::check(addr, sge.length.into(), is_written).is_err();
-            place.map_or_else(Some, |addr| is_lost(addr).then_some(error))
+            place.map_or_else(Some, |addr| is_unmapped(addr).then_some(error))
         };
         let found = sges.iter().map(refused).zip(sges).find_map(|(error, sge)| Some((*sge, error?)));
         found.or_else(|| Some((*sges.first()?, error)))
@@ -66,11 +66,12 @@ impl QpHost<'_> {
         error: MemError,
     ) -> Result<(), MemError> {
         let is_withheld = error == MemError::Access && note_use(self.memory().0, rkey, access);
-        let refused = match is_withheld {
-            true => self.on_regions(|regions, scope| regions.check_remote(scope, rkey, va, len, access)),
-            false => Err(error),
+        let checked = if is_withheld {
+            self.on_regions(|regions, scope| regions.check_remote(scope, rkey, va, len, access))
+        } else {
+            Err(error)
         };
-        refused.inspect_err(|error| self.report_remote_fault((rkey, va, len), access, *error))
+        checked.inspect_err(|error| self.report_remote_fault((rkey, va, len), access, *error))
     }
 
     #[cold]
@@ -180,7 +181,7 @@ impl QpHost<'_> {
         })
     }
 
-    /// Hands payload to the weakest legal card if `find` has a place for all of it.
+    /// Passes payload to the weakest legal card, with the addresses that `find` returns for it.
     fn delay(
         &mut self,
         side: Side,
@@ -219,7 +220,7 @@ impl QpHost<'_> {
         Some(done)
     }
 
-    /// Prepares an 8-byte store after everything that the peer has written before.
+    /// Prepares an 8-byte store: all earlier payload of the peer is placed before it.
     #[cold]
     #[inline(never)]
     pub(super) fn store_watched(&mut self, rkey: RKey, va: u64) {
@@ -242,7 +243,7 @@ impl QpHost<'_> {
         if let Some(CompletionVerdict { fault, rule }) = self.fault_of(&cqe) {
             match fault {
                 CompletionFault::QpFatal => ending = Err(Ending::Fatal),
-                CompletionFault::CqErr => self.qp.cq(side).break_down(),
+                CompletionFault::CqErr => self.qp.cq(side).inject_failure(),
                 CompletionFault::Status(status) => (cqe.status, ending) = (status, Err(Ending::Failed)),
             }
             failure::note_local(&mut self.state.failed, || failure::requested_by(&rule));
@@ -262,7 +263,7 @@ impl QpHost<'_> {
         ending
     }
 
-    /// The fault that a rule requests, if the request succeeded.
+    /// The fault that a rule requests for a completion that reports success.
     fn fault_of(&self, cqe: &Cqe) -> Option<CompletionVerdict> {
         if !faults::is_on() || cqe.status != WcStatus::Success {
             return None;
@@ -289,7 +290,8 @@ impl QpCore {
         }
     }
 
-    /// Applies the weakest legal card, if it is on, to a new queue pair with `depth` send places.
+    /// Applies the weakest legal card, if it is on, to a new queue pair whose send queue has
+    /// `depth` entries.
     #[cold]
     #[inline(never)]
     pub(super) fn begin_watched(self: &Arc<Self>, inner: &mut Inner, depth: u32) {

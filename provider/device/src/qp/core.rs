@@ -150,7 +150,7 @@ impl QpCore {
         })
     }
 
-    /// Sends what is to be sent, or delays a lone acknowledgement until the returned time.
+    /// Sends pending packets, or delays a lone acknowledgement until the returned time.
     #[inline]
     pub(super) fn serve_locked(&self, inner: &mut Inner, now: Instant) -> (VisitOutcome, Option<Instant>) {
         let is_lone_ack = inner.machine.owes_only_ack();

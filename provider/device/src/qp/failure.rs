@@ -25,7 +25,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-const KEPT: usize = 64;
+const MAX_ENTRIES: usize = 64;
 
 #[derive(Debug, Default)]
 pub(super) struct Failed {
@@ -80,7 +80,7 @@ pub(super) fn note_flush(
 
 impl Failed {
     /// Prints an explanation. `unanswered` is the length of a request of which no packet was
-    /// acknowledged; `probe` asked the network when the first acknowledgement was overdue.
+    /// acknowledged; `probe` was sent when the first acknowledgement was overdue.
     pub(super) fn explain(
         self,
         qp: &QpResources,
@@ -219,8 +219,8 @@ pub(super) fn note_early(qp: &QpResources, machine: &Machine) {
     }
 }
 
-/// Returns why a packet was dropped; `None` if the drop belongs to every loss, or if
-/// [`note_remote`] knows more.
+/// Returns why a packet was dropped; `None` if every loss causes such drops, or if [`note_remote`]
+/// has recorded more.
 fn why_dropped(qp: &QpResources, machine: &Machine, reason: DropReason) -> Option<Reason> {
     let attr = machine.attr();
     let mut expects = None;
@@ -484,7 +484,7 @@ impl History {
             *count = count.saturating_add(more);
             return;
         }
-        if self.entries.len() == KEPT {
+        if self.entries.len() == MAX_ENTRIES {
             self.entries.pop_front();
         }
         self.entries.push_back((now, entry));
@@ -516,8 +516,8 @@ impl History {
         })
     }
 
-    /// Returns a line for each entry, with times relative to the last error; nothing if printed
-    /// already.
+    /// Returns a line for each entry, with times relative to the last error; none if they were
+    /// printed already.
     pub(super) fn lines(&mut self) -> Vec<String> {
         if std::mem::replace(&mut self.is_printed, true) {
             return Vec::new();
@@ -546,11 +546,11 @@ impl fmt::Display for Entry {
                     (counts.rnr_nak_retry_err, "RNR NAK received"),
                     (counts.send_rnr_err, "RNR NAK sent"),
                 ];
-                let seen = counts.iter().filter(|(times, _)| *times > 0).map(|(times, what)| match times {
+                let retries = counts.iter().filter(|(times, _)| *times > 0).map(|(times, what)| match times {
                     1 => (*what).to_owned(),
                     _ => format!("{what} {times} times"),
                 });
-                f.write_str(&seen.collect::<Vec<_>>().join(", "))?;
+                f.write_str(&retries.collect::<Vec<_>>().join(", "))?;
                 // After the last retry no packet is outstanding.
                 if oldest == next {
                     return Ok(());
@@ -624,13 +624,13 @@ mod tests {
         history.note(Instant(71_000_000), Entry::Flushed(Side::Send, 1));
         history.note(Instant(71_500_000), Entry::Flushed(Side::Send, 1));
         let lines = history.lines();
-        assert_eq!(lines.len(), KEPT);
+        assert_eq!(lines.len(), MAX_ENTRIES);
         assert_eq!(lines[0].trim(), "-62.500 ms  timeout; PSN 5 not acknowledged, next is 9");
         let failed = "0.000 ms  send request with wr_id 7 ended: transport retry counter exceeded";
         assert_eq!([lines[62].trim(), lines[63].trim()], [failed, "1.000 ms  2 send requests flushed"]);
         assert!(history.lines().is_empty());
         history.reset();
-        assert_eq!(history.lines().len(), KEPT);
+        assert_eq!(history.lines().len(), MAX_ENTRIES);
     }
 
     #[test]

@@ -90,7 +90,8 @@ impl<'a> QpHost<'a> {
         }
     }
 
-    /// Releases the regions and returns what is to be done without the lock.
+    /// Releases the regions and returns the outcome, which the caller handles after unlocking the
+    /// queue pair.
     #[inline]
     pub(super) fn end(self) -> VisitOutcome {
         self.report
@@ -411,16 +412,16 @@ impl Host for QpHost<'_> {
     }
 }
 
-/// State of a queue pair's surroundings that persists between visits.
+/// The part of a [`QpHost`] that persists between visits.
 #[derive(Debug, Default)]
 pub(super) struct QpHostState {
     /// Flow control window used last.
     pub(super) flow: Option<Arc<Flow>>,
     /// Window in which the queue pair waits for room.
     pub(super) waits_for: Option<Key>,
-    /// Deadline after which it stops waiting for room.
+    /// Time at which the window opens without a release, while the queue pair waits for room.
     pub(super) stalls_at: Option<Instant>,
-    /// True while room is granted to it after a wait.
+    /// True while the queue pair has a grant of room after a wait.
     pub(super) has_turn: bool,
     /// Send completions not polled yet.
     pub(super) unpolled: Unpolled,

@@ -25,9 +25,9 @@ pub struct FlowInit {
     pub kind: RuleKind,
     /// Match for frames; the default matches all.
     pub wanted: FrameMatch,
-    /// True if its frames also go to flows of lower priority. Normal flows only.
+    /// True if matching frames also go to flows of lower priority. Normal flows only.
     pub passes: bool,
-    /// True if its frames are dropped, also for flows of lower priority.
+    /// True if matching frames are dropped, also for flows of lower priority.
     pub drops: bool,
     /// Tag in the completions of its frames; 0 means none.
     pub tag: u32,
@@ -48,7 +48,7 @@ impl Default for FlowInit {
     }
 }
 
-/// A flow; dropping it removes it.
+/// A flow; dropping the value removes the flow.
 #[derive(Debug)]
 pub struct Flow {
     id: RuleId,
@@ -73,7 +73,7 @@ impl Flow {
         let FlowInit { kind, wanted, passes, drops, tag, counters } = init;
         let uses = counters.iter().map(|counters| counters.hold()).chain([flows.count.hold()]).collect();
         let to = match spread {
-            _ if drops => Destination::Nobody,
+            _ if drops => Destination::Drop,
             Some(rss) => Destination::Spread(Arc::clone(rss) as _),
             None => Destination::Qp(Arc::clone(core) as _),
         };
@@ -92,7 +92,7 @@ impl Drop for Flow {
 #[derive(Debug, Default)]
 pub(super) struct FlowUses {
     count: UseCount,
-    /// Ethernet groups that it is attached to, with their flows.
+    /// Ethernet groups that the queue pair is attached to, with their flows.
     groups: Mutex<rank::FlowGroups, Vec<([u8; 6], Flow)>>,
 }
 

@@ -53,9 +53,10 @@ impl Pd {
     /// EINVAL beyond the limits of the device, or for queues of another context; ENOMEM beyond
     /// `max_qp` queue pairs; EADDRINUSE if another user has the UDP port.
     pub fn create_qp(self: &Arc<Self>, init: QpInit) -> Result<Arc<Qp>, Error> {
-        // The checker reports programs that rely on more than they requested.
-        let least = if is_checking() { 0 } else { limits::min_inline_data() };
-        let caps = QpCaps { max_inline_data: init.caps.max_inline_data.max(least), ..init.caps };
+        // With the checker on, programs get no more than they requested, so that it can report
+        // those that rely on more.
+        let min = if is_checking() { 0 } else { limits::min_inline_data() };
+        let caps = QpCaps { max_inline_data: init.caps.max_inline_data.max(min), ..init.caps };
         let init = match init.service {
             Service::XrcTgt => return Err(Error::invalid("an XRC target must be created in an XRC domain")),
             Service::XrcIni => {
@@ -232,8 +233,8 @@ impl Qp {
         }
         let now = clock::now();
         if mask.contains(AttrMask::STATE) {
-            // Acknowledge first what the program has seen complete; otherwise the peer would report
-            // it as lost.
+            // Acknowledge first the messages that the program has seen complete; otherwise the peer
+            // would report them as lost.
             self.core.settle_memory();
             self.core.serve(now);
         }

@@ -9,16 +9,16 @@ use roxe_transport::cx::Side;
 use roxe_transport::wr::{Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, WcStatus};
 use std::collections::VecDeque;
 
-/// Bytes of one piece.
-const PIECE: u32 = 512;
-/// Pieces per request; a longer request is sampled to bound the cost.
-const PIECES: u32 = 16;
-/// Requests watched per queue.
+/// Length of a sampled piece in bytes.
+const PIECE_LEN: u32 = 512;
+/// Maximum number of pieces per request; a longer request is sampled to bound the cost.
+const MAX_PIECES: u32 = 16;
+/// Maximum number of watched requests per queue.
 const MAX_WATCHED: usize = 4096;
 
 /// The card's use of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Use {
+enum BufferUse {
     /// Read by the card, which reports when it is done.
     Source,
     /// Written by the card.
@@ -31,7 +31,7 @@ enum Use {
 struct Watched {
     wr_id: u64,
     signaled: bool,
-    what: Use,
+    buffer_use: BufferUse,
     sges: Vec<Sge>,
     /// Bytes of the list that the card may use.
     reach: u32,
@@ -53,42 +53,44 @@ impl Watch {
         signals_all: bool,
     ) {
         let signaled = signals_all || request.flags.contains(SendFlags::SIGNALED);
-        let what = use_of(&request.op, signaled);
+        let buffer_use = use_of(&request.op, signaled);
         let sges = if let SendData::Sges(sges) = request.data { sges.to_vec() } else { Vec::new() };
-        let sum = if what == Use::Other { None } else { sum(memory, pd, &sges, u32::MAX) };
-        push(&mut self.sends, Watched { wr_id: request.wr_id, signaled, what, sges, reach: u32::MAX, sum });
+        let sum = if buffer_use == BufferUse::Other { None } else { sum(memory, pd, &sges, u32::MAX) };
+        push(&mut self.sends, Watched { wr_id: request.wr_id, signaled, buffer_use, sges, reach: u32::MAX, sum });
     }
 
     /// Watches a receive of which a message fills at most the first `reach` bytes; the program may
     /// change the bytes beyond them, as buffer pools do.
     pub(super) fn posted_recv(&mut self, (memory, pd): (&MemoryTable, PdId), request: &RecvRequest<'_>, reach: u32) {
         let (wr_id, sges, sum) = (request.wr_id, request.sges.to_vec(), sum(memory, pd, request.sges, reach));
-        push(&mut self.receives, Watched { wr_id, signaled: true, what: Use::Sink, sges, reach, sum });
+        push(&mut self.receives, Watched { wr_id, signaled: true, buffer_use: BufferUse::Sink, sges, reach, sum });
     }
 
     /// Called before the card writes the first bytes of a list. Returns the `wr_id` if the buffer
     /// changed since it was posted.
     pub(super) fn writes(&mut self, (memory, pd): (&MemoryTable, PdId), side: Side, sges: &[Sge]) -> Option<u64> {
-        let is_it = |watched: &&mut Watched| watched.what == Use::Sink && watched.sum.is_some() && watched.sges == sges;
-        let watched = self.queue(side).iter_mut().find(is_it)?;
+        let is_match = |watched: &&mut Watched| {
+            watched.buffer_use == BufferUse::Sink && watched.sum.is_some() && watched.sges == sges
+        };
+        let watched = self.queue(side).iter_mut().find(is_match)?;
         // The card writes the buffer from now on.
         let before = watched.sum.take();
         (sum(memory, pd, sges, watched.reach)? != before?).then_some(watched.wr_id)
     }
 
-    /// Ends the watch of a request, for a send also of those before it. Returns true if its buffer
-    /// changed since it was posted.
+    /// Ends the watch of a request, for a send also of the sends before it. Returns true if the
+    /// buffer of the request changed since it was posted.
     pub(super) fn completed(&mut self, (memory, pd): (&MemoryTable, PdId), side: Side, cqe: &Cqe) -> bool {
         let failed = cqe.status != WcStatus::Success;
-        let is_it = |watched: &Watched| watched.wr_id == cqe.wr_id && (watched.signaled || failed);
+        let is_match = |watched: &Watched| watched.wr_id == cqe.wr_id && (watched.signaled || failed);
         let queue = self.queue(side);
-        let Some(at) = queue.iter().position(is_it) else { return false };
+        let Some(at) = queue.iter().position(is_match) else { return false };
         let watched = match side {
             Side::Send => queue.drain(..=at).next_back(),
             Side::Recv => queue.remove(at),
         };
         watched.is_some_and(|watched| {
-            let before = watched.sum.filter(|_| watched.what == Use::Source && !failed);
+            let before = watched.sum.filter(|_| watched.buffer_use == BufferUse::Source && !failed);
             before.is_some_and(|before| sum(memory, pd, &watched.sges, watched.reach).is_some_and(|now| now != before))
         })
     }
@@ -113,14 +115,14 @@ fn push(queue: &mut VecDeque<Watched>, watched: Watched) {
     queue.push_back(watched);
 }
 
-fn use_of(op: &SendOp, signaled: bool) -> Use {
+fn use_of(op: &SendOp, signaled: bool) -> BufferUse {
     use SendOp::{AtomicWrite, Read, Send, SendImm, SendInvalidate, Write, WriteImm};
     match op {
         Send | SendImm(_) | SendInvalidate(_) | Write { .. } | WriteImm { .. } | AtomicWrite { .. } if signaled => {
-            Use::Source
+            BufferUse::Source
         }
-        Read { .. } => Use::Sink,
-        _ => Use::Other,
+        Read { .. } => BufferUse::Sink,
+        _ => BufferUse::Other,
     }
 }
 
@@ -132,15 +134,15 @@ fn sum(memory: &MemoryTable, pd: PdId, sges: &[Sge], reach: u32) -> Option<u64> 
         return None;
     }
     let regions = memory.hold();
-    let pieces = total.div_ceil(PIECE).min(PIECES);
+    let pieces = total.div_ceil(PIECE_LEN).min(MAX_PIECES);
     let mut sum = 0xcbf2_9ce4_8422_2325;
     for piece in 0..pieces {
         // Pieces are spread evenly from the first byte to the last.
-        let room = u64::from(total.saturating_sub(PIECE));
+        let room = u64::from(total.saturating_sub(PIECE_LEN));
         let last = u64::from(pieces - 1).max(1);
         let at = u32::try_from(room * u64::from(piece) / last).ok()?;
-        let mut bytes = [0; PIECE as usize];
-        let len = PIECE.min(total) as usize;
+        let mut bytes = [0; PIECE_LEN as usize];
+        let len = PIECE_LEN.min(total) as usize;
         let part = bytes.get_mut(..len)?;
         regions.gather(pd, sges, at, own_cells(part)).ok()?;
         for word in bytes.as_chunks::<8>().0.iter().take(len.div_ceil(8)) {

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
 /// Half of the shortest timeout of a queue pair.
-const LATE: Duration = Duration::from_millis(10);
+const HALF_TIMEOUT: Duration = Duration::from_millis(10);
 
 /// Serializes tests: a packet may arrive at the socket of any engine of this process, and waits
 /// there while its receive side is locked.
@@ -28,8 +28,8 @@ fn engines() -> MutexGuard<'static, ()> {
 }
 
 /// Creates a queue pair connected with itself, without retries, and its completion queue. Retries
-/// until its packets arrive at this engine; another one that has just ended may have taken them.
-fn alone() -> (Arc<Qp>, Arc<Cq>) {
+/// until its packets arrive at this engine: one of another test may have received them and ended.
+fn self_connected() -> (Arc<Qp>, Arc<Cq>) {
     loop {
         let (qp, cq) = connected();
         write(&qp);
@@ -70,18 +70,18 @@ fn write(qp: &Qp) {
 #[test]
 fn timer_waits_until_arrived_packets_are_received() {
     let _engines = engines();
-    let (qp, cq) = alone();
+    let (qp, cq) = self_connected();
     let mut done = vec![];
     let mut poll = || {
         cq.poll(1, |cqe| done.push(cqe.status)).unwrap();
         done.clone()
     };
     let engine = cq.engine();
-    // As another thread that holds the receive side and is preempted.
+    // Stands in for another thread that holds the receive side and is preempted.
     let held = engine.hold_receive_side();
     write(&qp);
     let start = clock::now();
-    while clock::now().since(start) < LATE {
+    while clock::now().since(start) < HALF_TIMEOUT {
         assert_eq!(poll(), [], "the acknowledgement may have arrived");
     }
     drop(held);
@@ -92,7 +92,7 @@ fn timer_waits_until_arrived_packets_are_received() {
 #[test]
 fn rescheduled_timer_waits_for_a_later_receive() {
     let _engines = engines();
-    let (qp, cq) = alone();
+    let (qp, cq) = self_connected();
     let engine = cq.engine();
     let mut done = vec![];
     let mut poll = || {
@@ -100,13 +100,13 @@ fn rescheduled_timer_waits_for_a_later_receive() {
         done.clone()
     };
     let held = engine.hold_receive_side();
-    // A receive before the second WRITE is posted.
+    // Stands in for a receive that began before the second WRITE is posted.
     let timers = engine.timers_added();
     // The timer of the first WRITE is still registered; the second one's expires later. If this
     // thread was preempted, the first has run, and the second WRITE registers its own.
     write(&qp);
     let start = clock::now();
-    while clock::now().since(start) < LATE {}
+    while clock::now().since(start) < HALF_TIMEOUT {}
     engine.run_due_timers(timers);
     drop(held);
     while poll().is_empty() {}
@@ -116,7 +116,7 @@ fn rescheduled_timer_waits_for_a_later_receive() {
 #[test]
 fn get_event_receives_packets() {
     let _engines = engines();
-    let (qp, cq) = alone();
+    let (qp, cq) = self_connected();
     for _ in 0..100 {
         cq.req_notify(false);
         write(&qp);
@@ -133,7 +133,7 @@ fn cm_message_within_host_does_not_need_receive_side() {
     runtime.engine().start_with_links().unwrap();
     let here = Ipv4Addr::LOCALHOST.into();
     let resolve = Resolve::new(Route { local: here, remote: here }, ServiceId(7001));
-    let ask = |session: &mut Session<'_>| session.cm.resolve(&mut session.cx, &resolve).unwrap();
+    let start_resolve = |session: &mut Session<'_>| session.cm.resolve(&mut session.cx, &resolve).unwrap();
     let ((held, is_held), (done, is_done)) = (mpsc::channel(), mpsc::channel::<()>());
     std::thread::scope(|threads| {
         threads.spawn(|| {
@@ -143,8 +143,8 @@ fn cm_message_within_host_does_not_need_receive_side() {
             let _ = is_done.into_iter().next();
         });
         is_held.recv().unwrap();
-        let first = runtime.cm(ask).unwrap();
-        assert_ne!(first, runtime.cm(ask).unwrap());
+        let first = runtime.cm(start_resolve).unwrap();
+        assert_ne!(first, runtime.cm(start_resolve).unwrap());
         drop(done);
     });
 }

@@ -10,19 +10,19 @@ const LEN: usize = 100;
 const FLAG: u64 = 1024;
 
 /// A queue pair of the weakest legal card, and the memory of its process.
-struct World {
+struct Litmus {
     pages: Pages,
     placement: Placement,
 }
 
-impl World {
+impl Litmus {
     fn new(seed: u64) -> Self {
         guard::install();
         Self { pages: Pages::new(1), placement: Placement::new(seed, 0) }
     }
 
     /// Receives a peer's WRITE or a packet of a message.
-    fn take(&mut self, at: u64, bytes: &[u8]) {
+    fn receive(&mut self, at: u64, bytes: &[u8]) {
         self.placement.delay(Side::Recv, &[(self.pages.addr() + at, bytes)]);
     }
 
@@ -37,26 +37,26 @@ impl World {
         (0..LEN as u64).map(|at| self.byte(DATA + at) != 0).collect()
     }
 
-    /// Places payload until none is delayed, and calls `look` in between.
-    fn watch(mut self, mut look: impl FnMut(&Self)) {
-        look(&self);
+    /// Places payload until none is delayed, and calls `observe` in between.
+    fn watch(mut self, mut observe: impl FnMut(&Self)) {
+        observe(&self);
         for _ in 0..1000 {
             if self.placement.is_settled(Side::Recv) {
                 return;
             }
             self.placement.place_some();
-            look(&self);
+            observe(&self);
         }
-        panic!("payload is never placed");
+        panic!("some payload is never placed");
     }
 }
 
 const SEEDS: u64 = 200;
 
 /// Returns the outcomes of a litmus program over all seeds.
-fn outcomes<O: Ord>(program: impl Fn(World, &mut BTreeSet<O>)) -> BTreeSet<O> {
+fn outcomes<O: Ord>(program: impl Fn(Litmus, &mut BTreeSet<O>)) -> BTreeSet<O> {
     let mut outcomes = BTreeSet::new();
-    (0..SEEDS).for_each(|seed| program(World::new(seed), &mut outcomes));
+    (0..SEEDS).for_each(|seed| program(Litmus::new(seed), &mut outcomes));
     outcomes
 }
 
@@ -65,8 +65,8 @@ fn outcomes<O: Ord>(program: impl Fn(World, &mut BTreeSet<O>)) -> BTreeSet<O> {
 #[test]
 fn flag_may_be_visible_before_earlier_data() {
     let seen = outcomes(|mut world, outcomes| {
-        world.take(DATA, &[7; LEN]);
-        world.take(FLAG, &[1]);
+        world.receive(DATA, &[7; LEN]);
+        world.receive(FLAG, &[1]);
         world.watch(|world| {
             outcomes.insert((world.byte(FLAG) == 1, world.visible().iter().all(|visible| *visible)));
         });
@@ -77,7 +77,7 @@ fn flag_may_be_visible_before_earlier_data() {
 #[test]
 fn last_byte_may_be_visible_before_first() {
     let seen = outcomes(|mut world, outcomes| {
-        world.take(DATA, &[7; LEN]);
+        world.receive(DATA, &[7; LEN]);
         world.watch(|world| {
             let visible = world.visible();
             outcomes.insert((visible[0], visible[LEN - 1]));
@@ -89,7 +89,7 @@ fn last_byte_may_be_visible_before_first() {
 #[test]
 fn word_may_be_visible_in_part() {
     let seen = outcomes(|mut world, outcomes| {
-        world.take(FLAG, &[0xff; 8]);
+        world.receive(FLAG, &[0xff; 8]);
         world.watch(|world| {
             outcomes.insert((0..8).filter(|at| world.byte(FLAG + at) != 0).count());
         });
@@ -102,7 +102,7 @@ fn settle_places_all_payload_of_one_side() {
     let seen = outcomes(|mut world, outcomes| {
         let addr = world.pages.addr();
         world.placement.delay(Side::Send, &[(addr + FLAG, &[1; LEN])]);
-        world.take(DATA, &[7; LEN]);
+        world.receive(DATA, &[7; LEN]);
         world.placement.settle(Side::Recv);
         assert!(world.visible().iter().all(|visible| *visible));
         outcomes.insert(world.placement.is_settled(Side::Send));
@@ -113,13 +113,13 @@ fn settle_places_all_payload_of_one_side() {
     assert_eq!(seen.len(), 2);
 }
 
-// IBA §9.5: a queue pair executes requests in order, so the later of two on the same bytes remains,
-// and the earlier is never seen after it.
+// IBA §9.5: a queue pair executes requests in order, so of two writes to the same bytes the later
+// one remains, and no byte changes back to the earlier one.
 #[test]
 fn overlapping_writes_keep_order() {
     let seen = outcomes(|mut world, outcomes| {
-        world.take(DATA, &[1; LEN]);
-        world.take(DATA + 50, &[2; LEN]);
+        world.receive(DATA, &[1; LEN]);
+        world.receive(DATA + 50, &[2; LEN]);
         let mut newest = vec![0; LEN + 50];
         world.watch(|world| {
             for (at, newest) in newest.iter_mut().enumerate() {
@@ -138,7 +138,7 @@ fn overlapping_writes_keep_order() {
 #[test]
 fn scattered_payload_is_placed_whole() {
     for seed in 0..SEEDS {
-        let mut world = World::new(seed);
+        let mut world = Litmus::new(seed);
         let addr = world.pages.addr();
         world.placement.delay(Side::Recv, &[(addr + 300, &[1; 40]), (addr, &[2; 60]), (addr + 100, &[3])]);
         world.placement.place_where(|_| true);
@@ -151,8 +151,8 @@ fn scattered_payload_is_placed_whole() {
 #[test]
 fn choices_depend_on_seed() {
     let run = |seed| {
-        let (mut world, mut seen) = (World::new(seed), vec![]);
-        (0..4).for_each(|at| world.take(at * 256, &[9; LEN]));
+        let (mut world, mut seen) = (Litmus::new(seed), vec![]);
+        (0..4).for_each(|at| world.receive(at * 256, &[9; LEN]));
         world.watch(|world| seen.push((0..1024).map(|at| world.byte(at)).collect::<Vec<_>>()));
         seen
     };
@@ -162,7 +162,7 @@ fn choices_depend_on_seed() {
 
 #[test]
 fn delayed_payload_is_bounded() {
-    let mut world = World::new(5);
+    let mut world = Litmus::new(5);
     let addr = world.pages.addr();
     for _ in 0..10_000 {
         let parts: Vec<_> = (0..16).map(|part| (addr + part * 256, &[1u8; 200][..])).collect();

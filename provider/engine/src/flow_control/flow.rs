@@ -54,7 +54,7 @@ pub struct Flow {
     pub(crate) key: Key,
     pub(crate) window: u32,
     pub(crate) stream: Used,
-    /// True after RC was refused more than a little room.
+    /// True from a refusal in [`Flow::take_stream`] until a reservation fits its limit again.
     pub(crate) is_full: AtomicBool,
     pub(crate) datagrams: Used,
     pub(crate) receiver: Mutex<rank::FlowReceiver, Receiver>,
@@ -100,8 +100,8 @@ impl Flow {
         self.take_stream(bytes, self.window, self.window)
     }
 
-    /// Takes `bytes` if at most `max` are then in use, or none were. Up to `limit`, the window
-    /// counts as open.
+    /// Takes `bytes` if at most `max` bytes are then in use, or none were before. A full window
+    /// opens again if at most `limit` bytes are then in use.
     pub(crate) fn take_stream(&self, bytes: u32, limit: u32, max: u32) -> bool {
         let before = self.stream.take(bytes);
         let used = before.saturating_add(bytes);
@@ -199,7 +199,7 @@ impl Flow {
     }
 
     /// Resets the datagram window and the receiver if no credit arrived for [`STALL`]. Returns true
-    /// if so.
+    /// if it did.
     pub fn open_if_stalled(&self, now: Instant) -> bool {
         let is_stalled = now.since(Instant(self.last_credit.load(Ordering::Relaxed))) >= STALL;
         if is_stalled {
@@ -219,8 +219,8 @@ impl Flow {
         }
     }
 
-    /// Registers `qpn`, which was refused `bytes`, for room. The caller has to ask once more
-    /// afterwards: room released before the registration is not granted to it.
+    /// Registers `qpn`, which was refused `bytes`, for room. The caller has to reserve once more
+    /// afterwards: room released before the registration is not granted to `qpn`.
     pub fn wait(&self, pool: Pool, qpn: Qpn, bytes: u32) {
         self.waiters(pool).push(qpn, bytes);
     }

@@ -2,8 +2,8 @@
 
 use crate::sync::{AtomicU32, Ordering};
 
-/// Used bytes. Each operation is one atomic step, so that a release which finds no waiter and a
-/// waiter which registers and tries again cannot miss each other.
+/// Number of used bytes. Each operation is one atomic step, so that a release which finds no
+/// waiter and a waiter which registers and tries again cannot miss each other.
 #[derive(Debug, Default)]
 pub(crate) struct Used(AtomicU32);
 
@@ -17,7 +17,7 @@ impl Used {
         self.0.fetch_add(bytes, Ordering::SeqCst)
     }
 
-    /// Releases `bytes`; at least zero remain, as bytes sent through a ring were never taken.
+    /// Releases `bytes`; the count stops at 0, because bytes sent through a ring were never taken.
     pub(crate) fn give(&self, bytes: u32) {
         let less = |used: u32| (used > 0).then(|| used.saturating_sub(bytes));
         let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);

@@ -1,7 +1,7 @@
 //! Queue pairs that wait for room in a window.
 //!
-//! Served in order of arrival, each with room granted to it, so that even among thousands of
-//! waiters a turn costs one visit.
+//! Waiters are served in order of arrival, each with room granted to it, so that even among
+//! thousands of waiters a turn costs one visit.
 
 use crate::sync::{AtomicBool, Mutex, Ordering, rank};
 use roxe_wire::Qpn;
@@ -10,16 +10,16 @@ use std::collections::VecDeque;
 /// The two windows of a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pool {
-    /// Needed bytes of RC.
+    /// The window of RC.
     Stream,
-    /// Needed bytes of UC and UD.
+    /// The window of UC and UD.
     Datagrams,
 }
 
 /// Queue pairs that wait for one window.
 #[derive(Debug, Default)]
 pub(crate) struct RoomQueue {
-    /// With the bytes that each was refused.
+    /// The queue pairs, each with the number of bytes that it was refused.
     queue: Mutex<rank::FlowWaiters, VecDeque<(Qpn, u32)>>,
     has_waiters: AtomicBool,
 }
@@ -31,7 +31,8 @@ impl RoomQueue {
         self.has_waiters.store(true, Ordering::SeqCst);
     }
 
-    /// Removes the first queue pair if `room` returns what it is granted.
+    /// Removes the first queue pair if `room` grants bytes for those that it was refused. Returns
+    /// the queue pair and the granted bytes.
     pub(crate) fn pop_if(&self, room: impl FnOnce(u32) -> Option<u32>) -> Option<(Qpn, u32)> {
         let mut queue = self.queue.lock();
         let &(qpn, bytes) = queue.front()?;

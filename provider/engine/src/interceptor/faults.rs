@@ -23,15 +23,15 @@ const LEGAL_LOSS: &str = "drop rx 0.2% service=RC,XRC op=REQUEST,READ_RESPONSE,A
 #[derive(Debug)]
 pub(crate) struct Faults {
     current: Mutex<rank::Faults, Current>,
-    /// True once rules have been applied in this process, not only in the parent of a fork.
+    /// True unless this process is the child of a fork that has not sent yet.
     active: AtomicBool,
 }
 
 /// The rules in force.
 #[derive(Debug)]
 struct Current {
-    /// With the effective seed. Leaked on each change: a [`Fate`] names its rule after the lock is
-    /// released.
+    /// The rules, with the effective seed. Leaked on each change, because a [`Fate`] refers to its
+    /// rule after the lock is released.
     rules: &'static Rules,
     /// Number of rules of the user; those of the weakest card follow.
     configured: usize,

@@ -100,7 +100,7 @@ impl fmt::Display for Fate {
             (forged.is_some() && !self.is_forged, "after a forged packet"),
             (self.is_forged, "forged"),
         ];
-        for (_, effect) in effects.into_iter().filter(|(is, _)| *is) {
+        for (_, effect) in effects.into_iter().filter(|(applies, _)| *applies) {
             write!(f, "{separator}{effect}")?;
             separator = ", ";
         }

@@ -1,7 +1,7 @@
 //! The recorder and the fault rules of this process.
 //!
-//! Created with the first device that is opened and kept until the process exits, when rules
-//! report. The child of a fork uses them again once it creates its first queue pair.
+//! Both are created with the first opened device and kept until the process exits, when the rules
+//! report their counts. The child of a fork uses them again once it creates its first queue pair.
 
 use super::faults::Faults;
 use super::recorder::Recorder;
@@ -39,14 +39,14 @@ pub(crate) fn open(config: &Config) -> Result<(Option<&'static Recorder>, Option
 /// Replaces the fault rules by those of `text`, if any. Returns `faults` and `rule TEXT` lines with
 /// counts, or `refused REASON`.
 pub(crate) fn answer(text: Option<&str>) -> String {
-    if let Err(why) = text.map_or_else(faults::check_changeable, change) {
+    if let Err(why) = text.map_or_else(faults::check_changeable, replace_rules) {
         return format!("refused {why}\n");
     }
     let rules = FAULTS.get().map_or_else(Vec::new, Faults::counts).into_iter().chain(faults::counts());
     std::iter::once("faults\n".to_owned()).chain(rules.map(|rule| format!("rule {rule}\n"))).collect()
 }
 
-fn change(text: &str) -> Result<(), String> {
+fn replace_rules(text: &str) -> Result<(), String> {
     let rules = faults::parse_replacement(text)?;
     let starting = STARTING.lock();
     let mut old = match FAULTS.get() {
@@ -61,7 +61,7 @@ fn change(text: &str) -> Result<(), String> {
         }
     };
     old.extend(faults::replace(&rules));
-    // Standard error may be a full pipe.
+    // Writing to standard error blocks if it is a full pipe, so the lock is released first.
     drop(starting);
     faults::announce(&old, &rules);
     Ok(())
@@ -85,7 +85,7 @@ pub(crate) fn resume() -> Result<(), Error> {
         return Ok(());
     }
     if let Some(recorder) = RECORDER.get() {
-        recorder.resume().map_err(|e| cannot_write(recorder.wanted(), &e))?;
+        recorder.resume().map_err(|e| cannot_write(recorder.configured(), &e))?;
     }
     FAULTS.get().into_iter().for_each(Faults::resume);
     ABANDONED.store(false, Ordering::Relaxed);

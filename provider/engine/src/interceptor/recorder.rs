@@ -20,7 +20,7 @@ use std::time::SystemTime;
 
 #[derive(Debug)]
 pub(crate) struct Recorder {
-    wanted: PathBuf,
+    configured: PathBuf,
     state: Mutex<rank::Capture, State>,
 }
 
@@ -36,18 +36,18 @@ struct State {
 
 impl Recorder {
     /// Creates the file, or overwrites it unless another process is writing it.
-    pub(crate) fn create(wanted: &Path) -> io::Result<Self> {
-        let file = match open(&with_process_id(wanted))? {
+    pub(crate) fn create(configured: &Path) -> io::Result<Self> {
+        let file = match open(&with_process_id(configured))? {
             Some(file) => file,
-            None => open_beside(wanted)?,
+            None => open_beside(configured)?,
         };
-        let recorder = Self { wanted: wanted.into(), state: Mutex::new(State::default()) };
+        let recorder = Self { configured: configured.into(), state: Mutex::new(State::default()) };
         recorder.state.lock().begin(file)?;
         Ok(recorder)
     }
 
-    pub(crate) fn wanted(&self) -> &Path {
-        &self.wanted
+    pub(crate) fn configured(&self) -> &Path {
+        &self.configured
     }
 
     /// The index of the interface `name`, which is added if new.
@@ -63,7 +63,7 @@ impl Recorder {
         u32::try_from(number).unwrap_or(0)
     }
 
-    /// Begins a batch; other threads wait until it is dropped.
+    /// Begins a batch; other threads that record wait until the batch is dropped.
     pub(super) fn record(&self) -> Batch<'_> {
         Batch(self.state.lock())
     }
@@ -76,8 +76,8 @@ impl Recorder {
     }
 
     pub(crate) fn resume(&self) -> io::Result<()> {
-        let file = if names_process(&self.wanted) { open(&with_process_id(&self.wanted))? } else { None };
-        let file = file.map_or_else(|| open_beside(&self.wanted), Ok)?;
+        let file = if names_process(&self.configured) { open(&with_process_id(&self.configured))? } else { None };
+        let file = file.map_or_else(|| open_beside(&self.configured), Ok)?;
         self.state.lock().begin(file)
     }
 
@@ -159,7 +159,7 @@ impl Drop for Batch<'_> {
 
 /// Opens `path` and empties it; `None` if another process is writing it.
 fn open(path: &Path) -> io::Result<Option<File>> {
-    // Not truncated before it is locked.
+    // The file is truncated only once it is locked.
     let file = private_file::open(OpenOptions::new().write(true).truncate(false), path)?;
     match file.try_lock() {
         Ok(()) => {}
@@ -173,13 +173,13 @@ fn open(path: &Path) -> io::Result<Option<File>> {
     Ok(Some(file))
 }
 
-/// Opens a file of this process next to the configured one and reports that.
-fn open_beside(wanted: &Path) -> io::Result<File> {
-    let path = path_with_process_suffix(wanted);
+/// Opens a file of this process next to the configured one and prints a notice.
+fn open_beside(configured: &Path) -> io::Result<File> {
+    let path = path_with_process_suffix(configured);
     let file = open(&path)?.ok_or_else(|| io::Error::from(io::ErrorKind::AlreadyExists))?;
     notice::print(&format_args!(
         "capture: another process writes {}, this one ({}) writes {}",
-        wanted.display(),
+        configured.display(),
         std::process::id(),
         path.display()
     ));
@@ -218,16 +218,16 @@ mod tests {
         }
     }
 
-    fn record(recorder: &Recorder, remarks: &[&str]) {
+    fn record(recorder: &Recorder, comments: &[&str]) {
         let number = recorder.interface("roxe0");
         let mut batch = recorder.record();
-        for packet_comment in remarks {
+        for packet_comment in comments {
             let packet = (Direction::Outbound, &NetHeader::default(), &b"some bytes"[..]);
             batch.packet(number, packet, packet_comment, None);
         }
     }
 
-    fn remarks(path: &Path) -> Vec<String> {
+    fn comments(path: &Path) -> Vec<String> {
         let file = fs::read(path).unwrap();
         frames(&file).unwrap().map(|frame| frame.unwrap().comment.to_owned()).collect()
     }
@@ -241,7 +241,7 @@ mod tests {
         let number = recorder.interface("roxe0");
         let packet = (Direction::Inbound, &NetHeader::default(), &b""[..]);
         recorder.record().packet(number, packet, &"qp 0x1 received", Some(&mad));
-        assert_eq!(remarks(&scratch.0), ["qp 0x1 received | CM RTU comm=0x1 peer=0x2"]);
+        assert_eq!(comments(&scratch.0), ["qp 0x1 received | CM RTU comm=0x1 peer=0x2"]);
     }
 
     #[test]
@@ -250,14 +250,14 @@ mod tests {
         let recorder = Recorder::create(&scratch.0).unwrap();
         assert_eq!((recorder.interface("roxe0"), recorder.interface("roxe1"), recorder.interface("roxe0")), (0, 1, 0));
         record(&recorder, &["a", "b"]);
-        assert_eq!(remarks(&scratch.0), ["a", "b"]);
+        assert_eq!(comments(&scratch.0), ["a", "b"]);
         let mut batch = recorder.record();
         let mark = batch.mark();
         batch.packet(0, (Direction::Inbound, &NetHeader::default(), &[]), &"never sent", None);
         batch.rewind(mark);
         drop(batch);
         record(&recorder, &["c"]);
-        assert_eq!(remarks(&scratch.0), ["a", "b", "c"]);
+        assert_eq!(comments(&scratch.0), ["a", "b", "c"]);
     }
 
     #[test]
@@ -268,8 +268,8 @@ mod tests {
         let second = Recorder::create(&scratch.0).unwrap();
         record(&first, &["first"]);
         record(&second, &["second"]);
-        assert_eq!(remarks(&scratch.0), ["first"]);
-        assert_eq!(remarks(&path_with_process_suffix(&scratch.0)), ["second"]);
+        assert_eq!(comments(&scratch.0), ["first"]);
+        assert_eq!(comments(&path_with_process_suffix(&scratch.0)), ["second"]);
     }
 
     #[test]
@@ -281,8 +281,8 @@ mod tests {
         record(&recorder, &["of no process"]);
         recorder.resume().unwrap();
         record(&recorder, &["of the child"]);
-        assert_eq!(remarks(&scratch.0), ["of the parent"]);
-        assert_eq!(remarks(&path_with_process_suffix(&scratch.0)), ["of the child"]);
+        assert_eq!(comments(&scratch.0), ["of the parent"]);
+        assert_eq!(comments(&path_with_process_suffix(&scratch.0)), ["of the child"]);
     }
 
     #[test]

@@ -14,16 +14,16 @@ const QUICK: Duration = Duration::from_micros(1000);
 const DELAY_LIMITS: (Duration, Duration) = (Duration::from_micros(20), Duration::from_micros(500));
 /// Score from which on a quick answer is expected. A missing one delays the peer's completion by
 /// [`DELAY_LIMITS`], or by a tick of the background thread if the program does not poll.
-const ENOUGH: u8 = 32;
+const MIN_SCORE: u8 = 32;
 /// Points lost if no answer is posted in time. A long ping-pong survives single misses, as the
 /// system may preempt the program at any time.
-const MISS: u8 = 64;
+const MISS_PENALTY: u8 = 64;
 /// Points lost by a slow answer while no acknowledgement waits for it.
-const SLOW: u8 = 4;
+const SLOW_PENALTY: u8 = 4;
 
-/// Additional delay before the background thread sends an acknowledgement: if it shares a CPU with
-/// the program, the program runs only once this thread sleeps, and one wake-up of it must not end
-/// the ping-pong.
+/// Additional delay before the background thread sends an acknowledgement: if that thread shares a
+/// CPU with the program, the program runs only while the thread sleeps, and a single wake-up of the
+/// thread must not end the ping-pong.
 pub(crate) const GRACE: Duration = Duration::from_micros(100);
 
 /// Returns when the background thread sends an acknowledgement delayed until `until`.
@@ -31,12 +31,12 @@ pub(crate) fn due_in_background(until: Instant) -> Instant {
     until.after(GRACE)
 }
 
-/// Returns true if an acknowledgement delayed until `until` leaves at `by`, polled by the program
-/// or by the background thread.
+/// Returns true if an acknowledgement delayed until `until` is sent by a poll at `now`, of the
+/// program or of the background thread.
 #[inline]
-pub(crate) fn is_over(until: Instant, by: Instant, by_program: bool) -> bool {
+pub(crate) fn is_over(until: Instant, now: Instant, by_program: bool) -> bool {
     let at = if by_program { until } else { due_in_background(until) };
-    at <= by
+    at <= now
 }
 
 /// Ping-pong detection of one queue pair.
@@ -45,6 +45,7 @@ pub struct DelayedAck {
     /// Quick answers, less those that were slow or missing.
     score: u8,
     request_at: Option<Instant>,
+    /// True if the acknowledgement of the last request was delayed.
     waits: bool,
     /// Average time of a quick answer in nanoseconds.
     average: u32,
@@ -57,9 +58,9 @@ impl DelayedAck {
         // clause: ACK-BEFORE-REQUESTS
         // Two requests without an answer between them are not a ping-pong.
         if self.request_at.replace(now).is_some() {
-            self.lose(MISS);
+            self.lose(MISS_PENALTY);
         }
-        self.waits = self.score >= ENOUGH;
+        self.waits = self.score >= MIN_SCORE;
         let twice = Duration::from_nanos(2 * u64::from(self.average));
         self.waits.then(|| now.after(twice.clamp(DELAY_LIMITS.0, DELAY_LIMITS.1)))
     }
@@ -74,14 +75,14 @@ impl DelayedAck {
             self.average = self.average - self.average / 8 + took.subsec_nanos() / 8;
         } else if !self.waits {
             // A delayed acknowledgement leaves with the slow answer in any case.
-            self.lose(SLOW);
+            self.lose(SLOW_PENALTY);
         }
     }
 
     /// Called when the delay of an acknowledgement has expired without an answer.
     pub fn on_expiry(&mut self) {
         self.request_at = None;
-        self.lose(MISS);
+        self.lose(MISS_PENALTY);
     }
 
     fn lose(&mut self, points: u8) {
@@ -98,7 +99,7 @@ mod tests {
     /// A queue pair that expects quick answers from now on, and the time.
     fn settled() -> (DelayedAck, Instant) {
         let (mut delayed_ack, mut now) = (DelayedAck::default(), Instant(1_000_000));
-        for _ in 0..ENOUGH {
+        for _ in 0..MIN_SCORE {
             assert_eq!(delayed_ack.on_request(now), None);
             now = now.after(SOON);
             delayed_ack.on_post(now);
@@ -119,7 +120,7 @@ mod tests {
             [(1, 20..=20), (30, 50..=60), (400, 500..=500)].map(|(takes, waits)| (takes * SOON, waits))
         {
             let mut delayed_ack = DelayedAck::default();
-            for _ in 0..ENOUGH {
+            for _ in 0..MIN_SCORE {
                 delayed_ack.on_request(Instant(1));
                 delayed_ack.on_post(Instant(1).after(takes));
             }
@@ -181,7 +182,7 @@ mod tests {
     #[test]
     fn posts_without_requests_do_not_count() {
         let mut delayed_ack = DelayedAck::default();
-        (0..2 * u32::from(ENOUGH)).for_each(|_| delayed_ack.on_post(Instant(5)));
+        (0..2 * u32::from(MIN_SCORE)).for_each(|_| delayed_ack.on_post(Instant(5)));
         assert_eq!(delayed_ack.on_request(Instant(6)), None);
     }
 }

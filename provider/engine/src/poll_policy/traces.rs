@@ -178,7 +178,8 @@ fn replay_background(events: &[Event<'_>]) -> Wakeups {
                 let delays = arrived.clone().filter(|(_, by_program)| !by_program).map(|(at, _)| now.since(*at));
                 let found = delays.clone().count() > 0;
                 wakeups.delays.extend(delays);
-                let served = Served { found, is_polled: seen.is_polled(), is_armed: false, waits_itself: false };
+                let served =
+                    Served { found, is_polled: seen.is_polled(), is_armed: false, receives_before_sleep: false };
                 if served.is_wanted() {
                     presence.muting.add(SERVED);
                 }

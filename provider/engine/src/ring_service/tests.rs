@@ -1,4 +1,4 @@
-//! Rings whose other half the test holds.
+//! Tests of rings whose other end the test holds.
 
 use super::*;
 use crate::flow_control::Key;
@@ -17,7 +17,7 @@ use std::sync::mpsc;
 use std::time::{self, Duration};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// A length of which a ring holds some.
+/// Length in bytes of a packet of which a ring holds several.
 const LONG: usize = 4112;
 
 fn heading() -> Heading {
@@ -44,7 +44,8 @@ fn ring() -> (SharedSender, Inbound) {
     (Arc::new(Mutex::new(sender)), inbound)
 }
 
-/// Writes packets until `room` returns true or the ring is full; returns their number.
+/// Writes packets until `is_enough` returns true for their number, or the ring is full. Returns the
+/// number.
 fn fill(sender: &mut Sender, mut is_enough: impl FnMut(usize) -> bool) -> usize {
     let mut count = 0;
     while !is_enough(count) && sender.writer.as_mut().unwrap().slot(&heading(), LONG).is_some() {
@@ -226,25 +227,25 @@ fn own_slot_has_a_ring_from_the_first_packet() {
     });
 }
 
-/// Retries until `look` returns a value.
-fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+/// Retries until `poll` returns a value; panics with `failure` after [`TIMEOUT`].
+fn wait_for<T>(failure: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     let start = time::Instant::now();
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = poll() {
             return found;
         }
-        assert!(start.elapsed() < TIMEOUT, "{what}");
+        assert!(start.elapsed() < TIMEOUT, "{failure}");
         std::thread::yield_now();
     }
 }
 
 /// A peer process: a slot, and its mailbox.
-struct Stranger {
+struct PeerProcess {
     mailbox: SlotSocket,
     poller: Poller,
 }
 
-impl Stranger {
+impl PeerProcess {
     fn new(mailbox: SlotSocket) -> Self {
         Self { mailbox, poller: Poller::new().unwrap() }
     }
@@ -261,9 +262,9 @@ impl Stranger {
     }
 
     /// Accepts the ring that `engine` offers.
-    fn take_up(&self, engine: &Engine) -> Inbound {
-        let (size, descriptors) = wait_for("no offer came", || {
-            assert!(self.find_ring(engine).is_none(), "an old ring");
+    fn accept_ring(&self, engine: &Engine) -> Inbound {
+        let (size, descriptors) = wait_for("no ring is offered", || {
+            assert!(self.find_ring(engine).is_none(), "the ring of an earlier process is used");
             let mut buf = vec![0; 64 << 10];
             let (len, descriptors) = self.mailbox.recv(&mut buf).unwrap()?;
             let Some((Frame::Ring { size }, _)) = Frame::parse(&buf[..len]) else { return None };
@@ -272,7 +273,7 @@ impl Stranger {
         Inbound::accept(size, descriptors, self.poller.doorbell(), |_| Ok(())).unwrap()
     }
 
-    fn hears(&self, engine: &Engine, inbound: &Inbound) {
+    fn check_ring_is_used(&self, engine: &Engine, inbound: &Inbound) {
         let ring = wait_for("no ring is used", || self.find_ring(engine));
         let mut sender = ring.lock();
         assert_eq!(fill(&mut sender, |count| count == 3), 3);
@@ -283,28 +284,28 @@ impl Stranger {
 #[test]
 fn new_owner_of_dead_slot_gets_own_ring() {
     let engine = engine();
-    let first = Stranger::new(SlotSocket::claim(engine.ifindex()).unwrap());
+    let first = PeerProcess::new(SlotSocket::claim(engine.ifindex()).unwrap());
     let slot = first.mailbox.slot();
-    let inbound = first.take_up(&engine);
-    first.hears(&engine, &inbound);
+    let inbound = first.accept_ring(&engine);
+    first.check_ring_is_used(&engine, &inbound);
     let old = first.find_ring(&engine).unwrap();
     drop((first, inbound));
-    let second = Stranger::new(SlotSocket::claim_one(engine.ifindex(), slot).unwrap());
-    wait_for("the ring of the dead is still there", || old.lock().writer.is_none().then_some(()));
+    let second = PeerProcess::new(SlotSocket::claim_one(engine.ifindex(), slot).unwrap());
+    wait_for("the ring of the dead process is still open", || old.lock().writer.is_none().then_some(()));
     assert!(old.lock().doorbell.is_none());
-    let inbound = second.take_up(&engine);
-    second.hears(&engine, &inbound);
+    let inbound = second.accept_ring(&engine);
+    second.check_ring_is_used(&engine, &inbound);
 }
 
 #[test]
 fn refusing_peer_gets_no_second_offer_at_once() {
     let engine = engine();
-    let stranger = Stranger::new(SlotSocket::claim(engine.ifindex()).unwrap());
-    drop(stranger.take_up(&engine));
-    wait_for("the refusal was not handled", || {
-        matches!(engine.rings.out.lock().get(&stranger.mailbox.slot()), Some(RingState::Refused(_))).then_some(())
+    let peer = PeerProcess::new(SlotSocket::claim(engine.ifindex()).unwrap());
+    drop(peer.accept_ring(&engine));
+    wait_for("the refused ring is not marked", || {
+        matches!(engine.rings.out.lock().get(&peer.mailbox.slot()), Some(RingState::Refused(_))).then_some(())
     });
-    assert!(stranger.find_ring(&engine).is_none() && !engine.rings.has_wanted.is_set());
+    assert!(peer.find_ring(&engine).is_none() && !engine.rings.has_wanted.is_set());
 }
 
 #[test]
@@ -323,19 +324,21 @@ fn malformed_ring_data_is_counted_and_broken_ring_closed() {
         writer.slot(&heading(), len).unwrap().put(&bytes).unwrap();
         writer.publish();
         packets += 1;
-        wait_for("it is not read", || {
+        wait_for("the packet is not read", || {
             engine.progress();
             engine.rings.inbound.read().iter().all(|ring| ring.reader.is_empty()).then_some(())
         });
     }
-    wait_for("not all of it is counted", || (malformed() >= before + packets).then_some(()));
+    wait_for("some packets are not counted", || (malformed() >= before + packets).then_some(()));
     assert_eq!(engine.counters().panics.get(), 0);
     writer.break_it();
-    wait_for("it is still read", || {
+    wait_for("the broken ring is still read", || {
         engine.progress();
         engine.rings.inbound.read().is_empty().then_some(())
     });
-    wait_for("the writer does not hear of it", || matches!(control.poll(), PeerEvent::Gone).then_some(()));
+    wait_for("the writer is not told that the ring is closed", || {
+        matches!(control.poll(), PeerEvent::Gone).then_some(())
+    });
 }
 
 #[test]
@@ -346,7 +349,7 @@ fn dead_writers_ring_is_read_at_most_once_around() {
     engine.accept_ring(shm::SIZE as u32, carry(&offer.descriptors(poller.doorbell())));
     offer.writer.put_header_on_every_line();
     drop(offer);
-    wait_for("it is read without end", || engine.rings.inbound.read().is_empty().then_some(()));
+    wait_for("the ring is read without end", || engine.rings.inbound.read().is_empty().then_some(()));
 }
 
 #[test]

@@ -18,17 +18,17 @@ use std::io;
 use std::time::Duration;
 
 /// Interval after which the background thread retries sends that a full mailbox refused.
-const RETRY: Duration = Duration::from_millis(1);
+const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 impl Engine {
     pub(crate) fn forward(&self, state: &mut RxState, qpn: Qpn, run: Run<'_>, now: Instant) {
         let to = Slot::of(qpn);
         let frame = Frame::Packets(RxMeta { first_index: run.index, ..*run.meta });
-        let fate = match state.slots.first() {
+        let outcome = match state.slots.first() {
             Some(first) if to.can_be_owned() => state.forward_queue.send(first, Mailbox::Slot(to), &frame, run.bytes),
             _ => ForwardOutcome::Unowned,
         };
-        match fate {
+        match outcome {
             ForwardOutcome::Forwarded => {
                 self.counters().forwarded.add(run.count());
                 self.note_forwarded(state, run.meta.dst, now);
@@ -75,19 +75,19 @@ impl Engine {
         }
         let waits = !state.forward_queue.is_empty() || self.flows.is_blocked() || self.rings.has_wanted.is_set();
         let later = state.source_ports.due().into_iter().chain(self.rings.awaited_until());
-        self.set_retry(waits.then(|| now.after(RETRY)).into_iter().chain(later).min());
+        self.set_retry(waits.then(|| now.after(RETRY_INTERVAL)).into_iter().chain(later).min());
     }
 
     /// Sends credits that became due outside of a visit to the sockets.
     pub fn send_credits(&self, now: Instant) {
         match self.rx.try_lock() {
             Some(mut rx) => self.serve_processes(&mut rx.state, now),
-            // The holder of the lock may be past this point.
+            // The holder of the lock may have checked for credits already.
             None => self.set_retry(Some(now)),
         }
     }
 
-    /// Returns credits to their owner; false if its mailbox is full.
+    /// Sends credits to the process of their owner; returns false if its mailbox is full.
     pub(crate) fn send_credit(&self, slots: &[SlotSocket], owed: Owed, now: Instant) -> bool {
         let Owed { to, key, bytes } = owed;
         if slots.iter().any(|socket| socket.slot() == to) {

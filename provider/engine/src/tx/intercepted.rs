@@ -26,15 +26,15 @@ impl Batch {
         cached: &mut Option<Arc<UdpLink>>,
     ) {
         let fates = self.judge(interceptor, ordinal);
-        let mut exit = Exit { engine, interceptor, recording: interceptor.record() };
+        let mut tx = InterceptedTx { engine, interceptor, recording: interceptor.record() };
         let mut at = 0;
         while let (Some(av), Some(fate)) = (self.av(at), fates.get(at)) {
             let untouched = fates.iter().skip(at).take_while(|fate| fate.verdict.is_pass()).count();
             at = match find_link(engine, av.sgid, cached) {
                 None => at + 1,
-                Some(link) if untouched > 0 => exit.send_run(self, at, untouched, link, &av),
+                Some(link) if untouched > 0 => tx.send_run(self, at, untouched, link, &av),
                 Some(link) => {
-                    exit.send_spoiled(self, at, fate, link, &av);
+                    tx.send_with_fate(self, at, fate, link, &av);
                     at + 1
                 }
             };
@@ -72,13 +72,13 @@ impl Batch {
     }
 }
 
-struct Exit<'a> {
+struct InterceptedTx<'a> {
     engine: &'a Engine,
     interceptor: &'a Interceptor,
     recording: Option<Recording<'a>>,
 }
 
-impl Exit<'_> {
+impl InterceptedTx<'_> {
     /// Sends the run at packet `at`, of at most `untouched` packets; returns the start of the next.
     fn send_run(&mut self, batch: &mut Batch, at: usize, untouched: usize, link: &UdpLink, av: &Av) -> usize {
         let run = batch.run_from(at, untouched.min(link.max_segments(av.dgid)));
@@ -99,13 +99,13 @@ impl Exit<'_> {
     }
 
     /// Applies `fate` to packet `at` and sends it alone.
-    fn send_spoiled(&mut self, batch: &mut Batch, at: usize, fate: &Fate, link: &Arc<UdpLink>, av: &Av) {
+    fn send_with_fate(&mut self, batch: &mut Batch, at: usize, fate: &Fate, link: &Arc<UdpLink>, av: &Av) {
         let verdict = fate.verdict;
         interceptor::count(self.engine.counters(), &verdict);
         let net = interceptor::marked(header(self.engine, link, av), &verdict);
         batch.seal(at..at + 1, &net);
         if verdict.drop || verdict.corrupt.is_some() {
-            self.take_credit_back(&net, batch.packet(at));
+            self.return_credit(&net, batch.packet(at));
         }
         if let Some(corruption) = verdict.corrupt {
             corruption.apply(batch.packet_mut(at));
@@ -146,7 +146,7 @@ impl Exit<'_> {
 
     fn send_alone(&mut self, net: &NetHeader, bytes: &[u8], packet_comment: &PacketComment, link: &UdpLink) {
         self.record(net, bytes, packet_comment);
-        // A single packet needs no segmentation, so nothing can be refused.
+        // A single packet needs no segmentation, which the link could refuse.
         send(link, net, bytes, bytes.len(), 1, self.engine.counters());
     }
 
@@ -162,7 +162,7 @@ impl Exit<'_> {
     }
 
     /// Returns the credit for a datagram that will never be received.
-    fn take_credit_back(&self, net: &NetHeader, bytes: &[u8]) {
+    fn return_credit(&self, net: &NetHeader, bytes: &[u8]) {
         let Ok(Packet { header, payload }) = Packet::parse(bytes) else { return };
         if matches!(header.kind, Kind::Ud { .. } | Kind::UcRequest(_)) {
             let bytes = charge_of(&header.kind, payload.len());
@@ -180,8 +180,8 @@ impl Engine {
         packet_comment: &PacketComment,
     ) {
         if let Some(link) = find_link(self, net.src, &mut None) {
-            let mut exit = Exit { engine: self, interceptor, recording: interceptor.record() };
-            exit.send_alone(net, bytes, packet_comment, link);
+            let mut tx = InterceptedTx { engine: self, interceptor, recording: interceptor.record() };
+            tx.send_alone(net, bytes, packet_comment, link);
         }
     }
 }

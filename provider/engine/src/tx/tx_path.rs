@@ -77,7 +77,7 @@ impl TxCache {
             }
             Some(RoomWait::Socket { queue, left }) => {
                 engine.send_all_queued();
-                let now = queue.left();
+                let now = queue.sent_runs();
                 std::mem::replace(left, now) != now
             }
         }

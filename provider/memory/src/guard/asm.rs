@@ -23,9 +23,9 @@ unsafe extern "C" {
 
 #[inline]
 pub(super) fn write(addr: u64, data: &[u8]) -> Result<(), Fault> {
-    // SAFETY: `data` is valid for its length; a fault at `addr` returns an error. The program
-    // registered these bytes for writing, so roxe does not use them. Concurrent accesses by the
-    // program are not data races for the compiler, which does not see the assembly.
+    // SAFETY: `data` is valid for reads of its length; a fault at `addr` returns an error. The
+    // program registered these bytes for writing, so roxe does not use them. Concurrent accesses by
+    // the program are not data races for the compiler, which does not see the assembly.
     let rc = unsafe { roxe_guard_copy(addr as *mut c_void, data.as_ptr().cast(), data.len()) };
     if rc == 0 { Ok(()) } else { Err(Fault) }
 }
@@ -39,7 +39,7 @@ pub(super) fn store(addr: u64, word: [u8; 8]) -> Result<(), Fault> {
 #[inline]
 pub(super) fn atomic(addr: u64, op: AtomicOp) -> Result<u64, Fault> {
     let mut old = 0;
-    // SAFETY: `old` is valid; the rest as in `write`.
+    // SAFETY: `old` is valid for a write of eight bytes; the rest as in `write`.
     let rc = unsafe {
         match op {
             AtomicOp::CompareSwap { compare, swap } => roxe_guard_cas(addr, compare, swap, &raw mut old),

@@ -1,7 +1,8 @@
 //! Bytes in memory that another process may change at any moment.
 //!
-//! Bytes behind a `&[u8]` or `&mut [u8]` must not change, so no such reference to them exists. They
-//! can only be copied, by the instructions that also copy application memory. Received bytes are
+//! Bytes behind a `&[u8]` or `&mut [u8]` must not change, so no such reference to these bytes
+//! exists. The only operation on them is a copy, by the instructions that also copy application
+//! memory. Received bytes are
 //! [`SharedBytes`]: code that checks them copies them first. The destination of a copy, in a ring
 //! or in this process, is a slice of atomic bytes, *cells*.
 
@@ -42,7 +43,7 @@ pub fn own_cells(bytes: &mut [u8]) -> &[AtomicU8] {
     unsafe { &*(ptr::from_mut(bytes) as *const [AtomicU8]) }
 }
 
-/// Bytes that another process may change at any moment. They stay mapped while this exists.
+/// Bytes that another process may change at any moment. They stay mapped for the lifetime `'a`.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedBytes<'a> {
     pub(super) addr: u64,
@@ -97,7 +98,7 @@ impl<'a> SharedBytes<'a> {
 #[cfg(any(test, feature = "testing"))]
 impl<'a> From<&'a [u8]> for SharedBytes<'a> {
     fn from(bytes: &'a [u8]) -> Self {
-        // SAFETY: `bytes` is borrowed for `'a`.
+        // SAFETY: `bytes` is borrowed and so mapped for `'a`.
         unsafe { Self::new(bytes.as_ptr(), bytes.len()) }
     }
 }
@@ -106,7 +107,7 @@ impl<'a> From<&'a [u8]> for SharedBytes<'a> {
 #[cfg(any(test, feature = "testing"))]
 impl<'a> From<&'a [AtomicU8]> for SharedBytes<'a> {
     fn from(bytes: &'a [AtomicU8]) -> Self {
-        // SAFETY: `bytes` is borrowed for `'a`.
+        // SAFETY: `bytes` is borrowed and so mapped for `'a`.
         unsafe { Self::new(bytes.as_ptr().cast(), bytes.len()) }
     }
 }

@@ -10,13 +10,13 @@ use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 fn byte<'a>(addr: u64) -> &'a AtomicU8 {
-    // SAFETY: tests pass addresses of their own memory, and access it atomically meanwhile; Miri
-    // checks that.
+    // SAFETY: tests pass addresses of their own memory, which stays allocated during the access and
+    // is accessed atomically meanwhile; Miri checks both.
     unsafe { AtomicU8::from_ptr(ptr::with_exposed_provenance_mut(addr as usize)) }
 }
 
 fn word<'a>(addr: u64) -> &'a AtomicU64 {
-    // SAFETY: as in `byte`; callers check the alignment.
+    // SAFETY: as in `byte`; callers check that `addr` is a multiple of 8.
     unsafe { AtomicU64::from_ptr(ptr::with_exposed_provenance_mut(addr as usize)) }
 }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 /// The signals that a bad address raises.
 const SIGNALS: [i32; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
-/// The previous handlers of the two signals; null until ours is installed.
+/// The previous handlers of the two signals; null until [`on_fault`] is installed.
 static PREVIOUS: [AtomicPtr<libc::sigaction>; 2] = [const { AtomicPtr::new(std::ptr::null_mut()) }; 2];
 
 pub(super) fn install() {
@@ -17,18 +17,18 @@ pub(super) fn install() {
     ONCE.call_once(install_first);
 }
 
-/// Installs our handler before the current handlers.
+/// Installs [`on_fault`] before the current handlers.
 pub(super) fn install_first() {
     for (&signal, previous) in SIGNALS.iter().zip(&PREVIOUS) {
         let action = current_action(signal);
-        // Leaked, because a handler may run at any later time. Stored first, so that our handler
+        // Leaked, because a handler may run at any later time. Stored first, so that `on_fault`
         // always finds it.
         previous.store(Box::into_raw(Box::new(action)), Ordering::Release);
         set_action(signal, &action);
     }
 }
 
-/// Installs our handler with the signal mask of `previous`, which it may call.
+/// Installs [`on_fault`] with the signal mask of `previous`, which it may call.
 fn set_action(signal: i32, previous: &libc::sigaction) {
     let mut action = *previous;
     action.sa_sigaction = on_fault as *const () as usize;
@@ -75,14 +75,13 @@ fn is_guarded(instruction: usize) -> bool {
 fn chain(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
     let slot = SIGNALS.iter().zip(&PREVIOUS).find(|(known, _)| **known == signal);
     let previous = slot.map_or(std::ptr::null_mut(), |(_, previous)| previous.load(Ordering::Acquire));
-    // SAFETY: null, or a box that `install_first` leaked and never writes again.
+    // SAFETY: the pointer is null or a box that `install_first` leaked and never writes again.
     let Some(previous) = (unsafe { previous.as_ref() }) else { return give_up(signal, info) };
     if previous.sa_flags & libc::SA_RESETHAND != 0 {
         reset(signal);
     }
     // SAFETY: a handler other than SIG_DFL and SIG_IGN is a function with the signature of its
-    // SA_SIGINFO flag. It gets the kernel's arguments, on the stack and with the mask that it asked
-    // for.
+    // SA_SIGINFO flag. It gets the kernel's arguments, which are valid until this handler returns.
     unsafe {
         match previous.sa_sigaction {
             libc::SIG_DFL => give_up(signal, info),

@@ -31,8 +31,8 @@ unsafe extern "C" {
 
 #[inline]
 pub(super) fn read(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
-    // SAFETY: `out` is valid for its length, and atomics may change behind a shared reference; a
-    // fault at `addr` returns an error.
+    // SAFETY: `out` is valid for writes of its length during the call, and atomics may change
+    // behind a shared reference; a fault at `addr` returns an error.
     let rc = unsafe { roxe_guard_copy(out.as_ptr().cast_mut().cast(), addr as *const c_void, out.len()) };
     if rc == 0 { Ok(()) } else { Err(Fault) }
 }
@@ -65,7 +65,7 @@ impl Fold {
     ///
     /// # Safety
     ///
-    /// The processor has the instructions, and `out` has such a length.
+    /// The processor has the instructions of `self`, and `out` has such a length.
     pub(super) unsafe fn run(self, addr: u64, out: &[AtomicU8]) -> Result<u32, Fault> {
         let (to, from, mut remainder) = (out.as_ptr().cast_mut().cast(), addr as *const c_void, 0);
         let (len, by) = (out.len(), (&raw const FOLD).cast());
@@ -101,9 +101,9 @@ const WIDE: usize = 1024;
 /// The copy method for bytes in the cache of another processor.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Moves {
-    /// 16 at a time.
+    /// 16 bytes at a time.
     Narrow,
-    /// 64 at a time; the processor must have AVX-512.
+    /// 64 bytes at a time; the processor must have AVX-512.
     Wide,
 }
 
@@ -115,10 +115,12 @@ impl Moves {
 
     /// # Safety
     ///
-    /// The one address that is not the application's is valid for `len` bytes.
+    /// The address that is not the application's is valid for `len` bytes during the call, and the
+    /// processor has the instructions of `self`.
     #[inline]
     unsafe fn run(self, to: *mut c_void, from: *const c_void, len: usize) -> Result<(), Fault> {
-        // SAFETY: the caller guarantees it; `Wide` is chosen only if the instructions exist.
+        // SAFETY: this function's contract covers the address and the instructions; a fault at the
+        // application's address returns an error.
         let rc = unsafe {
             match self {
                 Self::Narrow => roxe_guard_move(to, from, len),

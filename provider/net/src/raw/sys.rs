@@ -16,8 +16,7 @@ pub(super) const MAX_RECV: usize = 16;
 
 /// The address of an interface for frames of `protocol` in host order; 0 for none.
 pub(super) fn address(ifindex: u32, protocol: u16) -> io::Result<SockAddr> {
-    // SAFETY: the closure writes a whole sockaddr_ll, which fits into the storage, and says how
-    // long it is.
+    // SAFETY: the closure writes a whole sockaddr_ll, which fits into the storage, and its length.
     let ((), address) = unsafe {
         SockAddr::try_init(|storage, len| {
             let link = libc::sockaddr_ll {
@@ -74,8 +73,8 @@ pub(super) fn send<'a>(fd: RawFd, frames: impl Iterator<Item = &'a [u8]>) -> io:
         count += 1;
     }
     loop {
-        // SAFETY: the first `count` headers point to live frames with their true lengths; sendmmsg
-        // only reads them.
+        // SAFETY: the first `count` headers point to `parts`, which describe frames that outlive
+        // the call; sendmmsg reads the frames and writes only into `headers`.
         let rc = unsafe { libc::syscall(libc::SYS_sendmmsg, fd, headers.as_mut_ptr(), count, libc::MSG_DONTWAIT) };
         match check(rc) {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -112,7 +111,8 @@ pub(super) fn recv(
     // MSG_TRUNC: the length of the frame, not of the bytes that fitted.
     let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
     let no_timeout = std::ptr::null_mut::<libc::timespec>();
-    // SAFETY: the first `count` headers point to live buffers with their true lengths; no timeout.
+    // SAFETY: the first `count` headers point to `parts` and `controls`, whose buffers outlive the
+    // call; there is no timeout.
     let rc = unsafe { libc::syscall(libc::SYS_recvmmsg, fd, headers.as_mut_ptr(), count, flags, no_timeout) };
     let found = match check(rc) {
         Ok(found) => found,
@@ -130,8 +130,9 @@ pub(super) fn recv(
 fn tag_of(control: &Control) -> Option<[u8; TAG_LEN]> {
     const TCI_VALID: u32 = 1 << 4;
     const TPID_VALID: u32 = 1 << 6;
-    let is_ours = |&(level, kind, _): &(c_int, c_int, &[u8])| (level, kind) == (libc::SOL_PACKET, libc::PACKET_AUXDATA);
-    let (_, _, data) = control.iter().find(is_ours)?;
+    let is_auxdata =
+        |&(level, kind, _): &(c_int, c_int, &[u8])| (level, kind) == (libc::SOL_PACKET, libc::PACKET_AUXDATA);
+    let (_, _, data) = control.iter().find(is_auxdata)?;
     // Status, two lengths, two offsets, then TCI and TPID.
     let status = u32::from_ne_bytes(*data.first_chunk()?);
     let tci = u16::from_ne_bytes(*data.get(16..)?.first_chunk()?);

@@ -105,16 +105,16 @@ fn folder_with_too_long_path_is_refused() {
 
 #[test]
 fn candidates_are_equal_for_all_processes_of_a_user() {
-    let places = |runtime: Option<&str>, ids| -> Vec<String> {
+    let paths = |runtime: Option<&str>, ids| -> Vec<String> {
         let all = candidates(runtime.map(OsString::from), ids);
         all.named.into_iter().chain(all.fixed).map(|path| path.to_str().unwrap().to_owned()).collect()
     };
     let fixed = ["/run/user/7/roxe", "/tmp/roxe-7", "/dev/shm/roxe-7"];
-    assert_eq!(places(None, (7, 7)), fixed);
-    assert_eq!(places(Some("relative"), (7, 7)), fixed);
-    assert_eq!(places(Some("/x"), (7, 7))[..2], ["/x/roxe", fixed[0]]);
-    assert_eq!(places(None, (0, 0))[1], "/run/roxe");
-    assert_eq!(places(None, (0, 7)), [fixed[0], "/run/roxe", fixed[1], fixed[2]], "root of a user namespace only");
+    assert_eq!(paths(None, (7, 7)), fixed);
+    assert_eq!(paths(Some("relative"), (7, 7)), fixed);
+    assert_eq!(paths(Some("/x"), (7, 7))[..2], ["/x/roxe", fixed[0]]);
+    assert_eq!(paths(None, (0, 0))[1], "/run/roxe");
+    assert_eq!(paths(None, (0, 7)), [fixed[0], "/run/roxe", fixed[1], fixed[2]], "root of a user namespace only");
 }
 
 #[test]
@@ -168,8 +168,8 @@ fn sweep_removes_only_links_to_dead_names() {
     let other = at(&common.candidate(), "other");
     symlink("/nowhere/else", &other).unwrap();
     assert!(dir.sweep());
-    let is_there = |path: &PathBuf| fs::symlink_metadata(path).is_ok();
-    assert_eq!([&gone, &dead, &alive, &file, &other].map(is_there), [false, false, true, true, true]);
+    let exists = |path: &PathBuf| fs::symlink_metadata(path).is_ok();
+    assert_eq!([&gone, &dead, &alive, &file, &other].map(exists), [false, false, true, true, true]);
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn sweep_removes_only_dead_names() {
     let dir = scratch.prepare().unwrap();
     let (dead, alive, file) = (dir.path().join("dead"), dir.path().join("alive"), dir.path().join("file"));
     drop(UnixDatagram::bind(&dead).unwrap());
-    // Linked under another name than it was bound to.
+    // The socket is linked under another name than it was bound to.
     let bound = RemovedOnDrop::random(dir.path()).unwrap();
     let _socket = UnixDatagram::bind(&bound.0).unwrap();
     fs::hard_link(&bound.0, &alive).unwrap();
@@ -215,15 +215,15 @@ fn sweep_removes_only_ports_of_unused_namespaces() {
     let _name = UnixDatagram::bind(dir.path().join("2-1a-slot-1-001")).unwrap();
     let holder = File::open(&held).unwrap();
     holder.lock_shared().unwrap();
-    let is_there = || [&used, &unused, &held].map(|path| path.exists());
+    let exists = || [&used, &unused, &held].map(|path| path.exists());
     let lock = dir.open_file(HOLDERS).unwrap();
     lock.lock().unwrap();
     assert!(dir.sweep());
-    assert_eq!(is_there(), [true; 3], "a process is agreeing on a port");
+    assert_eq!(exists(), [true; 3], "a process is agreeing on a port");
     lock.unlock().unwrap();
     assert!(dir.sweep());
-    assert_eq!(is_there(), [true, false, true]);
+    assert_eq!(exists(), [true, false, true]);
     holder.unlock().unwrap();
     assert!(dir.sweep());
-    assert_eq!(is_there(), [true, false, false]);
+    assert_eq!(exists(), [true, false, false]);
 }

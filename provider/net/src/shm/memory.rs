@@ -46,7 +46,8 @@ pub(super) struct SharedMemory {
 
 // SAFETY: the mapping belongs to the value, not to a thread.
 unsafe impl Send for SharedMemory {}
-// SAFETY: by a shared reference there are only atomic words and bytes, and copies of the data.
+// SAFETY: a shared reference gives access to atomic words and bytes, and to copies of the data,
+// only.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
@@ -56,7 +57,7 @@ impl SharedMemory {
         // SAFETY: the name is a constant with its terminating zero.
         let fd = unsafe { libc::memfd_create(c"roxe".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
         check(fd)?;
-        // SAFETY: a new descriptor without other owner.
+        // SAFETY: `fd` is a new descriptor without another owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let len = libc::off_t::try_from(CONTROL + size).map_err(io::Error::other)?;
         check_file_size(CONTROL + size)?;
@@ -76,7 +77,7 @@ impl SharedMemory {
             check(libc::fstat(fd.as_raw_fd(), &raw mut stat))?;
             stat
         };
-        // SAFETY: takes no pointers.
+        // SAFETY: the call takes no pointers.
         let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
         check(seals)?;
         if seals & SEALS != SEALS || usize::try_from(stat.st_size).ok() != Some(CONTROL + size) {
@@ -89,7 +90,8 @@ impl SharedMemory {
         if !size.is_power_of_two() {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        // SAFETY: a new reservation wherever the kernel likes.
+        // SAFETY: the call creates a mapping at an address that the kernel chooses, so it replaces
+        // none.
         let base = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -112,7 +114,8 @@ impl SharedMemory {
     fn map_part(&self, fd: &OwnedFd, at: usize, from: usize, len: usize) -> io::Result<()> {
         let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
         let from = libc::off_t::try_from(from).map_err(io::Error::other)?;
-        // SAFETY: `at..at + len` is inside the reservation of this value, where nothing else lives.
+        // SAFETY: `at..at + len` is inside the reservation of this value, which no reference points
+        // into yet.
         let mapped = unsafe { libc::mmap(self.base.as_ptr().add(at).cast(), len, rights, flags, fd.as_raw_fd(), from) };
         if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
@@ -122,41 +125,41 @@ impl SharedMemory {
     }
 
     pub(super) fn word(&self, word: Word) -> &AtomicU64 {
-        // SAFETY: inside the mapping, aligned, and both processes touch it by atomic operations
-        // only.
+        // SAFETY: the word is aligned, is inside the mapping, which lives as long as `self`, and
+        // both processes access it by atomic operations only.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(word as usize).cast()) }
     }
 
     /// The word at position `at` of the data, a multiple of 8.
     #[inline]
     pub(super) fn header(&self, at: u64) -> &AtomicU64 {
-        // SAFETY: inside the first mapping of the data and aligned by the mask. As a word both
-        // processes touch it by atomic operations only. The writer alone writes bytes over one,
-        // which is not read then; the reader looks for none in bytes that it was given.
+        // SAFETY: the word is inside the first mapping of the data, which lives as long as `self`,
+        // and is aligned by the mask. Both processes access headers by atomic operations only. The
+        // writer may write bytes over an old header, which the reader does not read then: it reads
+        // none within the bytes of a record.
         unsafe { AtomicU64::from_ptr(self.data(at & !7).cast()) }
     }
 
-    /// Copies data from position `at`, which counts on around the end; nothing if it exceeds the
-    /// data.
+    /// Copies data from position `at`, which continues to count beyond the end of the data. Copies
+    /// nothing if `out` is longer than the data.
     pub(super) fn read(&self, at: u64, out: &mut [u8]) {
         // Mapped memory cannot fault.
         let _ = self.view(at, out.len()).map(|bytes| bytes.copy_to(out));
     }
 
     /// The bytes from position `at`, written by the other process, which may change them at any
-    /// time;
-    /// `None` if they exceed the data.
+    /// time; `None` if they exceed the data.
     pub(super) fn view(&self, at: u64, len: usize) -> Option<SharedBytes<'_>> {
-        // SAFETY: `start < size` and `len <= size`, so it all lies in the two mappings of the data,
-        // which stay while the value is borrowed.
+        // SAFETY: `start < size` and `len <= size`, so the bytes lie in the two mappings of the
+        // data, which stay while `self` is borrowed.
         (len <= self.size).then(|| unsafe { SharedBytes::new(self.data(at), len) })
     }
 
     /// Room from position `at`; `None` if it exceeds the data. A broken reader may change it, which
     /// affects only itself.
     pub(super) fn room(&self, at: u64, len: usize) -> Option<TxRoom<'_>> {
-        // SAFETY: it all lies in the two mappings of the data as for `view`, and what lies there
-        // may change behind a reference to atomics.
+        // SAFETY: the room lies in the two mappings of the data as for `view`, and its bytes may
+        // change behind a reference to atomics.
         (len <= self.size).then(|| TxRoom::Shared(unsafe { slice::from_raw_parts(self.data(at).cast(), len) }))
     }
 
@@ -166,8 +169,8 @@ impl SharedMemory {
         if size_of_val(words) > self.size {
             return;
         }
-        // SAFETY: it all lies in the two mappings of the data as for `view`, and is aligned by the
-        // mask.
+        // SAFETY: the words lie in the two mappings of the data as for `view`, and are aligned by
+        // the mask.
         let room: &[AtomicU64] = unsafe { slice::from_raw_parts(self.data(at & !7).cast(), words.len()) };
         let (mut room, mut words) = (room, words);
         // Usually whole lines, each without a loop.
@@ -188,7 +191,7 @@ impl SharedMemory {
     fn data(&self, at: u64) -> *mut u8 {
         // The size is a power of two; a division would be slow.
         let start = at as usize & (self.size - 1);
-        // SAFETY: inside the mapping.
+        // SAFETY: `CONTROL + start` is inside the mapping.
         unsafe { self.base.as_ptr().add(CONTROL + start) }
     }
 }
@@ -207,7 +210,7 @@ fn check_file_size(len: usize) -> io::Result<()> {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, which nothing refers to any more.
+        // SAFETY: this value owns the mapping, and no reference into it outlives the value.
         unsafe { libc::munmap(self.base.as_ptr().cast(), CONTROL + 2 * self.size) };
     }
 }

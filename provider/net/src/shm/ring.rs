@@ -36,11 +36,11 @@ const ADDRESSES: usize = 32;
 const START: usize = HEADER_LEN + ADDRESSES + ALIGN;
 const ALIGN: usize = 16;
 const LINE: u64 = 64;
-/// Records of packets of at most this many bytes are built outside the ring, up to [`STAGE`] bytes
-/// of them: while the reader polls the header, each locked operation between two stores to its line
-/// would stall. Also, stores to shared memory are made byte by byte.
-const STAGED: usize = 256;
-const STAGE: usize = 2 << 10;
+/// Records of packets of at most this many bytes are built outside the ring, up to [`STAGE_LEN`]
+/// bytes of them: while the reader polls the header, each locked operation between two stores to
+/// its line would stall. Also, stores to shared memory are made byte by byte.
+const MAX_STAGED: usize = 256;
+const STAGE_LEN: usize = 2 << 10;
 
 /// Numbers of rings that this process writes and reads, over all engines.
 static WRITTEN: AtomicU32 = AtomicU32::new(0);
@@ -78,28 +78,29 @@ pub fn record_len(len: usize) -> u64 {
 
 /// Offset of the packets in a record whose first packet has `segment` bytes.
 #[inline]
-const fn start(goes_on: bool, segment: usize) -> usize {
-    let before = if goes_on { HEADER_LEN } else { HEADER_LEN + ADDRESSES };
+const fn start(keeps_addresses: bool, segment: usize) -> usize {
+    let before = if keeps_addresses { HEADER_LEN } else { HEADER_LEN + ADDRESSES };
     before + icrc::LEN.wrapping_sub(segment).wrapping_sub(before) % ALIGN
 }
 
 /// The header word of a record; 0 if there is no record yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RecordHeader {
-    /// Size in bytes of all packets, and of the first.
+    /// Size in bytes of all packets.
     len: usize,
+    /// Size in bytes of the first packet.
     segment: usize,
     /// Number of packets that share one packet header.
     joined: u8,
     traffic_class: u8,
     hop_limit: u8,
-    goes_on: bool,
+    keeps_addresses: bool,
 }
 
 impl RecordHeader {
     #[inline]
     fn to_word(self) -> u64 {
-        let octets = [self.traffic_class, self.hop_limit, u8::from(self.goes_on) << 1, self.joined];
+        let octets = [self.traffic_class, self.hop_limit, u8::from(self.keeps_addresses) << 1, self.joined];
         self.len as u64 & 0xffff | (self.segment as u64 & 0xffff) << 16 | u64::from(u32::from_le_bytes(octets)) << 32
     }
 
@@ -109,13 +110,13 @@ impl RecordHeader {
         let [traffic_class, hop_limit, flags, joined] = ((word >> 32) as u32).to_le_bytes();
         let is_run = (1..=MAX_RUN).contains(&len) && (1..=len).contains(&segment);
         let is_sane = is_run && (joined == 1 || joined > 1 && len == segment);
-        is_sane.then_some(Self { len, segment, joined, traffic_class, hop_limit, goes_on: flags & 2 != 0 })
+        is_sane.then_some(Self { len, segment, joined, traffic_class, hop_limit, keeps_addresses: flags & 2 != 0 })
     }
 
     /// Offset of the packets in the record.
     #[inline]
     fn start(&self) -> usize {
-        start(self.goes_on, self.segment)
+        start(self.keeps_addresses, self.segment)
     }
 
     /// Bytes from the record to the next one.
@@ -156,7 +157,7 @@ pub struct Writer {
     /// Lines between the tail and this position begin with a cleared header.
     cleared: u64,
     /// The record being built, if it is small.
-    staged: Box<[u8; STAGE]>,
+    staged: Box<[u8; STAGE_LEN]>,
     _counted: Counted<'static>,
 }
 
@@ -164,7 +165,7 @@ impl Writer {
     /// Creates a ring with `size` bytes of data, and the file for the reader.
     pub(crate) fn create(size: usize) -> io::Result<(Self, OwnedFd)> {
         let (memory, fd) = SharedMemory::create(size)?;
-        let staged = Box::new([0; STAGE]);
+        let staged = Box::new([0; STAGE_LEN]);
         let (open, addresses, _counted) = (None, None, Counted::new(&WRITTEN));
         Ok((Self { memory, tail: 0, head: 0, open, addresses, cleared: 0, staged, _counted }, fd))
     }
@@ -207,7 +208,7 @@ impl Writer {
             Some(open) => open,
             none => none.insert(Open {
                 heading: *heading,
-                goes_on: self.addresses == Some((heading.src, heading.dst)),
+                keeps_addresses: self.addresses == Some((heading.src, heading.dst)),
                 segment: len,
                 len: 0,
                 last: len,
@@ -217,9 +218,9 @@ impl Writer {
         };
         let before = open.len;
         (open.len, open.last) = (before + len, len);
-        let at = start(open.goes_on, open.segment) + before;
-        if open.segment <= STAGED {
-            if at + len <= STAGE {
+        let at = start(open.keeps_addresses, open.segment) + before;
+        if open.segment <= MAX_STAGED {
+            if at + len <= STAGE_LEN {
                 return self.staged.get_mut(at..at + len).map(TxRoom::Own);
             }
             self.unstage(at);
@@ -242,7 +243,7 @@ impl Writer {
     #[inline]
     pub fn extend(&mut self, len: usize, count: u32) -> Option<TxRoom<'_>> {
         let open = self.open.as_ref()?;
-        let is_alone = open.len == open.segment && len.is_multiple_of(ALIGN) && open.len > STAGED;
+        let is_alone = open.len == open.segment && len.is_multiple_of(ALIGN) && open.len > MAX_STAGED;
         if !is_alone {
             return None;
         }
@@ -253,7 +254,7 @@ impl Writer {
         let open = self.open.as_mut().filter(|_| count > 0)?;
         let len = count * len;
         // One ICRC follows all payloads.
-        let at = start(open.goes_on, open.segment) + before - icrc::LEN;
+        let at = start(open.keeps_addresses, open.segment) + before - icrc::LEN;
         (open.len, open.segment, open.last) = (before + len, before + len, len);
         (open.joined, open.newest) = (open.joined + count as u8, count as u8);
         self.memory.room(self.tail + at as u64, len)
@@ -273,10 +274,12 @@ impl Writer {
     /// Publishes the record being built.
     pub fn publish(&mut self) {
         let Some(open) = self.open.take() else { return };
-        let Open { heading: Heading { src, dst, traffic_class, hop_limit }, goes_on, segment, len, joined, .. } = open;
-        let header = RecordHeader { len, segment, joined, traffic_class, hop_limit, goes_on };
+        let Open {
+            heading: Heading { src, dst, traffic_class, hop_limit }, keeps_addresses, segment, len, joined, ..
+        } = open;
+        let header = RecordHeader { len, segment, joined, traffic_class, hop_limit, keeps_addresses };
         let end = header.start() + len;
-        if !goes_on {
+        if !keeps_addresses {
             self.staged[HEADER_LEN..HEADER_LEN + ADDRESSES].copy_from_slice([src.0, dst.0].as_flattened());
             self.addresses = Some((src, dst));
         }
@@ -285,9 +288,9 @@ impl Writer {
             self.memory.header(next).store(0, Ordering::Relaxed);
             self.cleared = next + LINE;
         }
-        match if segment <= STAGED { staged_lines(&self.staged, end) } else { None } {
+        match if segment <= MAX_STAGED { staged_lines(&self.staged, end) } else { None } {
             Some(staged) => self.memory.put(self.tail, staged),
-            None if goes_on => {}
+            None if keeps_addresses => {}
             // A record not built outside the ring lacks the addresses.
             None => self.memory.put(self.tail + HEADER_LEN as u64, [src.0, dst.0].as_flattened().as_chunks().0),
         }
@@ -295,7 +298,7 @@ impl Writer {
         self.tail = next;
         // Clears the headers in the lines of the next small record, which also brings these lines
         // into this cache before it is built.
-        let end = (self.tail + LINE + STAGED as u64).min(self.head.saturating_add(self.memory.size()));
+        let end = (self.tail + LINE + MAX_STAGED as u64).min(self.head.saturating_add(self.memory.size()));
         while self.cleared < end {
             self.memory.header(self.cleared).store(0, Ordering::Relaxed);
             self.cleared += LINE;
@@ -354,14 +357,15 @@ impl Writer {
 #[derive(Debug)]
 struct Open {
     heading: Heading,
-    /// True if its addresses are those of the previous record.
-    goes_on: bool,
+    /// True if the addresses are those of the previous record.
+    keeps_addresses: bool,
     segment: usize,
     len: usize,
     /// Size in bytes of the last packet or extension.
     last: usize,
-    /// Packets that share one header, and those added by the last extension.
+    /// Number of packets that share one header.
     joined: u8,
+    /// Number of packets that the last extension added.
     newest: u8,
 }
 
@@ -375,7 +379,7 @@ impl Open {
 /// The staged bytes of a record up to `end` in whole words, its header still 0; `None` if the
 /// record is longer than the stage.
 #[inline]
-fn staged_lines(staged: &[u8; STAGE], end: usize) -> Option<&[[u8; HEADER_LEN]]> {
+fn staged_lines(staged: &[u8; STAGE_LEN], end: usize) -> Option<&[[u8; HEADER_LEN]]> {
     staged.as_chunks().0.get(..end.next_multiple_of(LINE as usize) / HEADER_LEN)
 }
 
@@ -432,21 +436,21 @@ impl Reader {
         }
         let header = RecordHeader::parse(word).ok_or(Broken)?;
         let head = self.head.load(Ordering::Relaxed);
-        let (src, dst) = self.addresses(head, header.goes_on);
+        let (src, dst) = self.addresses(head, header.keeps_addresses);
         let bytes = self.memory.view(head + header.start() as u64, header.len).ok_or(Broken)?;
-        bytes.prefetch(STAGED);
+        bytes.prefetch(MAX_STAGED);
         let RecordHeader { len, segment, joined, traffic_class, hop_limit, .. } = header;
         let meta = RxMeta { segment, traffic_class, hop_limit, by_ring: true, ..RxMeta::alone(len, src, dst) };
         let end = head + header.extent();
-        let _shown = Shown { reader: self, end };
+        let _free = FreeOnDrop { reader: self, end };
         let is_last = self.memory.header(end).load(Ordering::Relaxed) == 0;
         take(Record { meta, bytes, joined, is_last });
         Ok(true)
     }
 
     #[inline]
-    fn addresses(&self, head: u64, goes_on: bool) -> (Gid, Gid) {
-        if !goes_on {
+    fn addresses(&self, head: u64, keeps_addresses: bool) -> (Gid, Gid) {
+        if !keeps_addresses {
             for (at, word) in (0..).zip(&self.addresses) {
                 let mut bytes = [0; 8];
                 self.memory.read(head + (HEADER_LEN + 8 * at) as u64, &mut bytes);
@@ -489,12 +493,13 @@ impl Reader {
     }
 }
 
-struct Shown<'a> {
+/// Frees the room of a record that was read, also if the closure that reads it panics.
+struct FreeOnDrop<'a> {
     reader: &'a Reader,
     end: u64,
 }
 
-impl Drop for Shown<'_> {
+impl Drop for FreeOnDrop<'_> {
     fn drop(&mut self) {
         self.reader.head.store(self.end, Ordering::Relaxed);
         self.reader.memory.word(Word::Head).store(self.end, Ordering::Release);
@@ -517,7 +522,8 @@ impl Writer {
 
     /// Puts a valid header on every line, so that the ring never appears empty.
     pub fn put_header_on_every_line(&self) {
-        let header = RecordHeader { len: 16, segment: 16, joined: 1, traffic_class: 0, hop_limit: 64, goes_on: true };
+        let header =
+            RecordHeader { len: 16, segment: 16, joined: 1, traffic_class: 0, hop_limit: 64, keeps_addresses: true };
         assert_eq!(header.extent(), LINE);
         for line in 0..self.memory.size() / LINE {
             self.memory.header(line * LINE).store(header.to_word(), Ordering::Release);

@@ -155,16 +155,16 @@ fn host(last: u8) -> Gid {
 
 /// Counts sends to `dst` until segmentation is tried again.
 fn pause(segments: &Segments, dst: Gid) -> u32 {
-    (0..).find(|_| segments.most(dst) > 1).unwrap()
+    (0..).find(|_| segments.max_segments(dst) > 1).unwrap()
 }
 
 #[test]
 fn refusal_disables_segments_for_one_destination() {
     let segments = Segments::new(true);
     segments.note_refused(host(1));
-    assert_eq!(segments.most(host(2)), MAX_SEGMENTS, "another destination");
+    assert_eq!(segments.max_segments(host(2)), MAX_SEGMENTS, "another destination");
     assert_eq!(pause(&segments, host(1)), FIRST_PAUSE);
-    assert_eq!(segments.most(host(1)), MAX_SEGMENTS, "until it is refused again");
+    assert_eq!(segments.max_segments(host(1)), MAX_SEGMENTS, "until it is refused again");
 }
 
 #[test]
@@ -178,8 +178,8 @@ fn refusals_double_pause_until_success() {
         expected = (expected * 2).min(LONGEST_PAUSE);
     }
     assert_eq!(expected, LONGEST_PAUSE);
-    segments.note_taken(host(1));
-    assert_eq!((segments.most(host(1)), segments.state.load(Relaxed)), (MAX_SEGMENTS, SEGMENTS_ON));
+    segments.note_accepted(host(1));
+    assert_eq!((segments.max_segments(host(1)), segments.state.load(Relaxed)), (MAX_SEGMENTS, SEGMENTS_ON));
     segments.note_refused(host(1));
     assert_eq!(pause(&segments, host(1)), FIRST_PAUSE);
 }
@@ -189,13 +189,13 @@ fn refusing_destinations_are_bounded() {
     let segments = Segments::new(true);
     (0..100).for_each(|last| segments.note_refused(host(last)));
     assert_eq!(segments.refused.lock().len(), MAX_REFUSED);
-    assert_eq!((segments.most(host(99)), segments.most(host(0))), (1, MAX_SEGMENTS));
+    assert_eq!((segments.max_segments(host(99)), segments.max_segments(host(0))), (1, MAX_SEGMENTS));
 }
 
 #[test]
 fn system_without_segmentation_is_never_tried() {
     let segments = Segments::new(false);
     segments.note_refused(host(1));
-    segments.note_taken(host(1));
-    assert_eq!((segments.most(host(1)), segments.most(host(2))), (1, 1));
+    segments.note_accepted(host(1));
+    assert_eq!((segments.max_segments(host(1)), segments.max_segments(host(2))), (1, 1));
 }

@@ -19,7 +19,7 @@ mod buffers {
         [Sge { addr, length: 64, lkey: LKey(KEY) }]
     }
 
-    /// Posts a WRITE, a READ or a receive of 64 bytes there.
+    /// Posts a WRITE, a READ or a receive of 64 bytes at `addr`.
     fn post(card: &mut Card, qp: ObjectId, wr_id: u64, addr: u64, kind: &str) -> Vec<Rule> {
         let sges = sges(addr);
         if kind == "receive" {
@@ -79,7 +79,7 @@ mod remote {
     use roxe_transport::wr::{SendData, SendOp, SendRequest, Sge};
     use roxe_wire::{LKey, RKey};
 
-    /// Posts 64 bytes, or an atomic of 8, with this remote place.
+    /// Posts a WRITE or a READ of 64 bytes, or an atomic, on the peer's memory at `remote_addr`.
     fn post(card: &mut Card, qp: ObjectId, kind: &str, remote_addr: u64, flags: SendFlags) -> Vec<Rule> {
         let rkey = RKey(5);
         let (op, length) = match kind {
@@ -195,7 +195,7 @@ mod atomics {
         assert_eq!(execute(&mut card, to, 7), []);
         card.emit(Event::Written { addr: ADDR - 4, len: 64 });
         assert_eq!(execute(&mut card, to, 0), []);
-        let stranger = card.qp();
-        assert_eq!(execute(&mut card, stranger, 50), []);
+        let unconnected = card.qp();
+        assert_eq!(execute(&mut card, unconnected, 50), []);
     }
 }

@@ -166,7 +166,7 @@ fn ack_after_last_request_leaves_at_once() {
     let now = clock::now();
     let receive = |psn, serves_at_once| {
         let (meta, mut bytes) = send_with(psn, qp.qpn());
-        // Asks for an acknowledgement; the packets of a ring need no ICRC.
+        // Requests an acknowledgement; the packets of a ring need no ICRC.
         bytes[8] |= 0x80;
         let (meta, mut ident) = (RxMeta { by_ring: true, ..meta }, IdentGuess::default());
         let mut tools = RxTools { serves_at_once, ..tools(&mut ident, &[]) };
@@ -264,7 +264,7 @@ fn history_holds_failed_retries() {
     }
     assert_eq!(done, [WcStatus::RetryExcErr]);
     let lines = qp.core.inner.lock().state.history.lines();
-    let count = |what: &str| lines.iter().filter(|line| line.contains(what)).count();
+    let count = |text: &str| lines.iter().filter(|line| line.contains(text)).count();
     assert_eq!([count("state INIT"), count("state RTR"), count("state RTS")], [1; 3], "{lines:#?}");
     assert_eq!(count("timeout; PSN 7 not acknowledged, next is 8"), 3, "{lines:#?}");
     assert_eq!(count("send request with wr_id 5 ended: transport retry counter exceeded"), 1, "{lines:#?}");

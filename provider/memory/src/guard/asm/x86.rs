@@ -9,8 +9,8 @@ use std::arch::global_asm;
 // copy(rdi = to, rsi = from, rdx = length) copies the head, then the tail: the bytes in the last
 // aligned word of the destination (r8 = their number). Every byte is stored once. Stores become
 // visible in program order, those of a string instruction before the stores after it. Below the
-// threshold, 16-byte moves are faster than the start-up of `rep movsq`. That is as fast as `rep
-// movsb`, and much faster on an emulated processor.
+// threshold, 16-byte moves are faster than the start-up of `rep movsq`. `rep movsq` is as fast as
+// `rep movsb`, and much faster on an emulated processor.
 //
 // move() uses 16-byte moves only, and prefetches 1024 bytes ahead on both sides, for writing at the
 // destination. It does not prefetch beyond the end: the other processor is about to use those

@@ -122,10 +122,10 @@ fn run_is_not_overwritten_while_read() {
     let (mut writer, reader) = ring();
     while put(&mut writer, &heading(1), 4112, 7) {}
     writer.publish();
-    let look = |record: Record<'_>| {
+    let check = |record: Record<'_>| {
         assert!(!put(&mut writer, &heading(1), 4112, 8) && record.bytes.to_vec().iter().all(|byte| *byte == 7));
     };
-    assert_eq!(reader.next(look), Ok(true));
+    assert_eq!(reader.next(check), Ok(true));
     assert!(put(&mut writer, &heading(1), 4112, 8));
 }
 
@@ -136,8 +136,8 @@ fn run_that_panics_is_not_read_again() {
         put(&mut writer, &heading(to), 100, byte);
     }
     writer.publish();
-    let met = catch_unwind(AssertUnwindSafe(|| reader.next(|_| panic!("on purpose"))));
-    assert!(met.is_err());
+    let result = catch_unwind(AssertUnwindSafe(|| reader.next(|_| panic!("on purpose"))));
+    assert!(result.is_err());
     assert_eq!(take(&reader), [(100, vec![8; 100])]);
 }
 
@@ -194,7 +194,7 @@ fn packets_of_all_sizes_roundtrip() {
     }
     writer.publish();
     got.extend(packets(&reader));
-    assert!(sent == got && sent.len() > 20_000, "{} sent, {} came", sent.len(), got.len());
+    assert!(sent == got && sent.len() > 20_000, "{} sent, {} received", sent.len(), got.len());
 }
 
 #[test]
@@ -240,13 +240,13 @@ fn waiting_writer_is_told_once_before_ring_is_empty() {
             writer.publish();
         }
         assert!(!writer.is_half_free_or_waits());
-        let mut told = Vec::new();
+        let mut wake_ups = Vec::new();
         while take_one(&reader).is_some() {
             if reader.must_wake_writer() {
-                told.push((writer.is_half_free(), reader.is_empty()));
+                wake_ups.push((writer.is_half_free(), reader.is_empty()));
             }
         }
-        assert_eq!(told, [(true, false)]);
+        assert_eq!(wake_ups, [(true, false)]);
         // The next lap begins at another offset of the ring.
         (0..7).for_each(|_| assert!(put(&mut writer, &heading(1), 4112, 7)));
         writer.publish();
@@ -267,17 +267,20 @@ fn sleeping_reader_is_woken_once_and_misses_no_record() {
     assert!(!writer.must_wake());
 }
 
-/// A header whose traffic class and hop limit depend on its other fields.
-fn telling(seed: u32) -> RecordHeader {
-    let (len, joined, goes_on) = (1 + seed as usize % MAX_RUN, 1 + (seed >> 16) as u8 % 3, seed & 1 << 24 != 0);
+/// A header whose traffic class and hop limit are a checksum of its other fields.
+fn checksummed_header(seed: u32) -> RecordHeader {
+    let (len, joined, keeps_addresses) = (1 + seed as usize % MAX_RUN, 1 + (seed >> 16) as u8 % 3, seed & 1 << 24 != 0);
     let segment = if joined > 1 { len } else { 1 + (seed >> 4) as usize % len };
-    let [traffic_class, hop_limit] = sum(len, segment, joined, goes_on);
-    RecordHeader { len, segment, joined, traffic_class, hop_limit, goes_on }
+    let [traffic_class, hop_limit] = sum(len, segment, joined, keeps_addresses);
+    RecordHeader { len, segment, joined, traffic_class, hop_limit, keeps_addresses }
 }
 
-fn sum(len: usize, segment: usize, joined: u8, goes_on: bool) -> [u8; 2] {
-    ((len as u16).wrapping_mul(31) ^ (segment as u16).wrapping_mul(7) ^ u16::from(joined) << 1 ^ u16::from(goes_on))
-        .to_ne_bytes()
+fn sum(len: usize, segment: usize, joined: u8, keeps_addresses: bool) -> [u8; 2] {
+    ((len as u16).wrapping_mul(31)
+        ^ (segment as u16).wrapping_mul(7)
+        ^ u16::from(joined) << 1
+        ^ u16::from(keeps_addresses))
+    .to_ne_bytes()
 }
 
 /// Ends the writing thread, also if the reading one panics.
@@ -292,7 +295,8 @@ impl Drop for Stop<'_> {
 #[test]
 fn changing_header_is_read_once() {
     let ((writer, reader), ends) = (ring(), AtomicBool::new(false));
-    let headers: Vec<_> = (0..1000_u32).map(|seed| telling(seed.wrapping_mul(2_654_435_769)).to_word()).collect();
+    let headers: Vec<_> =
+        (0..1000_u32).map(|seed| checksummed_header(seed.wrapping_mul(2_654_435_769)).to_word()).collect();
     for (line, header) in (0..writer.memory.size() / LINE).zip(headers.iter().cycle()) {
         writer.memory.header(line * LINE).store(*header, Ordering::Relaxed);
     }
@@ -311,26 +315,27 @@ fn changing_header_is_read_once() {
                 }
             }
         });
-        let mut way = None;
+        let mut addresses = None;
         for _ in 0..200_000 {
             let (before, mut seen) = (reader.read_so_far(), None);
             let take = |Record { meta, bytes, joined, .. }: Record<'_>| seen = Some((meta, bytes.len(), joined));
             assert_eq!(reader.next(take), Ok(true));
             let (meta, shown, joined) = seen.unwrap();
             let RxMeta { len, segment, src, dst, traffic_class, hop_limit, .. } = meta;
-            let fits = |goes_on: &bool| [traffic_class, hop_limit] == sum(len, segment, joined, *goes_on);
-            let goes_on = [false, true].into_iter().find(fits).expect("parts of one header");
-            let header = RecordHeader { len, segment, joined, traffic_class, hop_limit, goes_on };
+            let fits =
+                |keeps_addresses: &bool| [traffic_class, hop_limit] == sum(len, segment, joined, *keeps_addresses);
+            let keeps_addresses = [false, true].into_iter().find(fits).expect("parts of one header");
+            let header = RecordHeader { len, segment, joined, traffic_class, hop_limit, keeps_addresses };
             assert_eq!((shown, reader.read_so_far() - before), (len, header.extent()));
-            let is_same_way = way.replace((src, dst)).is_none_or(|way| way == (src, dst));
-            assert!(is_same_way || !header.goes_on, "the addresses were read again");
+            let are_same_addresses = addresses.replace((src, dst)).is_none_or(|addresses| addresses == (src, dst));
+            assert!(are_same_addresses || !header.keeps_addresses, "the addresses were read again");
         }
     });
 }
 
 /// Results of all operations of a writer with packets of all sizes, in a ring that is read soon.
-fn answers(writer: &mut Writer) -> Vec<(Option<usize>, u64, u64)> {
-    let (mut answers, mut seed) = (vec![], 1u32);
+fn results_of_writer(writer: &mut Writer) -> Vec<(Option<usize>, u64, u64)> {
+    let (mut results_of_writer, mut seed) = (vec![], 1u32);
     for _ in 0..10_000 {
         seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         let (heading, len) = (heading(1 + (seed >> 30) as u8), 16 + (seed >> 18) as usize % 4100);
@@ -346,9 +351,9 @@ fn answers(writer: &mut Writer) -> Vec<(Option<usize>, u64, u64)> {
             _ => {}
         }
         writer.memory.word(Word::Head).store(writer.tail, Ordering::Release);
-        answers.push((room, writer.tail, writer.cleared));
+        results_of_writer.push((room, writer.tail, writer.cleared));
     }
-    answers
+    results_of_writer
 }
 
 #[test]
@@ -363,15 +368,16 @@ fn writing_reader_does_not_affect_writer() {
                 reader.memory.room(0, all.len()).unwrap().put(&all).unwrap();
             }
         });
-        answers(&mut writer)
+        results_of_writer(&mut writer)
     });
-    assert!(disturbed == answers(&mut alone));
+    assert!(disturbed == results_of_writer(&mut alone));
 }
 
 /// Writes an invalid header.
 #[test]
 fn broken_writer_is_detected() {
-    let good = RecordHeader { len: 200, segment: 100, joined: 1, traffic_class: 0, hop_limit: 1, goes_on: false };
+    let good =
+        RecordHeader { len: 200, segment: 100, joined: 1, traffic_class: 0, hop_limit: 1, keeps_addresses: false };
     assert_eq!(RecordHeader::parse(good.to_word()), Some(good));
     for (len, segment) in [(0, 1), (1, 0), (1, 2), (MAX_RUN + 1, 1), (0xffff, 1), (200, 201)] {
         let (writer, reader) = ring();
@@ -385,7 +391,7 @@ fn broken_writer_is_detected() {
 fn many_small_packets_share_a_record() {
     let (mut writer, reader) = ring();
     for len in [20, 96, 100, 256, 260] {
-        for count in 1..super::STAGE / 48 {
+        for count in 1..super::STAGE_LEN / 48 {
             let sent: Vec<_> = (0..count).map(|at| vec![at as u8; len]).collect();
             assert!(sent.iter().all(|packet| put(&mut writer, &heading(1), len, packet[0])));
             assert!(put(&mut writer, &heading(1), len, 0xee));
