@@ -1,8 +1,8 @@
 //! The program `roxe`. Each subcommand has the module of its name; this file is the command line.
 //!
 //! - `run.rs` is the start of `roxe run`: `library.rs` finds the library, `program.rs` and
-//!   `asks.rs` inspect the program's file, `view.rs` shows `/sys/class/infiniband`, `checkers.rs` sets up
-//!   valgrind and sanitizers. Background processes report what the program itself cannot:
+//!   `asks.rs` inspect the program's file, `view.rs` shows `/sys/class/infiniband`, `checkers.rs`
+//!   sets up valgrind and sanitizers. Background processes report what the program itself cannot:
 //!   `stats.rs` the counters of killed processes, `bypass.rs` other libraries, `unused.rs` that no
 //!   device was opened
 //! - `drill.rs` is also `roxe conform`; `roxe_drill`, `roxe_peer` and `roxe_dissect` do the work of
