@@ -63,6 +63,9 @@ pub(crate) struct Args {
     /// File of the program, if it is to be reported that it opened no device.
     #[arg(long)]
     pub(crate) unused: Option<PathBuf>,
+    /// File of `--report`, which is not written if no device is opened.
+    #[arg(long)]
+    pub(crate) report: Option<PathBuf>,
     /// Do not look at processes, only wait for the end.
     #[arg(long)]
     pub(crate) blind: bool,
@@ -79,7 +82,7 @@ impl Args {
     fn command(&self) -> Command {
         let mut command = child::background("tell-bypass");
         command.arg(self.process.to_string()).args([&self.library, &self.folder]);
-        for (name, file) in [("--program", &self.program), ("--unused", &self.unused)] {
+        for (name, file) in [("--program", &self.program), ("--unused", &self.unused), ("--report", &self.report)] {
             command.args(file.iter().flat_map(|file| [OsStr::new(name), file.as_os_str()]));
         }
         let flags = [("--blind", self.blind), ("--explain", self.explain)];
@@ -111,13 +114,20 @@ pub(crate) fn report(args: &Args) -> Result {
     let mut ran = BTreeMap::from_iter(args.program.iter().map(|file| (file.clone(), true)));
     let was_reported = watch_processes(args, &ours, &mut ran);
     let opened = Opened::read(&mut io::stdin());
+    let is_unused = !opened.device && !is_in_use(&ours);
+    if let Some(file) = args.report.as_ref().filter(|_| is_unused) {
+        eprintln!(
+            "roxe run: --report: {} was not written: no process opened a device, so nothing was checked",
+            file.display()
+        );
+    }
     if was_reported {
         return Ok(());
     }
     let missing = || ran.iter().find_map(|(file, finds_roxe)| Some((file, reason_by_file(file, *finds_roxe)?)));
     if let Some((file, why)) = missing().filter(|_| !opened.library) {
         eprintln!("roxe run: {} has ended without loading roxe: {why}", file.display());
-    } else if let Some(program) = args.unused.as_ref().filter(|_| !opened.device && !is_in_use(&ours)) {
+    } else if let Some(program) = args.unused.as_ref().filter(|_| is_unused) {
         unused::report(program, ran.keys(), opened, args.explain);
     }
     Ok(())

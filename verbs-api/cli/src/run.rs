@@ -249,20 +249,22 @@ fn prepare(args: &Args) -> Result<Command, RunError> {
     Ok(command)
 }
 
-/// Starts the process that reports a program which bypasses roxe or opens no device. It does not
-/// start if a bypass was reported already.
+/// Starts the process that reports a program which bypasses roxe or opens no device. A bypass that
+/// was reported already is not reported again.
 fn watch(args: &Args, library: &Path, file: Option<&Path>, was_reported: bool) -> Result<(), RunError> {
     let reports_bypass = args.options.explain || stderr().is_terminal();
     let file = file.filter(|_| !was_reported);
     // A nested `roxe run` reports its own program.
     let unused = file.filter(|file| !unused::asks_for_help(&args.command) && !is_own_program(file));
-    if reports_bypass || unused.is_some_and(unused::may_use_verbs) {
+    let report = args.options.report.clone();
+    if reports_bypass || report.is_some() || unused.is_some_and(unused::may_use_verbs) {
         let watched = bypass::Args {
             process: std::process::id(),
             library: library.into(),
             folder: library::link_folder(library)?,
             program: file.filter(|_| reports_bypass).map(Path::to_owned),
             unused: unused.map(Path::to_owned),
+            report,
             blind: !reports_bypass,
             explain: args.options.explain,
             detach: true,

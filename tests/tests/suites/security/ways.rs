@@ -62,6 +62,18 @@ const WAYS: &[Way] = &[
     way("an empty environment", "$roxe run -- env -i $linked", There, There),
     way("another LD_LIBRARY_PATH", "$roxe run -- env LD_LIBRARY_PATH=/nowhere $linked", There, There),
     way("linked and not used", "$roxe run -- $idle", Nowhere("no device was opened"), Nowhere("no device was opened")),
+    way(
+        "a report about a program without verbs",
+        "$roxe run --check --report=$(mktemp -u).xml -- ls /",
+        Nowhere("was not written: no process opened a device"),
+        Nowhere("was not written: no process opened a device"),
+    ),
+    way(
+        "a report about programs of which one opens a device",
+        "$roxe run --check --report=$(mktemp -u) -- sh -c '$linked; ibv_devinfo >/dev/null'",
+        There,
+        There,
+    ),
     way("opened as libibverbs.so.1", "$roxe run -- $opened libibverbs.so.1", There, There),
     way("opened as libibverbs.so", "$roxe run -- $opened libibverbs.so", There, There),
     way("opened by its full path", "$roxe run -- $opened $system", There, There),
@@ -268,9 +280,9 @@ fn check(way: &'static Way, programs: &Arc<Programs>, as_root: bool) -> Option<C
 fn judge(output: &Output, leads: Leads) -> Verdict {
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let there = stdout.lines().any(|line| line == "roxe0");
-    let reports = |word| stderr.lines().any(|line| line.starts_with("roxe run: ") && line.contains(word));
+    let reports = |word: &str| stderr.lines().any(|line| line.starts_with("roxe run: ") && line.contains(word));
     let good = match leads {
-        There => there && !reports("has loaded") && !reports("without loading"),
+        There => there && !["has loaded", "without loading", "was not written"].iter().any(|word| reports(word)),
         Elsewhere => output.status.success() && !there && !reports(""),
         Nowhere(word) => !there && reports(word),
     };
