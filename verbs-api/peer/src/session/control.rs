@@ -113,8 +113,16 @@ impl Session {
 
     pub(super) fn modify_qp(&mut self, args: &Args) -> Result<()> {
         let qp = self.table.qp(args.number("qp")?)?;
-        let (attr, mask) = modification(args, qp.kind(), self.port, || self.gids())?;
-        qp.modify(attr, mask)
+        let (attr, set) = modification(args, qp.kind(), self.port, || self.gids())?;
+        qp.modify(attr, set).map_err(|refusal| {
+            // The kernel does so before it asks the card (drivers/infiniband/core/verbs.c,
+            // _ib_modify_qp), so the refusal says nothing about the card.
+            if set & mask::ALT_PATH != 0 && refusal.errno == libc::EINVAL && self.context.is_of_kernel() {
+                let text = "Linux refuses alternate paths of RoCE devices";
+                return Refusal { text: text.into(), errno: libc::EOPNOTSUPP };
+            }
+            refusal
+        })
     }
 
     pub(super) fn query_qp(&mut self, args: &Args) -> Result<Value> {

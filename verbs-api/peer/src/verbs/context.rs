@@ -6,6 +6,8 @@ use core::ffi::{CStr, c_char, c_int};
 use core::mem::offset_of;
 use core::ptr;
 use roxe_abi::*;
+use std::fs;
+use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
@@ -92,6 +94,14 @@ impl Context {
         // SAFETY: the structure has `sz` bytes, enough for all its fields; it is valid until `self`
         // is dropped, and its functions do not change.
         Some(unsafe { &*start })
+    }
+
+    /// Returns true if the kernel carries out the verbs: their descriptor is a character device.
+    pub(crate) fn is_of_kernel(&self) -> bool {
+        // SAFETY: `self.raw` is valid until `self` is dropped.
+        let descriptor = unsafe { (*self.raw).cmd_fd };
+        let file = fs::metadata(format!("/proc/self/fd/{descriptor}"));
+        file.is_ok_and(|file| file.file_type().is_char_device())
     }
 
     pub(crate) fn device_attr(&self) -> Result<ibv_device_attr, Refusal> {
