@@ -131,7 +131,7 @@ impl Case {
         result.map_err(|broken| Box::new(Failure { broken, faults }))
     }
 
-    /// The world of the case: active ends are in RTS.
+    /// Returns the world of the case: active ends are in RTS.
     fn world(&self) -> World<Rng> {
         let mut world = World::new(self.topology(), Rng::new(self.seed));
         world.wire.pause_faults_after = (!self.work.mishaps).then_some(3);
@@ -185,7 +185,7 @@ impl Case {
         setup
     }
 
-    /// The places of both ends of a connection.
+    /// Returns the places of both ends of a connection.
     fn places(&self, connection: usize) -> [Place; 2] {
         let (n, others) = (self.nodes, self.nodes - 1);
         let first = if self.net == Net::Incast { 1 + connection % others } else { connection % n };
@@ -304,7 +304,7 @@ pub struct Smallest {
 }
 
 impl fmt::Display for Smallest {
-    /// The broken promise, and the text of the case.
+    /// Writes the broken promise, and the text of the case.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}\nthe smallest run that does it (found in {} runs):\n{}", self.broken, self.runs, self.case)
     }
@@ -365,8 +365,8 @@ impl Search<'_> {
         Some(failure)
     }
 
-    /// The faults of a run, rounded to what rules can express; `None` if they alone do not make it
-    /// fail.
+    /// Returns the faults of a run, rounded to what rules can express; `None` if they alone do not
+    /// make it fail.
     fn faults_of(&mut self, case: &Case) -> Option<Vec<Fault>> {
         let faults: Vec<Fault> = self.failure(case, None)?.faults.into_iter().map(rounded).collect();
         self.fails(case, Some(&faults)).then_some(faults)
@@ -447,7 +447,7 @@ fn rules_of_one(fault: &Fault) -> impl Iterator<Item = Rule> {
     })
 }
 
-/// The damaged part of the packet; the pad counts as payload.
+/// Returns the damaged part of the packet; the pad counts as payload.
 fn part_of(fault: &Fault, at: usize) -> Part {
     match at {
         at if at < fault.header => Part::Header,

@@ -117,7 +117,7 @@ pub struct SimHost {
 }
 
 impl SimHost {
-    /// A host whose completion queues hold `depth` entries without allocating.
+    /// Creates a host whose completion queues hold `depth` entries without allocating.
     pub fn with_depth(depth: usize) -> Self {
         let queue = || VecDeque::with_capacity(depth);
         Self { sends: queue(), recvs: queue(), ..Self::default() }
@@ -466,7 +466,7 @@ impl VecMemory {
         if done == len { Ok(()) } else { Err(MemError::Range) }
     }
 
-    /// Start of the region with this key; 0 if there is none.
+    /// Returns the start of the region with this key; 0 if there is none.
     fn base_of(&self, rkey: RKey) -> u64 {
         index_of(rkey.0).and_then(|i| self.regions.get(i)).map_or(0, |r| r.mr.addr)
     }

@@ -29,7 +29,7 @@ impl LinkSpec {
         Self { latency, bandwidth: None, queue: None, mark_above: None }
     }
 
-    /// A link with a bandwidth in Gbit/s.
+    /// Returns a link with a bandwidth in Gbit/s.
     pub const fn gigabits(latency: Duration, gigabits: u64) -> Self {
         Self { latency, bandwidth: Some(gigabits * 1_000_000_000), queue: None, mark_above: None }
     }
@@ -122,7 +122,7 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// A direct link with latency only between every two nodes.
+    /// Returns a direct link with latency only between every two nodes.
     pub fn direct(latency: Duration) -> Self {
         Self { shape: Shape::Direct, links: vec![Link::new(LinkSpec::delay(latency))] }
     }

@@ -30,7 +30,7 @@ pub trait Choices: Sized {
 pub struct Rng(u64);
 
 impl Rng {
-    /// A generator with this seed.
+    /// Creates a generator with this seed.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }

@@ -36,7 +36,7 @@ impl Peer {
         self as usize
     }
 
-    /// The end of its connection that is number `end` of a world: even ones are A.
+    /// Returns the end of its connection that is number `end` of a world: even ones are A.
     pub const fn of_end(end: usize) -> Self {
         if end.is_multiple_of(2) { Self::A } else { Self::B }
     }
@@ -141,7 +141,7 @@ impl Default for Setup {
 }
 
 impl Setup {
-    /// Maximum bytes of the remaining packets of a run.
+    /// Returns the maximum bytes of the remaining packets of a run.
     pub(crate) fn in_run(&self) -> u32 {
         self.run.saturating_sub(1) * SimHost::charge(self.path_mtu.bytes())
     }

@@ -56,6 +56,7 @@ impl Cursor {
 pub(crate) enum Step {
     /// A packet with this payload length, in bytes, is in the batch.
     Sent(u32),
+    /// A local operation, which needs no packet, is complete.
     Local,
     BatchFull,
     Stop,
@@ -71,6 +72,7 @@ pub(crate) struct Requester {
     /// Requests that await a response of their own (READ, atomic, ATOMIC WRITE, FLUSH), between
     /// `una_psn` and the cursor.
     pub(crate) reads_out: u32,
+    /// Response bytes that outstanding READs still await.
     pub(crate) bytes_due: u32,
     /// Send window in PSNs. Go-back-N retransmits the whole window, so a slow receiver would fall
     /// further behind: a loss halves the window, acknowledgements widen it again.
@@ -81,11 +83,11 @@ pub(crate) struct Requester {
     /// The error of the work request at the cursor, reported when all earlier requests are
     /// complete.
     pub(crate) fault: Option<WcStatus>,
-    /// UC and UD: bytes charged in this `poll_transmit`, and true if room for the next packet is
-    /// reserved.
+    /// Bytes charged in this `poll_transmit` (UC and UD).
     pub(crate) burst: u32,
+    /// True if room for the next UC or UD packet is reserved.
     pub(crate) room_reserved: bool,
-    /// `SQ_DRAINED` was raised in this SQD.
+    /// True if `SQ_DRAINED` was raised since the QP entered SQD.
     drained: bool,
     /// Length in bytes of the last failed request, if none of its packets was acknowledged although
     /// earlier requests were.
@@ -170,7 +172,7 @@ impl Requester {
         self.room_reserved = false;
     }
 
-    /// Sends the packets that may be sent now; [`Self::has_work`] is true.
+    /// Sends the packets that may be sent now. The caller has checked [`Self::has_work`].
     pub(crate) fn poll_transmit<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> TxState {
         self.burst = 0;
         if sh.config.service.is_reliable() {
@@ -180,7 +182,7 @@ impl Requester {
         while sh.congestion.may_send(host.now()) {
             let step = match sh.config.service {
                 Service::Rc | Service::XrcIni | Service::XrcTgt => match self.send_reliable(sh, host, tx) {
-                    Step::Sent(_) if self.cursor.packet > 0 && sh.congestion.is_free() => {
+                    Step::Sent(_) if self.cursor.packet > 0 && sh.congestion.is_unpaced() => {
                         self.send_middles(sh, host, tx)
                     }
                     step => step,
@@ -248,7 +250,8 @@ impl Requester {
         if again { TxReason::Retransmission } else { TxReason::First }
     }
 
-    /// Numbers the work request at the cursor if the cursor is at its first packet; idempotent.
+    /// Assigns PSNs to the work request at the cursor if the cursor is at its first packet;
+    /// idempotent.
     pub(crate) fn begin(&mut self, mtu: PathMtu) {
         let Cursor { wqe, packet: 0, psn } = self.cursor else { return };
         if let Some(wqe) = self.sq.get_mut(wqe) {
@@ -307,7 +310,7 @@ impl Requester {
         }
     }
 
-    /// A link that accepts no packets counts as a unacked peer: the ACK timer runs.
+    /// Starts the ACK timer: a link that accepts no packets counts as a peer that does not respond.
     // clause: TIMER-LINK-FULL
     pub(crate) fn on_link_full(&mut self, sh: &Shared, now: Instant) {
         if sh.config.service.is_reliable() && self.has_work(sh) {
@@ -315,15 +318,15 @@ impl Requester {
         }
     }
 
-    /// The full link makes progress: a QP with nothing in flight waits for its turn, not for the
-    /// peer.
+    /// Restarts the ACK timer if nothing is in flight: the full link has sent packets of other QPs,
+    /// so this QP waits for its turn, not for the peer.
     pub(crate) fn on_link_moved(&mut self, sh: &Shared, now: Instant) {
         if self.cursor.psn == self.una_psn {
             self.retry.restart(&sh.attr, now);
         }
     }
 
-    /// Out of retries: migrates to the alternate path, or fails.
+    /// Handles exhausted retries: migrates to the alternate path, or fails the oldest work request.
     pub(crate) fn migrate_or_fail<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
         // clause: APM-RETRIES
         if !self.migrate(sh, host) {
@@ -378,7 +381,7 @@ impl Requester {
         self.sq.drop_head();
     }
 
-    /// In SQD, raises `SQ_DRAINED` once when all started requests are complete (IBA §10.3.1.4).
+    /// Raises `SQ_DRAINED` once in SQD when all started requests are complete (IBA §10.3.1.4).
     pub(crate) fn check_drained(&mut self, sh: &mut Shared) {
         if sh.state == QpState::Sqd && !self.drained && self.is_drained() {
             self.drained = true;
@@ -406,7 +409,7 @@ impl Requester {
             };
         };
         let cost = packet.cost::<H>();
-        let run = || packet.charge_after::<H>(wqe, self.cursor.packet, mtu);
+        let run_bytes = || packet.charge_after::<H>(wqe, self.cursor.packet, mtu);
         // Built in place: moving a struct that was just written in small pieces stalls on store
         // forwarding.
         let mut tx_packet = TxPacket {
@@ -416,7 +419,7 @@ impl Requester {
             note: self.note(sh, wqe),
         };
         let fits_same_send = |count| tx.fits_same_send(tx_packet.header.padded_len(packet.len as usize), count);
-        let room = self.in_flight.reserve(sh, host, cost, packet.next_len.map_or(0, H::charge), run, fits_same_send);
+        let room = self.in_flight.reserve(sh, host, cost, packet.next_len.map_or(0, H::charge), run_bytes, fits_same_send);
         if room == Room::None {
             return Step::Stop;
         }
@@ -464,17 +467,17 @@ impl Requester {
             let unacked = until_due.min(wqe.packets - 1 - index);
             let joined = if unacked > 0 {
                 let following = H::charge(segment::payload_len(wqe.length, mtu, index + unacked));
-                let run = || packet.charge_after::<H>(wqe, index + unacked - 1, mtu);
-                let room = self.in_flight.reserve(sh, host, unacked * cost, following, run, |_| false);
+                let run_bytes = || packet.charge_after::<H>(wqe, index + unacked - 1, mtu);
+                let room = self.in_flight.reserve(sh, host, unacked * cost, following, run_bytes, |_| false);
                 if room == Room::Both { tx_packet.join(host, tx, &packet, unacked) } else { 0 }
             } else {
                 0
             };
             let mut asks_ack = false;
             if joined == 0 {
-                let run = || packet.charge_after::<H>(wqe, index, mtu);
+                let run_bytes = || packet.charge_after::<H>(wqe, index, mtu);
                 let fits_same_send = |count| tx.fits_same_send(form.len(), count);
-                let room = self.in_flight.reserve(sh, host, cost, H::charge(next), run, fits_same_send);
+                let room = self.in_flight.reserve(sh, host, cost, H::charge(next), run_bytes, fits_same_send);
                 if room == Room::None {
                     return Step::Stop;
                 }
@@ -498,7 +501,7 @@ impl Requester {
         sent
     }
 
-    /// The headers of `packet` of `wqe` at the cursor, without an acknowledgement request.
+    /// Returns the headers of `packet` of `wqe` at the cursor, without an acknowledgement request.
     fn header(&self, sh: &Shared, wqe: &SendWqe, packet: &Outgoing) -> Header {
         let bth = Bth {
             solicited: packet.solicited,
@@ -566,7 +569,7 @@ pub(super) fn complete<H: Host>(sh: &mut Shared, host: &mut H, wqe: &SendWqe, st
     sh.complete(host, Side::Send, cqe);
 }
 
-/// A rendezvous READ ended: completes its receive for the second time.
+/// Completes a receive for the second time, when its rendezvous READ has ended.
 // clause: TM-RENDEZVOUS-BROKEN
 fn complete_rendezvous<H: Host>(sh: &mut Shared, host: &mut H, wqe: &SendWqe, status: WcStatus) {
     let (status, byte_len, flags) = match status {

@@ -12,15 +12,16 @@ use crate::wr::{ATOMIC_LEN, Access, MAX_MESSAGE, SendData, SendFlags, SendOp, Se
 use roxe_wire::{Psn, Tmh};
 
 /// Initial number of slots; small, because a process may have thousands of QPs.
-const FIRST_PLACES: u32 = 4;
+const FIRST_SLOTS: u32 = 4;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Origin {
     #[default]
     Program,
-    /// The card, reading the data of a rendezvous. Its inline bytes are the FIN to send afterwards.
+    /// The card, which reads the data of a rendezvous. The inline bytes are the FIN to send
+    /// afterwards.
     Rendezvous,
-    /// The card, sending the FIN of a rendezvous.
+    /// The card, which sends the FIN of a rendezvous.
     Fin,
 }
 
@@ -46,12 +47,13 @@ impl SendWqe {
         Self { wr_id, op, flags, length, num_sge: 0, first_psn: Psn::new(0), packets: 0, srqn: 0, origin }
     }
 
-    /// Bytes that its responses write into its list.
+    /// Returns the bytes that its responses write into its list.
     pub(crate) fn response_bytes(&self) -> u32 {
         if self.op.is_read() || self.op.is_atomic() { self.length } else { 0 }
     }
 
-    /// Payload bytes of the packet of a request that [awaits a response](SendOp::awaits_response).
+    /// Returns the payload bytes of the request packet, for a request that [awaits a
+    /// response](SendOp::awaits_response).
     pub(crate) fn request_len(&self) -> u32 {
         if matches!(self.op, SendOp::AtomicWrite { .. }) { self.length } else { 0 }
     }
@@ -130,7 +132,7 @@ pub(crate) struct SendQueue {
     tail: u32,
     /// Index of the entry in the first slot.
     base: u32,
-    /// Number of entries of the card, which do not count against `max_send_wr`.
+    /// Number of entries that the card itself queued; they do not count against `max_send_wr`.
     internal: u32,
     pub(super) depth: Depth,
     slots: Vec<SendWqe>,
@@ -149,7 +151,7 @@ impl SendQueue {
         };
         Self {
             caps,
-            mask: FIRST_PLACES - 1,
+            mask: FIRST_SLOTS - 1,
             head: 0,
             tail: 0,
             base: 0,
@@ -163,7 +165,7 @@ impl SendQueue {
         }
     }
 
-    /// Index of the oldest entry; equals `tail_index` if the queue is empty.
+    /// Returns the index of the oldest entry; equals `tail_index` if the queue is empty.
     pub(crate) fn head_index(&self) -> u32 {
         self.head
     }
@@ -191,11 +193,11 @@ impl SendQueue {
 
     /// Doubles a full ring; the oldest entry moves to the first slot.
     fn grow(&mut self) {
-        let (first, places) = (self.slot(self.head), self.slots.len());
+        let (first, slots) = (self.slot(self.head), self.slots.len());
         self.slots.rotate_left(first);
-        self.sges.rotate(first, places);
-        self.inline.rotate(first, places);
-        self.dests.rotate(first, places);
+        self.sges.rotate(first, slots);
+        self.inline.rotate(first, slots);
+        self.dests.rotate(first, slots);
         (self.base, self.mask) = (self.head, 2 * self.mask + 1);
     }
 
@@ -276,11 +278,11 @@ impl SendQueue {
         self.internal += 1;
     }
 
-    fn fill(&mut self, slot: usize, filled: SendWqe) {
+    fn fill(&mut self, slot: usize, wqe: SendWqe) {
         // A slot exists from the second lap on; in the first lap it is appended.
         match self.slots.get_mut(slot) {
-            Some(old) => *old = filled,
-            None => self.slots.push(filled),
+            Some(old) => *old = wqe,
+            None => self.slots.push(wqe),
         }
         self.tail = self.tail.wrapping_add(1);
     }
@@ -298,13 +300,14 @@ impl SendQueue {
         self.head = self.head.wrapping_add(1);
     }
 
-    /// Free places for requests of the program.
+    /// Returns the free places for requests of the program.
     pub(crate) fn room(&self) -> u32 {
         self.caps.max_send_wr.saturating_sub(self.tail.wrapping_sub(self.head) - self.internal)
     }
 
-    pub(crate) fn retract(&mut self, count: u32, keep: u32) {
-        self.tail = self.tail.wrapping_sub(count.min(self.tail.wrapping_sub(keep)));
+    /// Removes the `count` newest entries, but none before the index `first_removable`.
+    pub(crate) fn retract(&mut self, count: u32, first_removable: u32) {
+        self.tail = self.tail.wrapping_sub(count.min(self.tail.wrapping_sub(first_removable)));
     }
 
     pub(crate) fn clear(&mut self) {
@@ -363,7 +366,7 @@ const MAX_COALESCED_BYTES: u32 = 60 << 10;
 pub(crate) struct Depth {
     /// Maximum depth since the queue was empty.
     max: u32,
-    /// Nonzero while recent phases reached [`DEEP`].
+    /// Shallow phases left until the program no longer counts as deep; 0 if it does not.
     deep_times: u8,
 }
 

@@ -10,12 +10,12 @@ use roxe_transport::time::rnr_wait;
 use roxe_transport::wr::Av;
 use roxe_wire::{Aeth, AtomicAckEth, AtomicEth, Msn, NakCode, NetHeader, PathMtu, Qpn, RKey, Reth, Syndrome};
 
-/// A positive acknowledgement with this credit code.
+/// Returns a positive acknowledgement with this credit code.
 fn ack(credits: u8) -> Response {
     Response::Ack(Aeth { syndrome: Syndrome::Ack { credits }, msn: Msn::new(0) })
 }
 
-/// The syndromes of the acknowledgements and NAKs that `side` sent.
+/// Returns the syndromes of the acknowledgements and NAKs that `side` sent.
 fn syndromes(pair: &Pair, side: Peer) -> Vec<Syndrome> {
     let syndrome = |(response, _)| if let Response::Ack(aeth) = response { Some(aeth.syndrome) } else { None };
     responses(pair, side).into_iter().filter_map(syndrome).collect()

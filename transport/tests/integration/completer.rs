@@ -55,7 +55,7 @@ impl Script {
         assert_eq!(self.pair.post_send(Peer::A, &req), Ok(()));
     }
 
-    /// The PSNs sent now.
+    /// Returns the PSNs sent now.
     fn psns(&mut self) -> Vec<u32> {
         self.headers().iter().map(|header| header.bth.psn.get()).collect()
     }
@@ -262,7 +262,8 @@ fn read_responses_are_placed_and_acknowledge_earlier_requests() {
     assert_eq!(s.done(), [(3, OK)]);
 }
 
-/// The result of a READ of 20 packets whose packets `from..until` arrive joined or one by one.
+/// Returns the result of a READ of 20 packets whose packets `from..until` arrive joined or one by
+/// one.
 fn read_in_parts(from: u32, until: u32, at_once: bool) -> (Vec<u8>, String) {
     let mut s = Script::new();
     s.post(1, READ, 20 * 256);

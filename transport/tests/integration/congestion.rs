@@ -27,12 +27,12 @@ fn limited(service: Service) -> Setup {
     Setup { path_mtu: PathMtu::Mtu1024, line_rate: NonZeroU64::new(10_000_000_000), ..Setup::of(service) }
 }
 
-/// The network header of a packet to `to`, with this ECN code.
+/// Returns the network header of a packet to `to`, with this ECN code.
 fn net(to: Peer, ecn: u8) -> NetHeader {
     NetHeader { traffic_class: 0x60 | ecn, ..net_header(&av(to.other())) }
 }
 
-/// An empty SEND to B, by its service.
+/// Returns an empty SEND to B, by its service.
 fn send_to_b(service: Service, psn: u32) -> Header {
     match service {
         Service::Rc => request(B, psn, SEND_ONLY),
@@ -40,7 +40,7 @@ fn send_to_b(service: Service, psn: u32) -> Header {
     }
 }
 
-/// The packets that `side` sends now: network header, headers and bytes.
+/// Returns the packets that `side` sends now: network header, headers and bytes.
 fn emitted(pair: &mut Pair, side: Peer) -> Vec<(NetHeader, Header, Vec<u8>)> {
     let mut batch = Batch::default();
     let world = &mut **pair;
@@ -481,8 +481,8 @@ fn deadline_is_the_earliest_of_all_timers() {
     assert_eq!(p.end(A).qp.poll_timeout(), Some(Instant(start.0 + (4096 << 10))));
 }
 
-/// The effect of 32 MiB on a link of 10 Gbit/s with a window of 1 MiB and a line rate of 40 Gbit/s:
-/// the longest queue after the start (from the 10th millisecond on), and the total time.
+/// Returns the effect of 32 MiB on a link of 10 Gbit/s with a window of 1 MiB and a line rate of 40
+/// Gbit/s: the longest queue after the start (from the 10th millisecond on), and the total time.
 fn queue_of(line_rate: Option<NonZeroU64>) -> (u64, Duration) {
     let (path_mtu, flow_limit) = (PathMtu::Mtu4096, Some(1 << 20));
     let mut p = Pair::new(Setup { path_mtu, line_rate, flow_limit, log: false, ..Setup::default() });

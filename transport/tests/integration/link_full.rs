@@ -14,7 +14,8 @@ fn pair() -> (Pair, Mr) {
     (p, mr)
 }
 
-/// A pair that has 16 WRITEs to send, after A's link took the packets of the first `sent` of them.
+/// Returns a pair that has 16 WRITEs to send, after A's link took the packets of the first `sent`
+/// of them.
 fn held_up(sent: u64) -> Pair {
     let (mut p, remote) = pair();
     let local = filled(&mut p, A, 64 << 10);

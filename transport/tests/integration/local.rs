@@ -13,7 +13,7 @@ fn bind_to(mr: Mr, access: Access) -> SendOp {
     SendOp::BindWindow { rkey: WINDOW, lkey: mr.all().lkey, access, addr: mr.addr + 8, length: 16 }
 }
 
-/// A region of `side` that windows may open.
+/// Returns a region of `side` that windows may open.
 fn bindable(pair: &mut Pair, side: Peer) -> Mr {
     pair.end(side).host.memory.register(64, Access::LOCAL_WRITE | Access::MW_BIND)
 }
@@ -22,7 +22,7 @@ fn window_write(addr: u64) -> SendOp {
     SendOp::Write { remote_addr: addr, rkey: WINDOW }
 }
 
-/// The opcodes of the send completions of `side`.
+/// Returns the opcodes of the send completions of `side`.
 fn opcodes(pair: &mut Pair, side: Peer) -> Vec<WcOpcode> {
     core::iter::from_fn(|| pair.send_done(side)).map(|cqe| cqe.opcode).collect()
 }

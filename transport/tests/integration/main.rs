@@ -50,12 +50,12 @@ use roxe_wire::{Bth, Header, ImmDt, Kind, Packet, Pkey, Psn, Request, Response, 
 
 use Peer::{A, B};
 
-/// A request of an unreliable connection.
+/// Returns a request of an unreliable connection.
 fn uc(request: Request) -> Kind {
     Kind::UcRequest(request.try_into().expect("UC has it"))
 }
 
-/// Every right.
+/// Returns every right.
 fn all_access() -> Access {
     Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC
 }
@@ -73,7 +73,7 @@ fn blank(pair: &mut Pair, side: Peer, len: u32) -> Mr {
     pair.end(side).host.memory.register(len, all_access())
 }
 
-/// A copy of the bytes of `mr`.
+/// Returns a copy of the bytes of `mr`.
 fn bytes(pair: &Pair, side: Peer, mr: Mr) -> Vec<u8> {
     pair.ends[side.index()].host.memory.bytes(mr).to_vec()
 }
@@ -100,7 +100,7 @@ fn try_post(
     pair.post_send(side, &SendRequest { wr_id, op, flags, data: SendData::Sges(sges), ud: Some(destination(side)) })
 }
 
-/// The peer of `side` as a datagram destination.
+/// Returns the peer of `side` as a datagram destination.
 fn destination(side: Peer) -> UdDest {
     UdDest { av: av(side), qpn: qpn(side.other()), qkey: QKEY }
 }
@@ -164,7 +164,7 @@ fn request_psns(pair: &Pair, side: Peer) -> Vec<u32> {
     kinds.filter(|(kind, _)| !matches!(kind, Kind::RcResponse(_))).map(|(_, psn)| psn).collect()
 }
 
-/// The responses that `side` sent so far, as (response, PSN).
+/// Returns the responses that `side` sent so far, as (response, PSN).
 fn responses(pair: &Pair, side: Peer) -> Vec<(Response, u32)> {
     let kinds = sent(pair, side).into_iter();
     let response = |(kind, psn)| if let Kind::RcResponse(r) = kind { Some((r, psn)) } else { None };
@@ -193,24 +193,25 @@ fn go_to(pair: &mut Pair, side: Peer, state: QpState) -> Result<(), ModifyError>
     end.qp.modify(&mut end.host, &attr, AttrMask::STATE)
 }
 
-/// A pair in which only `side` lives: the peer is in RESET, its packets are forged by the test.
+/// Returns a pair in which only `side` lives: the peer is in RESET, its packets are forged by the
+/// test.
 fn alone(side: Peer, setup: Setup) -> Pair {
     let mut pair = Pair::idle(setup, Rng::new(1));
     pair.bring_to(side, QpState::Rts);
     pair
 }
 
-/// A request of the peer of `to`.
+/// Returns a request of the peer of `to`.
 fn request(to: Peer, psn: u32, request: Request) -> Header {
     Header { bth: bth(to, psn, true), kind: Kind::RcRequest(request) }
 }
 
-/// A response of the peer of `to`.
+/// Returns a response of the peer of `to`.
 fn response(to: Peer, psn: u32, response: Response) -> Header {
     Header { bth: bth(to, psn, false), kind: Kind::RcResponse(response) }
 }
 
-/// A base header towards `to`.
+/// Returns a base header towards `to`.
 fn bth(to: Peer, psn: u32, ack_req: bool) -> Bth {
     Bth {
         dest_qpn: qpn(to),

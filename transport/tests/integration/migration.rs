@@ -8,7 +8,7 @@ use roxe_transport::qp::{QpEvents, Service};
 use roxe_transport::wr::Av;
 use roxe_transport::wr::WcStatus::*;
 
-/// The other addresses of the two nodes.
+/// Returns the other addresses of the two nodes.
 fn detour(side: Peer) -> Av {
     let mut way = av(side);
     (way.sgid.0[0], way.dgid.0[0]) = (0xfd, 0xfd);

@@ -6,7 +6,7 @@ use roxe_transport::qp::Service;
 use roxe_transport::wr::WcOpcode;
 use roxe_wire::{Feth, Operation, Placement, Selectivity};
 
-/// A setup whose responder lets itself be FLUSHed.
+/// Returns a setup whose responder lets itself be FLUSHed.
 fn setup() -> Setup {
     let access = Setup::default().access | Access::FLUSH_GLOBAL;
     Setup { access, ..Setup::default() }

@@ -4,7 +4,8 @@ use roxe_sim::{Pair, Peer, Rng, Setup};
 use roxe_transport::wr::{Access, SendData, SendFlags, SendOp, SendRequest};
 use roxe_wire::{Feth, Kind, Operation, Placement, Selectivity};
 
-/// The packets of a requester at MTU 256 for one request: opcode, payload bytes, AckReq, SE.
+/// Returns the packets of a requester at MTU 256 for one request: opcode, payload bytes, AckReq,
+/// SE.
 fn packets(op: SendOp, len: u32) -> Vec<(Operation, usize, bool, bool)> {
     let mut pair = Pair::idle(Setup::default(), Rng::new(1));
     pair.bring_to(Peer::A, roxe_transport::qp::QpState::Rts);

@@ -37,7 +37,7 @@ fn load(p: &mut Pair, packets: u32) {
     }
 }
 
-/// Number of packets sent by `from` so far.
+/// Returns the number of packets sent by `from` so far.
 fn count(p: &Pair, from: Peer) -> usize {
     p.log.iter().filter(|packet| packet.from == from && packet.len > 0).count()
 }

@@ -42,7 +42,7 @@ fn no_receive(send: WcStatus, events: QpEvents) -> Outcome {
     Outcome { send, recv: WrFlushErr, events }
 }
 
-/// Every operation on remote memory, at `remote_addr` with `rkey`.
+/// Returns every operation on remote memory, at `remote_addr` with `rkey`.
 fn remote_ops(remote_addr: u64, rkey: RKey) -> [SendOp; 4] {
     [
         SendOp::Write { remote_addr, rkey },

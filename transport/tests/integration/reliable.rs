@@ -10,7 +10,7 @@ fn pair_of(path_mtu: PathMtu) -> Pair {
     Pair::new(Setup { path_mtu, log: false, ..Setup::default() })
 }
 
-/// The sizes at which segmentation changes.
+/// Returns the sizes at which segmentation changes.
 fn sizes(mtu: PathMtu) -> [u32; 8] {
     let mtu = mtu.bytes();
     [0, 1, mtu - 1, mtu, mtu + 1, 3 * mtu, 1 << 16, 1 << 20]
@@ -78,7 +78,7 @@ fn reads_of_every_size_arrive_at_every_mtu() {
     }
 }
 
-/// The packets of both ends for `op` on `len` bytes.
+/// Returns the packets of both ends for `op` on `len` bytes.
 fn told(joins: bool, mtu: PathMtu, op: fn(Mr) -> SendOp, len: u32) -> Vec<(Peer, Header, usize)> {
     let mut p = Pair::new(Setup { path_mtu: mtu, joins, flow_limit: Some(40_000), ..Setup::default() });
     let (here, there) = (filled(&mut p, A, 1 << 17), filled(&mut p, B, 1 << 17));
@@ -103,8 +103,8 @@ fn joined_packets_equal_single_ones() {
     }
 }
 
-/// The packets of a WRITE of 64 packets of which only `readable` bytes can be read, and the other
-/// bytes not.
+/// Returns the packets of a WRITE of 64 packets of which only `readable` bytes can be read, and the
+/// other bytes not.
 fn before_a_fault(joins: bool, readable: u32) -> Vec<Vec<u8>> {
     let mut p = Pair::new(Setup::default());
     let (here, there) = (filled(&mut p, A, 1 << 14), blank(&mut p, B, 1 << 14));
@@ -495,8 +495,8 @@ fn srq_is_fifo_and_raises_its_limit_once() {
     }
 }
 
-/// The packets that B sends in one call after a request, with `posted` WRITEs of one packet to
-/// send.
+/// Returns the packets that B sends in one call after a request, with `posted` WRITEs of one packet
+/// to send.
 fn order_at_b(batch: usize, posted: u32, acks_last: bool) -> Vec<Kind> {
     let mut p = alone(B, Setup { batch, ..Setup::default() });
     p.ends[B as usize].qp.set_acks_last(acks_last);

@@ -9,7 +9,7 @@ use roxe_transport::fault::Action;
 use roxe_wire::{Kind, Packet, Psn, Response};
 use std::collections::BTreeMap;
 
-/// A card that damages a byte of each request that it gets again.
+/// Returns a card that damages a byte of each request that it gets again.
 fn damages_repetitions() -> Tamper {
     let mut newest: BTreeMap<usize, Psn> = BTreeMap::new();
     Box::new(move |end, bytes| {

@@ -44,7 +44,7 @@ fn done(pair: &mut Pair) -> Vec<(u64, WcStatus, WcOpcode, u32, TmInfo)> {
     taken.map(|cqe| (cqe.wr_id, cqe.status, cqe.opcode, cqe.byte_len, cqe.tm)).collect()
 }
 
-/// The completion data of a matched message with `tag`.
+/// Returns the completion data of a matched message with `tag`.
 fn info(tag: u64, flags: TmFlags) -> TmInfo {
     TmInfo { tag, app_ctx: 0xc0de, flags }
 }
@@ -97,8 +97,8 @@ fn messages_too_short_for_a_tag_header_are_untagged() {
     assert_eq!(opcodes, [(1, WcOpcode::TmNoTag), (2, WcOpcode::RecvRdmaWithImm)]);
 }
 
-/// A sends a rendezvous request for `len` bytes, B has a tag for it; returns the pair, the data and
-/// where it shall go.
+/// Sends a rendezvous request for `len` bytes, B has a tag for it; returns the pair, the
+/// data and where it shall go.
 fn rendezvous(setup: Setup, len: u32) -> (Pair, Mr, Mr) {
     let mut p = Pair::new(setup);
     let (data, to, fin) = (filled(&mut p, A, len.max(1)), blank(&mut p, B, len.max(1)), blank(&mut p, A, 16));

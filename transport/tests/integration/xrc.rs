@@ -42,12 +42,12 @@ fn done(pair: &mut Pair, at: usize) -> Vec<(u64, WcStatus, u32)> {
     taken.map(|cqe| (cqe.wr_id, cqe.status, cqe.byte_len)).collect()
 }
 
-/// A request of A to B, for the queue `srqn`.
+/// Returns a request of A to B, for the queue `srqn`.
 fn named(psn: u32, srqn: u32, request: Request) -> Header {
     Header { bth: bth(B, psn, true), kind: Kind::XrcRequest(XrcEth(srqn), request) }
 }
 
-/// The syndromes that B sent.
+/// Returns the syndromes that B sent.
 fn syndromes(pair: &Pair) -> Vec<(Syndrome, u32)> {
     let syndrome = |(kind, psn)| match kind {
         Kind::XrcResponse(Response::Ack(aeth)) => Some((aeth.syndrome, psn)),

@@ -40,7 +40,7 @@ impl File {
         self.u32(seconds).u32(fraction).u32(data.len() as u32).u32(data.len() as u32).raw(data)
     }
 
-    /// A pcapng block with the body that `body` writes.
+    /// Returns a pcapng block with the body that `body` writes.
     fn block(self, kind: u32, body: impl FnOnce(Self) -> Self) -> Self {
         let mut body = body(Self { big: self.big, bytes: Vec::new() }).bytes;
         body.resize(body.len().next_multiple_of(4), 0);

@@ -279,7 +279,7 @@ fn mask(map: Map) -> Vec<u8> {
     mask
 }
 
-/// A random MAD with a valid header and valid lengths of additional information.
+/// Returns a random MAD with a valid header and valid lengths of additional information.
 fn random_mad() -> impl Strategy<Value = (Map, Vec<u8>)> {
     (0..MAPS.len(), prop::collection::vec(any::<u8>(), MAD_LEN), 0..=72_u8).prop_map(|(index, mut mad, info)| {
         let (attribute, map) = MAPS[index];

@@ -138,8 +138,8 @@ fn emit(net: &NetHeader, header: &Header, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The ICRC by the letter of the specification, with another CRC implementation, over the whole IP
-/// packet without its ICRC.
+/// Returns the ICRC by the letter of the specification, with another CRC implementation, over the
+/// whole IP packet without its ICRC.
 fn oracle(net: &NetHeader, covered: &[u8]) -> u32 {
     let mut input = vec![0xff; 8];
     let udp_len = (8 + covered.len() + icrc::LEN) as u16;

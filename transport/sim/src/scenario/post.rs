@@ -126,7 +126,7 @@ impl<C: Choices> Scenario<C> {
         (peer.shared.addr + u64::from(target), rkey)
     }
 
-    /// The key of the peer's shared region, or of the window on it.
+    /// Returns the key of the peer's shared region, or of the window on it.
     fn shared_key(&mut self, id: usize) -> RKey {
         let key = self.sides[id ^ 1].shared.rkey();
         let through_window = self.sides[id].what.chance(500);
@@ -323,7 +323,7 @@ impl<C: Choices> Scenario<C> {
         op
     }
 
-    /// A length near the MTU boundaries, or a random one.
+    /// Returns a length near the MTU boundaries, or a random one.
     fn length(&mut self, id: usize) -> u32 {
         let mtu = self.world.ends[id].setup.path_mtu.bytes();
         let max = self.work.max_len;
@@ -341,7 +341,7 @@ impl<C: Choices> Scenario<C> {
     }
 }
 
-/// The opcode expected in the completion of `op`.
+/// Returns the opcode expected in the completion of `op`.
 fn opcode_of(op: &SendOp) -> WcOpcode {
     match op {
         SendOp::Send | SendOp::SendImm(_) | SendOp::SendInvalidate(_) => WcOpcode::Send,

@@ -124,7 +124,7 @@ fn a_rej_ends_the_request() {
     assert_eq!(node.deliver(nameless(id)), Err(Ignored::UnknownId), "the peer's id is known by now");
 }
 
-/// The REJ of a peer without a listener.
+/// Returns the REJ of a peer without a listener.
 fn rej_without_listener(id: CommId) -> Rej {
     Rej { local_comm_id: CommId::NONE, ..rej(id, Answered::Req, RejReason::InvalidServiceId) }
 }

@@ -7,7 +7,7 @@ fn other_route() -> Route {
     Route { local: address(11), remote: address(12) }
 }
 
-/// A LAP of the peer for connection `ours`.
+/// Returns a LAP of the peer for connection `ours`.
 fn lap(ours: CommId) -> Lap {
     Lap {
         local_comm_id: PEER_ID,
@@ -42,7 +42,7 @@ impl Node {
         self.cm.alternate_state(id).unwrap()
     }
 
-    /// A connection whose program accepts alternate paths.
+    /// Returns a connection whose program accepts alternate paths.
     fn willing(reach: fn(&mut Self) -> CommId) -> (Self, CommId) {
         let mut node = Self::listening();
         let id = reach(&mut node);

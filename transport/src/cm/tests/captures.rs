@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 /// A recorded message, from the view of its receiver.
 type Recorded = (Route, Mad);
 
-/// All messages in a capture.
+/// Returns all messages in a capture.
 fn recorded(name: &str) -> Vec<Recorded> {
     let path = format!("{}/../tests/captures/{name}.pcap", env!("CARGO_MANIFEST_DIR"));
     let file = std::fs::read(&path).expect("read the capture");
@@ -50,7 +50,7 @@ impl Replay {
         self.ours.get(&recorded).copied().unwrap_or(recorded)
     }
 
-    /// The peer's message with our ids.
+    /// Returns the peer's message with our ids.
     fn translate(&self, message: &Message) -> Message {
         let mut message = message.clone();
         match &mut message {

@@ -150,7 +150,7 @@ fn disconnecting(node: &mut Node) -> CommId {
     id
 }
 
-/// A connection ended by the peer, with the consent of our program.
+/// Returns a connection ended by the peer, with the consent of our program.
 fn told_to_end(node: &mut Node) -> CommId {
     let id = node.established_passive();
     assert_eq!(node.deliver(dreq(id)), Ok(()));

@@ -7,7 +7,7 @@ use roxe_wire::cm::{Apr, AprStatus, Lap, SidrRep, SidrReq, SidrStatus};
 
 const BACKLOG: usize = 4;
 
-/// A forged message about connection `id`.
+/// Returns a forged message about connection `id`.
 fn lie(rng: &mut Rng, id: CommId, from: Gid) -> Message {
     let ours = rng.pick(&[id, id, CommId::NONE, CommId(5)]);
     let theirs = rng.pick(&[PEER_ID, PEER_ID, CommId::NONE, CommId(6)]);
@@ -37,7 +37,7 @@ fn lie(rng: &mut Rng, id: CommId, from: Gid) -> Message {
     }
 }
 
-/// The forged message with some damaged bytes, if it still parses.
+/// Returns the forged message with some damaged bytes, if it still parses.
 fn damaged(rng: &mut Rng, message: Message) -> Option<Mad> {
     let mut bytes = Mad { tid: TransactionId(rng.next()), modifier: 0, message }.to_bytes();
     for _ in 0..rng.below(4) {
@@ -110,7 +110,8 @@ fn hostile_peer_affects_only_its_own_connection() {
     }
 }
 
-/// Number of messages sent during `count` requests with forged sources that are never confirmed.
+/// Returns the number of messages sent during `count` requests with forged sources that are never
+/// confirmed.
 fn answers_to_a_flood(count: u32) -> usize {
     let mut node = Node::new();
     node.listen(count as usize);

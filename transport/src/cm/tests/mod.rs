@@ -56,7 +56,7 @@ impl Node {
         Self { cm: Cm::new(settings), now: Instant(0), rng: Rng::new(1) }
     }
 
-    /// A listening node with a backlog of one.
+    /// Returns a listening node with a backlog of one.
     fn listening() -> Self {
         let mut node = Self::new();
         node.listen(1);
@@ -196,7 +196,7 @@ fn accept() -> Accept {
     Accept { responder_resources: 2, initiator_depth: 9, ..Accept::new(OUR_QPN, Psn::new(300)) }
 }
 
-/// The peer's REQ, made by its own `Cm`.
+/// Returns the peer's REQ, made by its own `Cm`.
 fn req() -> Req {
     let back = Route { local: address(2), remote: address(1) };
     let connect = Connect {
@@ -209,7 +209,7 @@ fn req() -> Req {
     messages::req(PEER_ID, &connect, &Settings::new(PEER_GUID))
 }
 
-/// The peer's REP for connection `ours`.
+/// Returns the peer's REP for connection `ours`.
 fn rep(ours: CommId) -> Rep {
     Rep {
         local_comm_id: PEER_ID,

@@ -84,7 +84,7 @@ fn apr(ours: CommId) -> Apr {
     messages::apr(PEER_ID, ours, &AlternateAnswer::new(AprStatus::Success))
 }
 
-/// A REJ for timeout from a peer that does not know our id.
+/// Returns a REJ for timeout from a peer that does not know our id.
 fn timed_out() -> Rej {
     let info = Info::new(&PEER_GUID.0.to_be_bytes()).unwrap();
     Rej { info, ..rej(CommId::NONE, Answered::Neither, RejReason::Timeout) }
@@ -94,7 +94,7 @@ fn sidr_req() -> SidrReq {
     messages::sidr_req(PEER_ID, &Resolve::new(route(), SERVICE))
 }
 
-/// Every message that a peer may send about connection `id`.
+/// Returns every message that a peer may send about connection `id`.
 fn messages(id: CommId) -> Vec<(&'static str, Message)> {
     let reply = SidrReq { request_id: id, ..sidr_req() };
     vec![

@@ -162,7 +162,7 @@ fn unfetched_answers_are_bounded() {
     for _ in 0..10_000 {
         assert_eq!(node.deliver(dreq(UNKNOWN_ID)), Err(Ignored::UnknownId));
     }
-    assert_eq!(node.sent().len(), terms::Outbox::MOST);
+    assert_eq!(node.sent().len(), terms::Outbox::MAX_MESSAGES);
 }
 
 #[test]

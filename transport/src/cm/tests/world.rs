@@ -335,12 +335,12 @@ impl World {
         assert_eq!((one.retry_cnt, one.hop_limit), (other.retry_cnt, other.hop_limit));
     }
 
-    /// Number of connections established at both ends.
+    /// Returns the number of connections established at both ends.
     fn successes(&self) -> usize {
         self.stories[0].values().filter(|story| story.established).count()
     }
 
-    /// Number of alternate paths loaded by both ends.
+    /// Returns the number of alternate paths loaded by both ends.
     fn loaded(&self) -> u32 {
         self.stories.iter().flat_map(BTreeMap::values).map(|story| story.loaded).sum()
     }

@@ -240,7 +240,7 @@ fn delays_cover_their_range() {
     }
 }
 
-/// A sealed packet, and the rule that damages it.
+/// Returns a sealed packet, and the rule that damages it.
 fn damaged(part: &str, n: u32) -> (Vec<u8>, Vec<u8>, NetHeader) {
     let net = NetHeader { src: peer(1), dst: peer(11), ..NetHeader::default() };
     let header = Header { bth: Bth::new(Qpn::new(99), Psn::new(n)), kind: ud() };

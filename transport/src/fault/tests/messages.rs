@@ -20,12 +20,12 @@ impl Numbers {
         Self(injector(&list.join(";")))
     }
 
-    /// The number of a packet.
+    /// Returns the number of a packet.
     fn of(&mut self, way: Way, psn: u32, kind: Kind, len: usize) -> Option<u16> {
         self.0.see(way, psn, kind, &vec![0; len]).rule.map(|rule| rule.0 + 1)
     }
 
-    /// The numbers of the three packets of a SEND.
+    /// Returns the numbers of the three packets of a SEND.
     fn of_send(&mut self, way: Way, psn: u32) -> [Option<u16>; 3] {
         let mut at = psn;
         parts().map(|(kind, len)| {

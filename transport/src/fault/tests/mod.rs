@@ -24,7 +24,7 @@ struct Way {
     at: Duration,
 }
 
-/// A request of an unreliable connection.
+/// Returns a request of an unreliable connection.
 fn uc(request: Request) -> Kind {
     Kind::UcRequest(request.try_into().expect("UC has it"))
 }
@@ -62,7 +62,7 @@ impl Injector {
         self.see(way, psn, SEND, b"data").drop
     }
 
-    /// The PSNs of the dropped ones of `count` complete SENDs.
+    /// Returns the PSNs of the dropped ones of `count` complete SENDs.
     fn dropped(&mut self, way: Way, count: u32) -> Vec<u32> {
         (0..count).filter(|psn| self.drops(way, *psn)).collect()
     }

@@ -88,7 +88,7 @@ impl Script {
         waits
     }
 
-    /// The tags of the executed packets, in order.
+    /// Returns the tags of the executed packets, in order.
     fn taken(&self) -> Vec<u32> {
         self.delivered.iter().filter(|(_, dropped)| dropped.is_none()).map(|(tag, _)| *tag).collect()
     }
@@ -249,7 +249,7 @@ fn srq_is_checked_periodically() {
     assert_eq!(script.taken(), [0]);
 }
 
-/// A datagram of `len` bytes including headers and ICRC.
+/// Returns a datagram of `len` bytes including headers and ICRC.
 fn datagram(payload: &[u8]) -> Packet<'_> {
     let kind = Kind::Ud { deth: Deth { qkey: QKEY, src_qpn: QPN_A }, imm: None };
     Packet { header: Header { bth: Bth::new(QPN_B, Psn::new(0)), kind }, payload }

@@ -15,7 +15,7 @@ fn shared(service: Service, state: QpState) -> Shared {
     sh
 }
 
-/// An attribute set whose every value is legal.
+/// Returns an attribute set whose every value is legal.
 fn legal(state: QpState) -> QpAttr {
     let dgid = core::net::Ipv4Addr::LOCALHOST.into();
     let av = Av { sgid: dgid, dgid, ..Av::default() };

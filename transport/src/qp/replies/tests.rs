@@ -4,7 +4,7 @@ use super::*;
 
 const MTU: PathMtu = PathMtu::Mtu256;
 
-/// A READ of `packets` packets.
+/// Returns a READ of `packets` packets.
 fn read(psn: u32, packets: u32) -> Entry {
     let reth = Reth { va: u64::from(psn) << 16, rkey: RKey(9), dma_len: packets * 256 };
     Entry { psn: Psn::new(psn), packets, op: Op::Read(reth), ack_before: false, srqn: 0 }

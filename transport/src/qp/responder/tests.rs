@@ -61,7 +61,7 @@ impl Script {
         Self::with(service, None)
     }
 
-    /// A QP in RTS whose peer has all rights, with a region of 64 KiB of known bytes.
+    /// Returns a QP in RTS whose peer has all rights, with a region of 64 KiB of known bytes.
     fn with(service: Service, srq_max_sge: Option<u32>) -> Self {
         let caps = QpCaps { max_recv_wr: 8, max_recv_sge: 2, ..QpCaps::default() };
         let config = QpConfig { srq_max_sge, port_mtu: MTU as u32, ..QpConfig::new(Qpn::new(2), service, caps) };

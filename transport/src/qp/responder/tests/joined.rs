@@ -4,7 +4,7 @@ use super::*;
 
 const COUNT: usize = 5;
 
-/// A message of `total` bytes whose first packet has arrived.
+/// Returns a message of `total` bytes whose first packet has arrived.
 fn begun(req: fn(&Script, u32) -> Request, total: u32) -> Script {
     let mut s = rc();
     let sge = s.mr.sge(32 << 10, total);

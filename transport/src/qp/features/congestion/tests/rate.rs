@@ -4,7 +4,7 @@ use super::*;
 
 const GIGA: u64 = 1_000_000_000;
 
-/// A rate below a line of 10 Gbit/s, its first notification at 0.
+/// Returns a rate below a line of 10 Gbit/s, its first notification at 0.
 fn rate() -> Rate {
     Rate::new(NonZeroU64::new(10 * GIGA).expect("not zero"), Instant(0))
 }
@@ -13,7 +13,7 @@ const fn us(us: u64) -> Instant {
     Instant(us * 1000)
 }
 
-/// The rate at `at`, in kbit/s.
+/// Returns the rate at `at`, in kbit/s.
 fn kbits(rate: &mut Rate, at: Instant) -> u64 {
     rate.advance(at);
     rate.current / 1000

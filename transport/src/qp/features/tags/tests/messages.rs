@@ -4,7 +4,7 @@ use super::*;
 
 const TMH: Tmh = Tmh { op: TmOp::Rendezvous, app_ctx: 7, tag: 0x99 };
 
-/// A rendezvous request for `len` bytes, followed by `extra` bytes.
+/// Returns a rendezvous request for `len` bytes, followed by `extra` bytes.
 fn request(len: u32, extra: usize) -> Vec<u8> {
     let mut bytes = TMH.to_bytes().to_vec();
     bytes.extend(0x1000_u64.to_be_bytes());
