@@ -171,7 +171,7 @@ mod tests {
 
     // clause: RSS-HASH
     #[test]
-    fn a_frame_that_lacks_a_field_has_hash_0() {
+    fn frame_without_a_hashed_field_has_hash_0() {
         let tcp = frame(&[1, 2, 3, 4], &[5, 6, 7, 8], [1, 2], TCP);
         assert_ne!(hash(HashFields::SRC_IPV4, &tcp), 0);
         assert_eq!(hash(HashFields::SRC_IPV4 | HashFields::SRC_PORT_UDP, &tcp), 0);

@@ -421,7 +421,7 @@ mod tests {
 
     // clause: AETH-SYNDROME
     #[test]
-    fn every_syndrome_byte_is_kept() {
+    fn every_syndrome_byte_roundtrips() {
         for byte in 0..=255 {
             assert_eq!(Syndrome::from_u8(byte).to_u8(), byte);
         }

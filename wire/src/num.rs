@@ -294,7 +294,7 @@ mod tests {
 
     // clause: MTU-NETDEV
     #[test]
-    fn path_mtu_follows_the_core_rule() {
+    fn path_mtu_follows_the_kernel_rule() {
         let at = |netdev| PathMtu::for_netdev(netdev).map(PathMtu::bytes);
         assert_eq!(at(1500), Some(1024));
         assert_eq!(at(4191), Some(2048));

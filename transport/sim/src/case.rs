@@ -200,9 +200,9 @@ impl fmt::Display for Case {
         write!(f, "service={} net={}", name_of(&SERVICES, self.service), name_of(&NETS, self.net))?;
         write!(f, " nodes={} latency={}us", self.nodes, link.latency.as_micros())?;
         let gbps = link.bandwidth.map(|bandwidth| bandwidth / 1_000_000_000);
-        show(f, "gbps", gbps)?;
-        show(f, "queue", link.queue)?;
-        show(f, "mark", link.mark_above)?;
+        write_word(f, "gbps", gbps)?;
+        write_word(f, "queue", link.queue)?;
+        write_word(f, "mark", link.mark_above)?;
         write!(f, "{}", if self.mixed { " mixed" } else { "" })?;
         write!(f, " connections={}", self.connections)?;
         if let Some(only) = &self.only {
@@ -213,8 +213,8 @@ impl fmt::Display for Case {
         for (word, is_set) in [(" mishaps", work.mishaps), (" dcqcn", self.dcqcn), (" early_wait", self.early_wait)] {
             f.write_str(if is_set { word } else { "" })?;
         }
-        show(f, "receives", self.receives)?;
-        show(f, "window", self.window)?;
+        write_word(f, "receives", self.receives)?;
+        write_word(f, "window", self.window)?;
         for (after, accident) in &self.accidents {
             match accident {
                 Accident::Error(end) => write!(f, " error={end}@{}us", after.as_micros())?,
@@ -229,7 +229,7 @@ impl fmt::Display for Case {
     }
 }
 
-fn show(f: &mut fmt::Formatter<'_>, name: &str, value: Option<impl fmt::Display>) -> fmt::Result {
+fn write_word(f: &mut fmt::Formatter<'_>, name: &str, value: Option<impl fmt::Display>) -> fmt::Result {
     value.map_or(Ok(()), |value| write!(f, " {name}={value}"))
 }
 
@@ -244,18 +244,18 @@ impl FromStr for Case {
         let (words, rules) = text.trim().split_once('\n').unwrap_or((text, ""));
         let mut case = Self { rules: rules.parse().map_err(|error| format!("{error}"))?, ..Self::default() };
         for word in words.split_whitespace() {
-            case.take(word).ok_or_else(|| format!("{word:?} is not a word of a case"))?;
+            case.parse_word(word).ok_or_else(|| format!("{word:?} is not a word of a case"))?;
         }
         let known = |end: usize| end < 2 * case.connections;
-        let sane = case.nodes >= 2
+        let is_valid = case.nodes >= 2
             && case.only.iter().flatten().all(|&connection| known(2 * connection))
             && case.accidents.iter().all(|(_, accident)| !matches!(accident, Accident::Error(end) if !known(*end)));
-        if sane { Ok(case) } else { Err("a node or end in it does not exist".into()) }
+        if is_valid { Ok(case) } else { Err("a node or an end of the case does not exist".into()) }
     }
 }
 
 impl Case {
-    fn take(&mut self, word: &str) -> Option<()> {
+    fn parse_word(&mut self, word: &str) -> Option<()> {
         let (name, value) = word.split_once('=').unwrap_or((word, ""));
         match name {
             "service" => self.service = SERVICES.iter().find(|(name, _)| *name == value)?.1,
@@ -288,12 +288,12 @@ fn micros(text: &str) -> Option<Duration> {
 }
 
 fn accident(name: &str, value: &str) -> Option<(Duration, Accident)> {
-    let (whom, after) = value.split_once('@')?;
-    let whom = whom.parse().ok()?;
-    Some((micros(after)?, if name == "gone" { Accident::Gone(whom) } else { Accident::Error(whom) }))
+    let (number, after) = value.split_once('@')?;
+    let number = number.parse().ok()?;
+    Some((micros(after)?, if name == "gone" { Accident::Gone(number) } else { Accident::Error(number) }))
 }
 
-const BUDGET: u32 = 2000;
+const MAX_RUNS: u32 = 2000;
 
 /// Result of [`shrink`].
 #[derive(Clone, Debug)]
@@ -345,7 +345,7 @@ impl Search<'_> {
     }
 
     fn failure(&mut self, case: &Case, faults: Option<&[Fault]>) -> Option<Box<Failure>> {
-        if self.runs >= BUDGET {
+        if self.runs >= MAX_RUNS {
             return None;
         }
         self.runs += 1;
@@ -439,8 +439,8 @@ fn rules_of_one(fault: &Fault) -> impl Iterator<Item = Rule> {
     actions.into_iter().flatten().map(move |action| {
         // A rule counts only packets that its action can affect.
         let nth = match action {
-            Action::Corrupt(Part::Payload) => fault.nth.loaded,
-            Action::Rnr => fault.nth.received,
+            Action::Corrupt(Part::Payload) => fault.nth.with_payload,
+            Action::Rnr => fault.nth.with_receive,
             _ => fault.nth.all,
         };
         Rule { dir, qp: Some(QpSelector::Ordinal(end)), nth: Spans::new(vec![(nth, nth)]), ..Rule::new(action) }

@@ -276,7 +276,7 @@ mod tests {
 
     // clause: CM-ACK-TIMEOUT
     #[test]
-    fn ack_timeout_equals_the_kernels() {
+    fn ack_timeout_equals_the_kernel_value() {
         let known = [((15, 16), 17), ((16, 16), 18), ((15, 18), 19), ((0, 16), 17), ((31, 31), 31), ((20, 3), 20)];
         for ((delay, lifetime), code) in known {
             let [delay, lifetime, code] = [delay, lifetime, code].map(TimeCode::new);

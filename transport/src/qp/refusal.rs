@@ -188,7 +188,7 @@ mod tests {
 
     // clause: NAK-TABLE
     #[test]
-    fn table_equals_the_reviewed_one() {
+    fn reaction_table_equals_the_reviewed_file() {
         let (now, reviewed) = (render(), include_str!("refusal_table.txt"));
         assert!(now == reviewed, "a reaction changed; review it and update refusal_table.txt:\n{now}");
     }

@@ -63,7 +63,7 @@ fn packets_have_the_migrated_bit_and_receivers_ignore_it() {
 
 // clause: UC-SILENT, UC-NO-ANSWER, UD-ONE-PACKET
 #[test]
-fn unreliable_services_send_no_answers() {
+fn unreliable_services_send_no_responses() {
     for service in [Service::Uc, Service::Ud] {
         let mut p = Pair::new(Setup::of(service));
         recv(&mut p, B, 1, &[]);
@@ -253,7 +253,7 @@ fn request_after_a_gap_has_no_effect() {
 
 // clause: RESP-REGION
 #[test]
-fn a_late_answer_to_an_atomic_is_dropped() {
+fn late_atomic_response_is_dropped() {
     let mut p = alone(A, Setup::default());
     let old = blank(&mut p, A, 8);
     post(&mut p, A, 1, add_to(old, 1), &[old.all()]);

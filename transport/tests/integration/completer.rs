@@ -151,7 +151,7 @@ fn rnr_wait_ends_when_everything_is_acked() {
 }
 
 #[test]
-fn a_sequence_nak_goes_back_once() {
+fn sequence_nak_goes_back_once() {
     let mut s = Script::new();
     s.post(1, SendOp::Send, 256 * 4);
     assert_eq!(s.psns(), [100, 101, 102, 103]);
@@ -288,7 +288,7 @@ fn read_in_parts(from: u32, until: u32, at_once: bool) -> (Vec<u8>, String) {
 }
 
 #[test]
-fn joined_read_responses_act_as_single_ones() {
+fn joined_read_responses_act_as_single_packets() {
     for (from, until) in [(101, 119), (101, 103), (105, 110), (118, 119)] {
         assert!(read_in_parts(from, until, true) == read_in_parts(from, until, false), "{from}..{until}");
     }

@@ -111,7 +111,7 @@ fn marks_cause_at_most_one_cnp_per_50_us() {
 
 // clause: CNP-WHEN
 #[test]
-fn only_marked_data_of_the_connected_peer_is_answered() {
+fn only_marked_data_of_the_peer_causes_cnps() {
     for ecn in [0, ECT_0, ECT_1] {
         let mut p = alone(B, Setup::default());
         p.inject_from(B, &net(B, ecn), &send_to_b(Service::Rc, 100), &[]);
@@ -139,7 +139,7 @@ fn only_marked_data_of_the_connected_peer_is_answered() {
 
 // clause: CNP-WHEN
 #[test]
-fn datagrams_are_not_answered() {
+fn marked_datagrams_cause_no_cnp() {
     let mut p = alone(B, limited(Service::Ud));
     let deth = roxe_wire::Deth { qkey: QKEY, src_qpn: qpn(A) };
     let datagram = Header { bth: bth(B, 100, false), kind: Kind::Ud { deth, imm: None } };
@@ -150,7 +150,7 @@ fn datagrams_are_not_answered() {
 
 // clause: CNP-WHEN
 #[test]
-fn marked_read_data_is_answered_by_the_reader() {
+fn marked_read_data_makes_the_requester_send_cnps() {
     let mut p = Pair::new(Setup::default());
     let (from, to) = (filled(&mut p, B, 512), blank(&mut p, A, 512));
     post(&mut p, A, 1, read_from(from), &[to.all()]);
@@ -203,7 +203,7 @@ fn cnp_waits_for_the_next_batch() {
 /// UDP port and identification.
 // clause: CNP-SENT
 #[test]
-fn cnp_bytes_equal_hardwares() {
+fn cnp_bytes_equal_those_of_hardware() {
     const TRAFFIC_CLASS: u8 = 0xc2;
     let golden = "8100ffff40000118000000000000000000000000000000000000000082fd002a";
     let address = |net| Gid::from(core::net::Ipv4Addr::new(10, 0, net, 1));
@@ -255,7 +255,7 @@ fn packets_are_ecn_capable_with_a_line_rate() {
 /// last of each burst requests an acknowledgement, so that no request waits for one across a pause.
 // clause: DCQCN-PACING
 #[test]
-fn a_limited_requester_sends_burst_by_burst() {
+fn limited_requester_sends_burst_by_burst() {
     for service in [Service::Rc, Service::Uc] {
         let mut p = alone(A, limited(service));
         let mr = filled(&mut p, A, 80 * MTU);
@@ -298,7 +298,7 @@ fn limited_transfer_completes_and_leaves_no_timer() {
 /// One CNP: 4 us later half of 10 Gbit/s is left, and a full line after ten raises of 1.5 ms.
 /// Recovery needs no timer.
 #[test]
-fn an_idle_queue_pair_recovers_without_a_timer() {
+fn idle_queue_pair_recovers_without_a_timer() {
     let mut p = alone(A, limited(Service::Rc));
     let mr = filled(&mut p, A, 64 * MTU);
     assert_eq!(notify(&mut p, A, &net(A, ECT_0)), None);
@@ -323,7 +323,7 @@ fn burst_is_bounded_before_the_first_cut() {
 
 // clause: CNP-RECEIVED
 #[test]
-fn notifications_of_strangers_change_nothing() {
+fn cnps_of_other_hosts_are_ignored() {
     let stranger = NetHeader { src: Gid::from(core::net::Ipv4Addr::new(10, 0, 0, 9)), ..net(A, 0) };
     let elsewhere = NetHeader { dst: stranger.src, ..net(A, 0) };
     let mut p = alone(A, limited(Service::Rc));
@@ -353,7 +353,7 @@ fn cnps_without_line_rate_are_ignored_and_counted() {
 
 // clause: CNP-RECEIVED
 #[test]
-fn a_notification_in_a_state_that_cannot_send_is_dropped() {
+fn cnp_in_a_state_that_cannot_send_is_dropped() {
     for state in [QpState::Init, QpState::Rtr] {
         let mut p = Pair::idle(limited(Service::Rc), Rng::new(1));
         p.bring_to(A, state);
@@ -365,7 +365,7 @@ fn a_notification_in_a_state_that_cannot_send_is_dropped() {
 /// 229 packets, and one more burst is under way.
 // clause: DCQCN-LEAST
 #[test]
-fn a_flood_of_notifications_does_not_starve() {
+fn cnp_flood_leaves_the_minimum_rate() {
     let mut p = alone(A, limited(Service::Uc));
     let mr = filled(&mut p, A, 1000 * MTU);
     slow_down(&mut p, A);
@@ -382,7 +382,7 @@ fn a_flood_of_notifications_does_not_starve() {
 }
 
 #[test]
-fn a_reset_forgets_rate_and_pause() {
+fn reset_forgets_rate_and_pause() {
     let mut p = alone(A, limited(Service::Rc));
     let mr = filled(&mut p, A, 64 * MTU);
     slow_down(&mut p, A);
@@ -423,7 +423,7 @@ fn retransmissions_are_paced_too() {
 }
 
 #[test]
-fn a_pause_ends_when_everything_is_acknowledged() {
+fn pause_ends_when_everything_is_acknowledged() {
     let mut p = alone(A, limited(Service::Rc));
     let mr = filled(&mut p, A, 20 * MTU);
     slow_down(&mut p, A);

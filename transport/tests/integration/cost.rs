@@ -39,7 +39,7 @@ fn line(name: &str, len: u32, loss: u32) -> String {
 }
 
 #[test]
-fn table_equals_the_reviewed_one() {
+fn cost_table_equals_the_reviewed_file() {
     let mut table = String::new();
     for (name, lens) in [
         ("SEND", &[0, 1024, 16 << 10, 64 << 10][..]),

@@ -381,7 +381,7 @@ fn msg_rule_drops_every_retry_of_the_message() {
 }
 
 #[test]
-fn a_loss_halves_the_window_and_acknowledgements_widen_it() {
+fn loss_halves_the_window_and_acknowledgements_widen_it() {
     let mut bench = Bench::new(Setup::default(), "");
     let (src, dst) = (bench.memory(A, 400 * 256), bench.memory(B, 400 * 256));
     bench.post(1, write_to(dst), &[src.all()]);

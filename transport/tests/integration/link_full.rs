@@ -81,7 +81,7 @@ fn waiting_for_a_shared_link_costs_no_retry() {
 
 // clause: TIMER-LINK-FULL
 #[test]
-fn the_timer_runs_again_after_a_nak_and_after_an_rnr_wait() {
+fn timer_runs_again_after_a_nak_and_after_an_rnr_wait() {
     let (mut p, remote) = pair();
     recv(&mut p, B, 1, &[]);
     // The first packet is lost, and the second causes a NAK, which arrives when the link is

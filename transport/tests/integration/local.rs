@@ -68,7 +68,7 @@ fn local_operation_runs_in_order() {
 
 // clause: SEND-LOCAL-ORDER
 #[test]
-fn a_retry_does_not_run_a_local_operation_again() {
+fn retry_does_not_run_a_local_operation_again() {
     for (from, nth) in (0..8).flat_map(|nth| [(A, nth), (B, nth)]) {
         let mut p = Pair::new(Setup::default());
         let (src, dst, mr) = (filled(&mut p, A, 600), blank(&mut p, B, 600), bindable(&mut p, A));
@@ -87,7 +87,7 @@ fn a_retry_does_not_run_a_local_operation_again() {
 
 // clause: INVALIDATE-LOCAL, WINDOW-BIND
 #[test]
-fn a_failed_local_operation_is_a_memory_management_error() {
+fn failed_local_operation_is_a_memory_management_error() {
     for op in [
         SendOp::LocalInvalidate(WINDOW),
         SendOp::BindWindow { rkey: WINDOW, lkey: LKey(7), access: Access::empty(), addr: 0, length: 1 },

@@ -160,7 +160,7 @@ fn unanswered_reports_a_request_that_never_arrived() {
 
 // clause: RETRY-COUNT
 #[test]
-fn lost_answers_count_like_lost_requests() {
+fn lost_responses_count_like_lost_requests() {
     for (losses, status) in [(3, WcStatus::Success), (4, WcStatus::RetryExcErr)] {
         let mut p = Pair::new(Setup { retry_cnt: 3, ..Setup::default() });
         let (old, word) = (blank(&mut p, A, 8), blank(&mut p, B, 8));
@@ -204,7 +204,7 @@ fn timeout_14_lasts_as_documented() {
 
 // clause: TIMER-RANGE
 #[test]
-fn a_dead_peer_costs_retry_cnt_timeouts_and_ends_in_err() {
+fn dead_peer_costs_retry_cnt_timeouts_and_ends_in_err() {
     for (timeout, retry_cnt) in [(8, 0), (8, 3), (14, 7)] {
         let mut p = Pair::new(Setup { timeout, retry_cnt, ..Setup::default() });
         let dst = blank(&mut p, B, 8);

@@ -191,7 +191,7 @@ fn impossible_migration_is_reported_once() {
 
 // clause: APM-ARM, APM-FOLLOW
 #[test]
-fn strangers_and_cnps_cause_no_migration() {
+fn other_hosts_and_cnps_cause_no_migration() {
     let mut p = armed(Setup::default());
     let stranger = Av { dgid: detour(B).sgid, ..av(B) };
     let next = p.ends[0].qp.expected_psn().get();

@@ -50,7 +50,7 @@ fn check_appended(p: &mut Pair, from: Mr, to: Mr) {
 
 // clause: NONPOSTED-ANSWER, SEND-ORDER
 #[test]
-fn a_log_entry_is_written_flushed_and_published() {
+fn log_entry_is_written_flushed_and_published() {
     let mut p = Pair::new(setup());
     let to = target(&mut p);
     let from = append(&mut p, to);

@@ -69,7 +69,7 @@ fn rate_limit_holds_for_every_service() {
 
 // clause: RATE-LIMIT
 #[test]
-fn the_long_run_rate_is_the_requested_rate() {
+fn long_run_rate_is_the_requested_rate() {
     let mut p = Pair::new(Setup { timeout: 20, ..setup(Service::Rc) });
     limit(&mut p, A, mbps(10));
     load(&mut p, 500);
@@ -134,7 +134,7 @@ fn read_responses_are_paced_and_acks_are_not() {
 
 // clause: STATE-RESET
 #[test]
-fn a_reset_lifts_the_limit() {
+fn reset_lifts_the_limit() {
     let mut p = Pair::new(setup(Service::Rc));
     limit(&mut p, A, mbps(100));
     load(&mut p, 60);

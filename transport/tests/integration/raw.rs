@@ -86,7 +86,7 @@ fn frames_are_sent_unchanged() {
 
 // clause: RAW-LENGTH
 #[test]
-fn a_frame_too_short_or_too_long_stops_the_send_queue() {
+fn frame_too_short_or_too_long_stops_the_send_queue() {
     for (len, status) in [
         (13, WcStatus::LocLenErr),
         (14, WcStatus::Success),

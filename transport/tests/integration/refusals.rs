@@ -54,7 +54,7 @@ fn remote_ops(remote_addr: u64, rkey: RKey) -> [SendOp; 4] {
 
 // clause: CHECK-KEY
 #[test]
-fn a_wrong_remote_key_is_a_remote_access_error() {
+fn wrong_remote_key_is_a_remote_access_error() {
     for i in 0..4 {
         for key_change in [1, 0x80, 0x100, 0xff00_0000] {
             let mut p = Pair::new(Setup::default());
@@ -68,7 +68,7 @@ fn a_wrong_remote_key_is_a_remote_access_error() {
 
 // clause: CHECK-KEY
 #[test]
-fn a_range_outside_the_region_is_a_remote_access_error() {
+fn range_outside_the_region_is_a_remote_access_error() {
     for i in 0..4 {
         let offsets = [8, 16, 8u64.wrapping_neg(), 4096];
         for offset in offsets {
@@ -90,7 +90,7 @@ fn a_range_outside_the_region_is_a_remote_access_error() {
 
 // clause: CHECK-KEY-OVERFLOW
 #[test]
-fn an_address_that_overflows_is_a_remote_access_error() {
+fn address_that_overflows_is_a_remote_access_error() {
     for remote_addr in [u64::MAX, u64::MAX - 7, u64::MAX - 254] {
         let mut p = Pair::new(Setup::default());
         let (src, dst) = (filled(&mut p, A, 512), blank(&mut p, B, 8));
@@ -112,7 +112,7 @@ fn last_byte_of_a_region_is_accessible_and_the_next_is_not() {
 
 // clause: CHECK-KEY
 #[test]
-fn a_missing_right_of_the_region_is_a_remote_access_error() {
+fn missing_right_of_the_region_is_a_remote_access_error() {
     let needed = [Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC, Access::REMOTE_ATOMIC];
     for (i, right) in needed.into_iter().enumerate() {
         let mut p = Pair::new(Setup::default());
@@ -125,7 +125,7 @@ fn a_missing_right_of_the_region_is_a_remote_access_error() {
 
 // clause: CHECK-KEY
 #[test]
-fn a_region_of_another_domain_is_a_remote_access_error() {
+fn region_of_another_domain_is_a_remote_access_error() {
     for i in 0..4 {
         let mut p = Pair::new(Setup::default());
         let src = filled(&mut p, A, 8);
@@ -137,7 +137,7 @@ fn a_region_of_another_domain_is_a_remote_access_error() {
 
 // clause: CHECK-ACCESS-FLAGS
 #[test]
-fn a_missing_right_of_the_qp_is_an_invalid_request() {
+fn missing_right_of_the_qp_is_an_invalid_request() {
     let rights = [Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC, Access::REMOTE_ATOMIC];
     for (i, right) in rights.into_iter().enumerate() {
         let access = Setup::default().access - right;
@@ -159,7 +159,7 @@ fn a_missing_right_of_the_qp_is_an_invalid_request() {
 
 // clause: CHECK-ATOMIC-ALIGNED
 #[test]
-fn a_misaligned_atomic_is_an_invalid_request() {
+fn misaligned_atomic_is_an_invalid_request() {
     for offset in [1, 2, 4, 7] {
         let mut p = Pair::new(Setup::default());
         let (src, dst) = (filled(&mut p, A, 8), blank(&mut p, B, 64));
@@ -194,7 +194,7 @@ fn unmapped_memory_is_a_remote_operation_error() {
 
 // clause: CHECK-ROOM
 #[test]
-fn a_send_longer_than_the_receive_fails_on_both_sides() {
+fn send_longer_than_the_receive_fails_on_both_sides() {
     for (len, fits) in [(100, true), (101, false), (256, false), (257, false), (1000, false)] {
         let mut p = Pair::new(Setup::default());
         let (src, dst) = (filled(&mut p, A, 1000), blank(&mut p, B, 2000));
@@ -224,7 +224,7 @@ fn send_exceeding_its_receive_later_fails_on_both_sides() {
 
 // clause: NAK-OWN-FAULT
 #[test]
-fn a_receive_into_bad_memory_is_a_remote_operation_error() {
+fn receive_into_bad_memory_is_a_remote_operation_error() {
     let spoil: [fn(&mut Pair, Mr) -> Sge; 4] = [
         |_, mr| Sge { lkey: roxe_wire::LKey(mr.key ^ 1), ..mr.all() },
         |_, mr| Sge { addr: mr.addr + 64, ..mr.all() },
@@ -291,7 +291,7 @@ fn earlier_requests_succeed_before_a_local_error_is_reported() {
 
 // clause: READ-LOCAL-FAULT
 #[test]
-fn a_read_or_atomic_into_bad_memory_fails_locally() {
+fn read_or_atomic_into_bad_memory_fails_locally() {
     for i in 1..4 {
         for readable in [true, false] {
             let mut p = Pair::new(Setup::default());
@@ -312,7 +312,7 @@ fn a_read_or_atomic_into_bad_memory_fails_locally() {
 
 // clause: CHECK-KEY-AGAIN, NAK-DATA-STAYS
 #[test]
-fn a_region_deregistered_during_a_write_ends_it() {
+fn region_deregistered_during_a_write_ends_it() {
     let mut p = Pair::new(Setup { batch: 1, latency: Duration::ZERO, ..Setup::default() });
     let (src, dst) = (filled(&mut p, A, 2560), blank(&mut p, B, 2560));
     post(&mut p, A, 1, write_to(dst), &[src.all()]);
@@ -327,7 +327,7 @@ fn a_region_deregistered_during_a_write_ends_it() {
 }
 
 #[test]
-fn a_region_deregistered_during_a_read_ends_it() {
+fn region_deregistered_during_a_read_ends_it() {
     let mut p = Pair::new(Setup { batch: 2, ..Setup::default() });
     let (dst, src) = (blank(&mut p, A, 2560), filled(&mut p, B, 2560));
     // The fourth response is lost; when it is requested again, the key is bad.

@@ -91,7 +91,7 @@ fn told(joins: bool, mtu: PathMtu, op: fn(Mr) -> SendOp, len: u32) -> Vec<(Peer,
 
 // clause: SEND-ASK-MIDDLE
 #[test]
-fn joined_packets_equal_single_ones() {
+fn joined_packets_equal_single_packets() {
     let ops: [fn(Mr) -> SendOp; 3] = [|_| SendOp::Send, write_to, read_from];
     for mtu in [PathMtu::Mtu256, PathMtu::Mtu1024] {
         for packets in [2, 3, 4, 5, 16, 64, 100] {
@@ -176,7 +176,7 @@ fn immediate_data_and_flags_reach_the_receiver() {
 }
 
 #[test]
-fn a_write_with_immediate_and_no_data_takes_a_receive() {
+fn write_with_immediate_and_no_data_takes_a_receive() {
     let mut p = Pair::new(Setup::default());
     recv(&mut p, B, 9, &[]);
     // A zero-length RDMA ignores key and address (IBA C9-88).
@@ -390,7 +390,7 @@ fn both_sides_may_send_at_once() {
 
 // clause: READ-AFTER-WRITE
 #[test]
-fn a_read_returns_the_bytes_of_an_earlier_write() {
+fn read_returns_the_bytes_of_an_earlier_write() {
     let mut p = Pair::new(Setup::default());
     let (src, dst, back) = (filled(&mut p, A, 3000), blank(&mut p, B, 3000), blank(&mut p, A, 3000));
     post(&mut p, A, 1, write_to(dst), &[src.all()]);

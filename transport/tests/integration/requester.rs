@@ -64,7 +64,7 @@ fn ok() -> Aeth {
 
 // clause: ACK-CUMULATIVE
 #[test]
-fn an_acknowledgement_completes_everything_up_to_its_psn() {
+fn acknowledgement_completes_everything_up_to_its_psn() {
     let mut s = Script::new(Setup::default());
     for id in 1..=4 {
         s.post(id, write_to(FAR), 300);
@@ -137,7 +137,7 @@ fn reserved_syndromes_are_ignored() {
 
 // clause: NAK-ACKNOWLEDGES, NAK-SEQUENCE
 #[test]
-fn a_sequence_nak_completes_earlier_requests_and_goes_back() {
+fn sequence_nak_completes_earlier_requests_and_goes_back() {
     let mut s = Script::new(Setup::default());
     for id in 1..=3 {
         s.post(id, write_to(FAR), 300);
@@ -286,7 +286,7 @@ fn one_loss_causes_one_retry() {
 
 // clause: READ-IN-ORDER
 #[test]
-fn duplicate_read_answers_are_dropped() {
+fn duplicate_read_responses_are_dropped() {
     let mut s = Script::new(Setup::default());
     s.post(1, read_from(FAR), 600);
     s.answer(100, Response::ReadFirst(ok()), &[1; 256]);
@@ -301,7 +301,7 @@ fn duplicate_read_answers_are_dropped() {
 
 // clause: READ-ACKNOWLEDGES
 #[test]
-fn a_read_response_acknowledges_earlier_requests() {
+fn read_response_acknowledges_earlier_requests() {
     let mut s = Script::new(Setup::default());
     s.post(1, write_to(FAR), 300);
     s.post(2, read_from(FAR), 100);
@@ -311,7 +311,7 @@ fn a_read_response_acknowledges_earlier_requests() {
 
 // clause: READ-NAK-MIDDLE
 #[test]
-fn a_nak_may_end_a_read_in_the_middle() {
+fn nak_may_end_a_read_in_the_middle() {
     let mut s = Script::new(Setup::default());
     s.post(1, write_to(FAR), 0);
     s.post(2, read_from(FAR), 600);
@@ -346,7 +346,7 @@ fn implied_naks_cost_retries() {
 
 // clause: RESP-REGION
 #[test]
-fn an_idle_requester_ignores_every_response() {
+fn idle_requester_ignores_every_response() {
     let mut s = Script::new(Setup::default());
     for psn in [99, 100, 101] {
         for resp in [ack(), nak(NakCode::InvalidRequest), Response::ReadOnly(ok()), Response::ReadMiddle] {

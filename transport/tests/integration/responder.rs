@@ -88,7 +88,7 @@ fn send_last() -> Request {
 
 // clause: ACK-AFTER-DEED
 #[test]
-fn a_send_is_acknowledged_after_it_is_placed() {
+fn send_is_acknowledged_after_it_is_placed() {
     let mut s = Script::new(Setup::default());
     let mr = s.mr;
     recv(&mut s.p, B, 1, &[mr.all()]);
@@ -412,7 +412,7 @@ fn fatal_nak_follows_earlier_responses_and_is_last() {
 
 // clause: TAKE-SERVICE, TAKE-ADDRESS, TAKE-PKEY
 #[test]
-fn strangers_change_nothing() {
+fn packets_of_other_hosts_change_nothing() {
     let mut s = Script::new(Setup::default());
     let write = Request::WriteOnly(s.reth(0, 4), None);
     let mut good = request(B, 100, write);
@@ -464,7 +464,7 @@ fn requests_are_accepted_from_rtr_on() {
 
 // clause: WC-SOLICITED
 #[test]
-fn a_completion_is_solicited_if_its_last_packet_is() {
+fn completion_is_solicited_if_its_last_packet_is() {
     let mut s = Script::new(Setup::default());
     let mr = s.mr;
     for (first, last) in [(true, false), (false, true)] {
@@ -484,7 +484,7 @@ fn a_completion_is_solicited_if_its_last_packet_is() {
 
 // clause: WC-SOLICITED
 #[test]
-fn an_error_completion_is_always_solicited() {
+fn error_completion_is_always_solicited() {
     let mut s = Script::new(Setup::default());
     recv(&mut s.p, B, 1, &[]);
     assert_eq!(s.say(100, SEND_ONLY, b"too long"), ["nak InvalidRequest 100"]);
@@ -507,7 +507,7 @@ fn completion_reports_the_invalidated_key() {
 
 // clause: TAKE-SERVICE
 #[test]
-fn a_responder_of_another_service_ignores_rc() {
+fn responder_of_another_service_ignores_rc() {
     for service in [Service::Uc, Service::Ud] {
         let mut p = alone(B, Setup::of(service));
         p.inject(B, &request(B, 100, SEND_ONLY), &[]);

@@ -111,7 +111,7 @@ fn requests_after_the_refused_one_change_nothing() {
 
 // clause: NAK-ACKNOWLEDGES
 #[test]
-fn an_rnr_nak_acknowledges_all_earlier_packets() {
+fn rnr_nak_acknowledges_all_earlier_packets() {
     let mut p = Pair::new(Setup { min_rnr_timer: 24, ..Setup::default() });
     let dst = blank(&mut p, B, 8);
     post(&mut p, A, 1, write_to(dst), &[]);
@@ -151,7 +151,7 @@ fn write_imm_gets_rnr_nak_at_its_last_packet() {
 }
 
 #[test]
-fn a_multi_packet_send_takes_one_receive() {
+fn multi_packet_send_takes_one_receive() {
     let mut p = Pair::new(Setup { min_rnr_timer: 1, ..Setup::default() });
     let (src, dst) = (filled(&mut p, A, 1000), blank(&mut p, B, 2000));
     post(&mut p, A, 1, SendOp::Send, &[src.all()]);
@@ -182,7 +182,7 @@ fn progress_refills_the_rnr_counter() {
 }
 
 #[test]
-fn a_lost_rnr_nak_is_recovered_by_the_timer() {
+fn lost_rnr_nak_is_recovered_by_the_timer() {
     let mut p = Pair::new(Setup { min_rnr_timer: 1, ..Setup::default() });
     drop_nth(&mut p, B, 0);
     post(&mut p, A, 1, SendOp::Send, &[]);

@@ -37,7 +37,7 @@ const BUSY: &str = "service=rc net=star nodes=8 gbps=10 connections=24 messages=
                     seed=5; drop tx 1%; duplicate tx 1%; delay tx 1% by=3us..40us; corrupt header tx 1%";
 
 #[test]
-fn a_broken_card_is_found_and_shrunk_to_one_lost_packet() {
+fn broken_card_is_found_and_shrunk_to_one_lost_packet() {
     let case: Case = BUSY.parse().expect("parse the case");
     case.play(&|_| {}).expect("a good card keeps every promise");
     let failure = case.play(&breaks).expect_err("a broken card is found");
@@ -103,7 +103,7 @@ fn every_promise_is_checked() {
 }
 
 #[test]
-fn cases_can_be_read_and_written() {
+fn cases_roundtrip_through_text() {
     for text in [
         "service=rc net=star nodes=3 latency=2us gbps=10 queue=65536 mark=2000 mixed connections=6 only=1,4 messages=4 \
          max_len=2000 mishaps dcqcn early_wait receives=1 window=40000 error=3@20us gone=2@7us seed=7\nseed=3\ndrop 1% tx",
@@ -125,7 +125,7 @@ fn cases_can_be_read_and_written() {
 }
 
 #[test]
-fn a_panic_is_a_broken_promise_too() {
+fn panic_counts_as_a_broken_promise() {
     let case: Case = BUSY.parse().expect("parse the case");
     let failure = case
         .play(&|world| {

@@ -35,7 +35,7 @@ fn posts_are_accepted_as_the_state_allows() {
 }
 
 #[test]
-fn post_limits_have_two_sides() {
+fn posts_are_checked_at_their_limits() {
     let mut p = Pair::new(Setup::default());
     let mr = blank(&mut p, A, 64);
     let five = [mr.sge(0, 1); 5];
@@ -54,7 +54,7 @@ fn post_limits_have_two_sides() {
 
 // clause: SEND-MAX-LENGTH
 #[test]
-fn a_message_of_2_31_bytes_is_the_longest() {
+fn message_of_2_31_bytes_is_the_longest() {
     for service in [Service::Rc, Service::Uc] {
         let mut p = Pair::new(Setup::of(service));
         let mr = blank(&mut p, A, 64);
@@ -160,7 +160,7 @@ fn err_in_the_middle_of_a_message_flushes_its_receive() {
 
 // clause: STATE-ERR
 #[test]
-fn a_qp_in_err_ignores_every_packet() {
+fn qp_in_err_ignores_every_packet() {
     let mut p = Pair::new(Setup::default());
     let dst = blank(&mut p, B, 8);
     assert_eq!(go_to(&mut p, B, QpState::Err), Ok(()));
@@ -172,7 +172,7 @@ fn a_qp_in_err_ignores_every_packet() {
 
 // clause: PSN-START, STATE-RESET
 #[test]
-fn reset_forgets_everything_and_the_qp_works_again() {
+fn qp_works_again_after_reset() {
     let mut p = Pair::new(Setup { psn: [5, 6], ..Setup::default() });
     let (src, dst) = (filled(&mut p, A, 1000), blank(&mut p, B, 1000));
     for round in 0..3 {
@@ -280,7 +280,7 @@ fn sqd_repairs_losses_of_started_requests() {
 
 // clause: TAKE-REQUESTS, STATE-SQD
 #[test]
-fn a_qp_in_sqd_still_responds() {
+fn qp_in_sqd_still_responds() {
     let mut p = Pair::new(Setup::default());
     let (dst, src) = (blank(&mut p, A, 1000), filled(&mut p, B, 1000));
     drain(&mut p, false);
@@ -291,7 +291,7 @@ fn a_qp_in_sqd_still_responds() {
 
 // clause: CQ-OVERRUN
 #[test]
-fn a_send_queue_that_overruns_its_cq_ends_in_err_with_an_event() {
+fn send_queue_that_overruns_its_cq_ends_in_err_with_an_event() {
     let mut p = Pair::new(Setup::default());
     let dst = blank(&mut p, B, 8);
     p.end(A).host.cq_room[0] = Some(2);
@@ -307,7 +307,7 @@ fn a_send_queue_that_overruns_its_cq_ends_in_err_with_an_event() {
 
 // clause: CQ-OVERRUN
 #[test]
-fn a_receive_that_overruns_its_cq_ends_in_err_with_an_event() {
+fn receive_that_overruns_its_cq_ends_in_err_with_an_event() {
     let mut p = Pair::new(Setup::default());
     p.end(B).host.cq_room[1] = Some(1);
     for id in 1..=3 {
@@ -328,7 +328,7 @@ fn a_receive_that_overruns_its_cq_ends_in_err_with_an_event() {
 
 // clause: SRQ-LAST-RECEIVE
 #[test]
-fn the_last_shared_receive_is_announced_once() {
+fn last_shared_receive_is_announced_once() {
     let setup = Setup { srq: true, ..Setup::default() };
     // Nothing outstanding: on entering ERR.
     let mut p = Pair::new(setup);

@@ -149,7 +149,7 @@ fn fin_carries_the_rendezvous_header() {
 
 // clause: TM-RENDEZVOUS, TM-RENDEZVOUS-ORDER
 #[test]
-fn a_rendezvous_survives_the_loss_of_any_packet() {
+fn rendezvous_survives_the_loss_of_any_packet() {
     for from in [A, B] {
         for nth in 0..12 {
             let (mut p, data, to) = rendezvous(setup(), 2000);

@@ -138,7 +138,7 @@ fn packets_after_a_gap_are_dropped_until_the_next_first() {
 
 // clause: UC-NEW-START
 #[test]
-fn a_new_first_packet_abandons_the_open_message() {
+fn new_first_packet_abandons_the_open_message() {
     let mut s = Script::new(2);
     s.say(100, Request::SendFirst, &[1; 256]);
     s.say(101, ONLY, &[2; 5]);
@@ -149,7 +149,7 @@ fn a_new_first_packet_abandons_the_open_message() {
 
 // clause: UC-LOST
 #[test]
-fn a_message_without_a_receive_is_dropped_whole() {
+fn message_without_a_receive_is_dropped_whole() {
     let mut s = Script::new(0);
     s.say(100, Request::SendFirst, &[1; 256]);
     assert_eq!(s.p.ends[1].dropped.0, Some(DropReason::NoReceive));
@@ -195,7 +195,7 @@ fn packets_of_the_wrong_length_drop_their_message() {
 
 // clause: UC-LOST
 #[test]
-fn a_write_that_is_refused_is_dropped_in_silence() {
+fn refused_write_is_dropped_silently() {
     let mut s = Script::new(1);
     let reth = |s: &Script, offset, dma_len| Reth { va: s.mr.addr + offset, rkey: s.mr.rkey(), dma_len };
     let good = reth(&s, 0, 4);
@@ -212,7 +212,7 @@ fn a_write_that_is_refused_is_dropped_in_silence() {
 
 // clause: UC-LOST
 #[test]
-fn without_the_right_of_the_qp_a_write_is_dropped() {
+fn write_without_the_right_of_the_qp_is_dropped() {
     let mut p = Pair::new(Setup { access: Access::empty(), ..setup() });
     let (src, dst) = (filled(&mut p, A, 8), blank(&mut p, B, 8));
     post(&mut p, A, 1, write_to(dst), &[src.all()]);
@@ -222,7 +222,7 @@ fn without_the_right_of_the_qp_a_write_is_dropped() {
 
 // clause: UC-IMM-LAST
 #[test]
-fn a_write_with_immediate_and_no_receive_leaves_its_data() {
+fn write_with_immediate_and_no_receive_leaves_its_data() {
     let mut p = Pair::new(setup());
     let (src, dst) = (filled(&mut p, A, 600), blank(&mut p, B, 600));
     let op = SendOp::WriteImm { remote_addr: dst.addr, rkey: dst.rkey(), imm: imm(1) };
@@ -238,7 +238,7 @@ fn a_write_with_immediate_and_no_receive_leaves_its_data() {
 
 // clause: STATE-SQE
 #[test]
-fn local_error_enters_sqe_which_can_be_left() {
+fn local_error_enters_sqe_and_modify_leaves_it() {
     let mut p = Pair::new(setup());
     let (src, dst) = (filled(&mut p, A, 100), blank(&mut p, B, 100));
     post(&mut p, A, 1, write_to(dst), &[src.all()]);
@@ -263,7 +263,7 @@ fn local_error_enters_sqe_which_can_be_left() {
 }
 
 #[test]
-fn psns_wrap() {
+fn uc_and_ud_psns_wrap() {
     let mut p = Pair::new(Setup { psn: [0xff_fffe, 0], ..setup() });
     let (src, dst) = (filled(&mut p, A, 1000), blank(&mut p, B, 1000));
     recv(&mut p, B, 1, &[dst.all()]);

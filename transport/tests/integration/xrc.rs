@@ -58,7 +58,7 @@ fn syndromes(pair: &Pair) -> Vec<(Syndrome, u32)> {
 
 // clause: XRC-EVERY-REQUEST, XRC-ANSWERS, XRC-COMPLETION
 #[test]
-fn message_completes_in_the_named_queue() {
+fn message_completes_in_the_srq_of_its_xrceth() {
     let mut p = xrc();
     let (from, to) = (filled(&mut p, A, 600), [blank(&mut p, B, 600), blank(&mut p, B, 600)]);
     for at in [0, 1] {
@@ -83,7 +83,7 @@ fn message_completes_in_the_named_queue() {
 
 // clause: XRC-DOMAIN
 #[test]
-fn writes_reads_and_atomics_go_through_a_queue_too() {
+fn writes_reads_and_atomics_complete_over_xrc() {
     let mut p = xrc();
     let (from, to) = (filled(&mut p, A, 600), filled(&mut p, B, 600));
     let old = u64::from_ne_bytes(bytes(&p, B, to)[..8].try_into().expect("8 bytes"));
@@ -121,7 +121,7 @@ fn read_uses_the_domain_of_its_srq() {
 
 // clause: XRC-QUEUE-KNOWN
 #[test]
-fn unknown_queue_is_refused() {
+fn unknown_srq_is_refused() {
     for request in [SEND_ONLY, Request::WriteOnly(Reth { va: 0, rkey: RKey(0), dma_len: 0 }, None)] {
         let mut p = with_queues(alone(B, setup()));
         p.inject(B, &named(100, 0x99, request), &[]);
@@ -134,7 +134,7 @@ fn unknown_queue_is_refused() {
 
 // clause: XRC-ONE-QUEUE
 #[test]
-fn a_message_cannot_change_its_srq() {
+fn message_cannot_change_its_srq() {
     for (first, rest) in
         [(Request::SendFirst, Request::SendMiddle), (Request::SendFirst, Request::SendLast(SendTail::Plain))]
     {
@@ -153,7 +153,7 @@ fn a_message_cannot_change_its_srq() {
 
 // clause: XRC-COMPLETION
 #[test]
-fn an_empty_queue_makes_the_sender_wait() {
+fn empty_srq_makes_the_sender_wait() {
     let mut p = xrc();
     send_to(&mut p, QUEUES[0], 1, SendOp::Send, &[]);
     p.run_for(ms(1));
@@ -166,7 +166,7 @@ fn an_empty_queue_makes_the_sender_wait() {
 
 // clause: XRC-COMPLETION
 #[test]
-fn a_receive_in_use_is_flushed_into_its_own_queue() {
+fn receive_in_use_is_flushed_into_its_own_queue() {
     let mut p = with_queues(alone(B, setup()));
     let to = blank(&mut p, B, 600);
     post_to(&mut p, 1, 5, &[to.sge(0, 600)]);
@@ -178,7 +178,7 @@ fn a_receive_in_use_is_flushed_into_its_own_queue() {
 
 // clause: XRC-DIRECTIONS
 #[test]
-fn an_initiator_only_sends_and_a_target_only_receives() {
+fn initiator_only_sends_and_a_target_only_receives() {
     let mut p = xrc();
     let no_receive = p.post_recv(A, &RecvRequest { wr_id: 1, sges: &[] });
     assert_eq!(no_receive, Err(PostError::BadOpcode));

@@ -84,7 +84,7 @@ fn of(interface: u32, frame: Result<Frame<'_>, CaptureError>) -> Result<Frame<'_
 }
 
 #[test]
-fn classic_files_of_both_orders_and_both_units() {
+fn classic_files_of_both_orders_and_units_are_read() {
     for (big, magic, unit) in
         [(false, 0xa1b2_c3d4, 1000), (true, 0xa1b2_c3d4, 1000), (false, 0xa1b2_3c4d, 1), (true, 0xa1b2_3c4d, 1)]
     {
@@ -96,7 +96,7 @@ fn classic_files_of_both_orders_and_both_units() {
 }
 
 #[test]
-fn pcapng_of_both_orders_with_interfaces_and_clocks() {
+fn pcapng_files_of_both_orders_and_all_clocks_are_read() {
     for big in [false, true] {
         let file = File::default()
             .section(big)

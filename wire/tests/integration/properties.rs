@@ -259,7 +259,7 @@ proptest! {
 
     // clause: IP-IDENT
     #[test]
-    fn identification_is_found(net in net(), (header, payload) in packet(), likely: u16) {
+    fn ip_identification_is_found(net in net(), (header, payload) in packet(), likely: u16) {
         let bytes = emit(&net, &header, &payload);
         let unknown = NetHeader { ident: 0, ..net };
         prop_assert_eq!(icrc::solve_ident(&unknown, &bytes, likely), Some(net.ident));

@@ -84,7 +84,8 @@ impl<C: Choices> Scenario<C> {
         }
     }
 
-    /// A SEND, or a WRITE with immediate into the peer's shared region; both consume a receive.
+    /// Posts a SEND, or a WRITE with immediate into the peer's shared region; both consume a
+    /// receive.
     fn post_message(&mut self, id: usize, write: bool) -> Result<(), Broken> {
         let mut len = self.length(id);
         if self.world.ends[id].setup.service == Service::Ud {
@@ -130,10 +131,10 @@ impl<C: Choices> Scenario<C> {
     fn shared_key(&mut self, id: usize) -> RKey {
         let key = self.sides[id ^ 1].shared.rkey();
         let through_window = self.sides[id].what.chance(500);
-        self.sides[id ^ 1].open.filter(|_| through_window).unwrap_or(key)
+        self.sides[id ^ 1].window_key.filter(|_| through_window).unwrap_or(key)
     }
 
-    /// A UC WRITE gets a place of its own, because it may be lost.
+    /// Claims a target of its own for a UC WRITE, because the WRITE may be lost.
     fn claim_uc_target(&mut self, id: usize, source: u32, len: u32) -> (u64, RKey) {
         let side = &mut self.sides[id];
         let target = side.uc_write_next;
@@ -189,7 +190,7 @@ impl<C: Choices> Scenario<C> {
             let bytes = self.world.ends[peer].host.memory.bytes(mr);
             (mr.addr + u64::from(at), mr.rkey(), range(bytes, at, len).to_vec())
         };
-        self.post_landing(id, SendOp::Read { remote_addr, rkey }, data, modelled, false)
+        self.post_with_result(id, SendOp::Read { remote_addr, rkey }, data, modelled, false)
     }
 
     fn post_atomic(&mut self, id: usize) -> Result<(), Broken> {
@@ -208,7 +209,7 @@ impl<C: Choices> Scenario<C> {
         };
         word.copy_from_slice(&new.to_ne_bytes());
         let fence = self.take_read_pending(id);
-        self.post_landing(id, op, old.to_ne_bytes().to_vec(), true, fence)
+        self.post_with_result(id, op, old.to_ne_bytes().to_vec(), true, fence)
     }
 
     /// Posts an ATOMIC WRITE to a word of the peer's shared region.
@@ -247,7 +248,7 @@ impl<C: Choices> Scenario<C> {
     }
 
     /// Posts an operation whose result `data` is placed in a slot of ours.
-    fn post_landing(
+    fn post_with_result(
         &mut self,
         id: usize,
         op: SendOp,
@@ -268,10 +269,11 @@ impl<C: Choices> Scenario<C> {
         let opcode = opcode_of(&op);
         let side = &self.sides[id];
         // A queue full of unsignaled requests would never be known to have drained.
-        let must = side.posted + 1 == side.quota
+        let must_signal = side.posted + 1 == side.quota
             || side.sends.len() + 1 == self.world.ends[id].setup.caps.max_send_wr as usize;
-        // Always drawn, so that later decisions do not depend on the fill level of the queue.
-        let signaled = self.sides[id].what.chance(700) || must;
+        // The decision is always drawn, so that later decisions do not depend on the fill level of
+        // the queue.
+        let signaled = self.sides[id].what.chance(700) || must_signal;
         let wr_id = self.sides[id].fresh_id();
         let mut flags = SendFlags::empty();
         flags.set(SendFlags::SIGNALED, signaled);
@@ -290,14 +292,14 @@ impl<C: Choices> Scenario<C> {
         Ok(())
     }
 
-    /// With mishaps: sometimes gives one element of the list an invalid key.
+    /// Sometimes gives one element of the list an invalid key, if mishaps are allowed.
     fn maybe_spoil(&mut self, id: usize, sges: &mut [Sge]) {
         if self.work.mishaps && self.sides[id].what.chance(20) {
             sges[0].lkey.0 ^= 0x80;
         }
     }
 
-    /// With mishaps: sometimes makes the remote key or address wrong.
+    /// Sometimes makes the remote key or address wrong, if mishaps are allowed.
     fn maybe_mistarget(&mut self, id: usize, mut op: SendOp) -> SendOp {
         if !(self.work.mishaps && self.sides[id].what.chance(20)) {
             return op;

@@ -4,7 +4,7 @@ use super::*;
 
 // clause: CM-FIELDS-REQ, CM-ID
 #[test]
-fn req_fields_equal_rdma_cms() {
+fn req_fields_equal_those_of_rdma_cm() {
     let mut node = Node::new();
     let connect = Connect { private_data: PrivateData::new(b"hello").unwrap(), ..connect() };
     let id = node.call(|cm, cx| cm.connect(cx, &connect)).unwrap();
@@ -87,7 +87,7 @@ fn duplicate_rep_is_answered_by_mra_or_rtu() {
 
 // clause: CM-MRA
 #[test]
-fn an_mra_extends_the_wait_once() {
+fn mra_extends_the_wait_once() {
     let mut node = Node::new();
     let id = node.req_sent();
     node.now = node.now.after(Duration::from_secs(4));
@@ -103,7 +103,7 @@ fn an_mra_extends_the_wait_once() {
 
 // clause: CM-REJ-RECEIVED
 #[test]
-fn a_rej_ends_the_request() {
+fn rej_ends_the_request() {
     let nameless = |id| Rej { local_comm_id: CommId::NONE, ..rej(id, Answered::Req, RejReason::InvalidServiceId) };
     for reject in [nameless, |id| rej(id, Answered::Req, RejReason::ConsumerDefined)] {
         let mut node = Node::new();

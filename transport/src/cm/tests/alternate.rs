@@ -194,7 +194,7 @@ fn unanswered_lap_is_retried_and_abandoned() {
 
 // clause: CM-LAP-CROSSING
 #[test]
-fn crossing_laps_keep_the_active_sides() {
+fn crossing_laps_keep_the_proposal_of_the_active_side() {
     let (mut active, id) = Node::willing(Node::established_active);
     active.proposes(id);
     assert_eq!((active.deliver(lap(id)), active.events()), (Err(Ignored::State), vec![]));
@@ -231,7 +231,7 @@ fn messages_migrate_with_the_queue_pair() {
 
 // clause: CM-FAILOVER
 #[test]
-fn the_alternate_path_of_a_req_is_not_loaded() {
+fn alternate_path_of_a_req_is_not_loaded() {
     let mut node = Node::listening();
     let mut asks = req();
     asks.alternate.local_gid = address(12);

@@ -289,7 +289,7 @@ fn corrupt_payload_needs_a_payload() {
 }
 
 #[test]
-fn the_first_corruption_wins() {
+fn first_corruption_wins() {
     let mut injector = injector("corrupt icrc; corrupt header");
     let corrupt = injector.see(tx(), 0, SEND, b"").corrupt.expect("damage");
     assert!((12..16).contains(&corrupt.at));

@@ -212,7 +212,7 @@ fn datagrams_of_any_host_wait_in_arrival_order() {
 }
 
 #[test]
-fn a_reset_queue_pair_drops_waiting_packets_at_the_next_check() {
+fn reset_queue_pair_drops_waiting_packets_at_the_next_check() {
     let mut script = Script::new(Service::Ud, 0);
     assert!(script.arrive(0, true));
     let reset = QpAttr { state: QpState::Reset, ..*script.qp.attr() };

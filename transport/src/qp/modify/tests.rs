@@ -39,7 +39,7 @@ fn render() -> String {
 
 // clause: STATE-EDGES
 #[test]
-fn table_equals_the_reviewed_one() {
+fn transition_table_equals_the_reviewed_file() {
     let (now, reviewed) = (render(), include_str!("../state_table.txt"));
     assert!(now == reviewed, "the state machine changed; review it and update state_table.txt:\n{now}");
 }

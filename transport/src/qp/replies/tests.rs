@@ -112,7 +112,7 @@ fn replay_keeps_psn_order() {
 }
 
 #[test]
-fn a_replay_of_a_pending_response_changes_nothing() {
+fn replay_of_a_pending_response_changes_nothing() {
     let mut ring = ring(4, &[read(1, 4), atomic(5)]);
     send(&mut ring, 2);
     again(&mut ring, 4);
@@ -171,7 +171,7 @@ fn find_returns_the_newest_request_of_a_psn() {
 }
 
 #[test]
-fn abandoned_answers_free_their_places() {
+fn cancelled_responses_free_their_ring_entries() {
     let mut ring = ring(2, &[read(1, 3), atomic(4)]);
     send(&mut ring, 1);
     ring.abandon();

@@ -127,7 +127,7 @@ fn local_memory_fault_ends_the_qp() {
 
 // clause: UD-QKEY-CONTROLLED, UD-QKEY-GSI
 #[test]
-fn controlled_qkey_selects_the_qps_own() {
+fn controlled_qkey_selects_that_of_the_qp() {
     let mut sh = Shared::new(QpConfig::new(Qpn::new(2), Service::Ud, QpCaps::default()));
     sh.attr.qkey = Qkey(7);
     assert_eq!(qkey_to_send(&sh, Qkey(0x7fff_ffff)), Qkey(0x7fff_ffff));

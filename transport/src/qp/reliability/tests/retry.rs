@@ -56,7 +56,7 @@ fn rnr_retries_are_separate_and_7_is_infinite() {
 
 // clause: TIMER-RESTART
 #[test]
-fn the_ack_timer_starts_once_and_restarts_on_progress() {
+fn ack_timer_starts_once_and_restarts_on_progress() {
     let mut retry = full_counters();
     retry.on_sent(&ATTR(), Instant(5));
     retry.on_sent(&ATTR(), Instant(9));

@@ -36,7 +36,7 @@ fn compare_and_swap_stores_only_if_the_word_is_equal() {
 
 // clause: DUP-ATOMIC, DUP-RING
 #[test]
-fn a_duplicate_of_another_kind_or_a_forgotten_one_is_ignored() {
+fn duplicate_of_another_kind_or_unknown_one_is_ignored() {
     let mut s = rc();
     for psn in FIRST..FIRST + 3 {
         assert_eq!(s.put(psn, Request::FetchAdd(s.eth(8)), b""), Ok(()));

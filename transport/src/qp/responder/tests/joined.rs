@@ -46,7 +46,7 @@ fn facts(mut s: Script) -> (Psn, Vec<Out>, Vec<u8>, QpState) {
 }
 
 #[test]
-fn joined_packets_act_as_single_ones() {
+fn joined_packets_act_as_single_packets() {
     for (first, middle) in [(write as fn(&Script, u32) -> Request, Request::WriteMiddle), (send, Request::SendMiddle)] {
         for ack_req in [false, true] {
             let total = ((COUNT + 2) * MTU) as u32;

@@ -31,7 +31,7 @@ fn atomic_write_is_stored_once_and_always_answered() {
 
 // clause: DUP-NONPOSTED, DUP-RING
 #[test]
-fn a_duplicate_of_another_kind_or_a_forgotten_one_is_dropped() {
+fn duplicate_of_another_kind_or_unknown_one_is_dropped() {
     let (mut s, reth) = flushable(Access::FLUSH_GLOBAL);
     let (write, flush) = (Request::AtomicWrite(s.reth(0, 8)), Request::Flush(GLOBAL, reth));
     for (psn, req) in (FIRST..).zip([write, write, flush]) {

@@ -38,7 +38,7 @@ fn msn_is_constant_within_a_message() {
 
 // clause: GAP-NAK
 #[test]
-fn a_gap_is_reported_once_until_it_is_closed() {
+fn gap_is_reported_once_until_it_is_closed() {
     let mut s = rc();
     let write = Request::WriteOnly(s.reth(0, 1), None);
     assert_eq!(s.put(FIRST + 1, write, b"x"), Err(DropReason::OutOfSequence));

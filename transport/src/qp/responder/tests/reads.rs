@@ -19,7 +19,7 @@ fn data(s: &Script, offset: usize, psn: u32, lens: &[usize], msn: u32) -> Vec<Ou
 
 // clause: PSN-SPAN, ACK-FIELDS, READ-RESPONSES
 #[test]
-fn a_read_of_any_length_is_answered() {
+fn read_of_any_length_is_answered() {
     for lens in [&[0][..], &[1], &[256], &[256, 1], &[256, 256], &[256, 256, 256, 7]] {
         let mut s = rc();
         let len: usize = lens.iter().sum();
@@ -33,7 +33,7 @@ fn a_read_of_any_length_is_answered() {
 
 // clause: CHECK-KEY-EMPTY
 #[test]
-fn reading_and_writing_nothing_needs_no_key() {
+fn zero_length_reads_and_writes_need_no_key() {
     let mut s = rc();
     let nowhere = Reth { va: 1, rkey: RKey(1), dma_len: 0 };
     assert_eq!(s.put(FIRST, Request::Read(nowhere), b""), Ok(()));
@@ -45,7 +45,7 @@ fn reading_and_writing_nothing_needs_no_key() {
 
 // clause: ANSWER-ORDER
 #[test]
-fn answers_leave_in_the_order_of_requests() {
+fn responses_leave_in_request_order() {
     let mut s = rc();
     assert_eq!(s.put(FIRST, Request::WriteOnly(s.reth(0, 0), None), b""), Ok(()));
     assert_eq!(s.put(FIRST + 1, Request::Read(s.reth(0, 300)), b""), Ok(()));

@@ -154,7 +154,7 @@ fn write_must_have_its_announced_length() {
 
 // clause: CHECK-KEY-AGAIN
 #[test]
-fn the_key_is_checked_again_for_every_packet_of_a_write() {
+fn key_is_checked_again_for_every_packet_of_a_write() {
     let mut s = rc();
     assert_eq!(s.put_quietly(FIRST, Request::WriteFirst(s.reth(0, 300)), &[1; MTU]), Ok(()));
     s.host.memory.deregister(s.mr);
@@ -190,7 +190,7 @@ fn send_with_bad_invalidate_key_is_refused() {
 
 // clause: NAK-FATAL
 #[test]
-fn answers_before_a_refusal_are_still_sent() {
+fn responses_before_a_refusal_are_sent() {
     let mut s = rc();
     assert_eq!(s.put(FIRST, Request::Read(s.reth(0, 300)), b""), Ok(()));
     assert_eq!(s.put(FIRST + 2, Request::SendMiddle, &[0; MTU]), Err(DropReason::InvalidRequest));

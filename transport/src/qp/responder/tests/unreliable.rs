@@ -49,7 +49,7 @@ fn first_packet_after_a_gap_starts_a_message() {
 
 // clause: UC-NEW-START
 #[test]
-fn a_first_packet_in_sequence_abandons_the_open_message() {
+fn first_packet_in_sequence_abandons_the_open_message() {
     let mut s = uc();
     assert_eq!(s.put_uc(FIRST, Request::WriteFirst(s.reth(4096, 512)), &[1; MTU]), Ok(()));
     assert_eq!(s.put_uc(FIRST + 1, ONLY, b"whole"), Ok(()));
@@ -76,7 +76,7 @@ fn uc_message_with_a_bad_packet_is_dropped_completely() {
 }
 
 #[test]
-fn a_message_longer_than_its_receive_leaves_the_receive() {
+fn message_longer_than_its_receive_leaves_the_receive() {
     let mut s = uc();
     assert_eq!(s.put_uc(FIRST, Request::SendFirst, &[1; MTU]), Ok(()));
     assert_eq!(s.put_uc(FIRST + 1, Request::SendMiddle, &[1; MTU]), Ok(()));
@@ -86,7 +86,7 @@ fn a_message_longer_than_its_receive_leaves_the_receive() {
 }
 
 #[test]
-fn access_flags_count_on_uc_too() {
+fn uc_checks_the_access_flags() {
     let mut s = uc();
     s.sh.attr.access = Access::REMOTE_READ;
     let write = Request::WriteOnly(s.reth(0, 1), None);
@@ -115,7 +115,7 @@ fn local_memory_fault_ends_the_qp() {
 
 // clause: UC-RECEIVE-KEPT
 #[test]
-fn a_shared_receive_is_kept_for_the_next_message() {
+fn shared_receive_is_kept_for_the_next_message() {
     let mut s = Script::with(Service::Uc, Some(2));
     let sges = [s.mr.sge(0, 300)];
     s.host.srq.post(&RecvRequest { wr_id: 4, sges: &sges });

@@ -28,7 +28,7 @@ fn burst(pacer: &mut Pacer, now: Instant) -> (usize, Instant) {
 
 /// 32 packets are a burst; the next one begins when all have had their time, 2621.44 us later.
 #[test]
-fn next_burst_waits_until_the_last_is_paid() {
+fn next_burst_waits_for_the_line_time_of_the_last() {
     let mut pacer = pacer();
     let end = Instant(2_621_440);
     assert_eq!(burst(&mut pacer, Instant(0)), (32, end));

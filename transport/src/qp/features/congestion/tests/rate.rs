@@ -23,7 +23,7 @@ fn kbits(rate: &mut Rate, at: Instant) -> u64 {
 /// line. Then, every 1.5 ms, half of the difference is recovered.
 // clause: DCQCN-FIRST, DCQCN-CUT
 #[test]
-fn the_first_cut_halves_and_fast_recovery_halves_the_gap() {
+fn first_cut_halves_and_fast_recovery_halves_the_gap() {
     let mut rate = rate();
     assert_eq!(kbits(&mut rate, Instant(3_999)), 10_000_000);
     assert_eq!(kbits(&mut rate, us(4)), 5_000_000);
@@ -66,7 +66,7 @@ fn recovery_goes_through_its_three_stages() {
 /// target.
 // clause: DCQCN-CUT
 #[test]
-fn the_target_follows_only_after_a_raise() {
+fn target_follows_only_after_a_raise() {
     let mut rate = rate();
     rate.on_cnp(us(1));
     rate.advance(us(4));
@@ -101,7 +101,7 @@ fn cnp_flood_cuts_once_per_period_down_to_minimum() {
 /// - 255 = 65025. With a notification in the third: 65025 - 255 (254.0 rounded up) + 256 = 65026.
 // clause: DCQCN-ALPHA
 #[test]
-fn alpha_follows_the_notifications() {
+fn alpha_follows_the_cnps() {
     let mut rate = rate();
     let mut alpha = |at| {
         rate.age_alpha(at);
