@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(Psn::new(3).sub(5), Psn::new(0xff_fffe));
     }
 
-    /// All 2^24 differences, from places on both sides of every limit.
+    /// Checks all 2^24 differences from PSNs on both sides of every limit.
     // clause: PSN-24BIT
     #[test]
     #[cfg_attr(miri, ignore = "84 million numbers take Miri too long")]

@@ -579,7 +579,7 @@ mod tests {
     use std::fmt::Write;
     use std::string::String;
 
-    /// The whole table as text, so that a change to it is visible in review.
+    /// Compares the whole table as text, so that a change is visible in review.
     // clause: OPCODE-TABLE
     #[test]
     fn opcodes_match_the_reviewed_table() {

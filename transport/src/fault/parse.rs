@@ -300,10 +300,16 @@ impl CallDraft {
                 }
             }
         };
-        refuse_if(call.is_some() && !matches!(rule.action, CallAction::Event { .. }), "call= is valid only for events")?;
+        refuse_if(
+            call.is_some() && !matches!(rule.action, CallAction::Event { .. }),
+            "call= is valid only for events",
+        )?;
         refuse_if(subject != Subject::Call && rule.site.is_some(), "site= is valid only for calls")?;
         let is_of_completions = rule.qp.is_some() || rule.ops.is_some() || rule.wr_id.is_some();
-        refuse_if(subject != Subject::Completion && is_of_completions, "qp=, op= and wr_id= are valid only for completions")?;
+        refuse_if(
+            subject != Subject::Completion && is_of_completions,
+            "qp=, op= and wr_id= are valid only for completions",
+        )?;
         Ok(rule)
     }
 }

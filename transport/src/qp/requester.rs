@@ -419,7 +419,8 @@ impl Requester {
             note: self.note(sh, wqe),
         };
         let fits_same_send = |count| tx.fits_same_send(tx_packet.header.padded_len(packet.len as usize), count);
-        let room = self.in_flight.reserve(sh, host, cost, packet.next_len.map_or(0, H::charge), run_bytes, fits_same_send);
+        let room =
+            self.in_flight.reserve(sh, host, cost, packet.next_len.map_or(0, H::charge), run_bytes, fits_same_send);
         if room == Room::None {
             return Step::Stop;
         }

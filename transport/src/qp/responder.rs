@@ -256,7 +256,12 @@ impl Responder {
         }
     }
 
-    fn check_and_execute<H: Host>(&mut self, sh: &mut Shared, host: &mut H, incoming: Incoming<'_>) -> Result<(), Refusal> {
+    fn check_and_execute<H: Host>(
+        &mut self,
+        sh: &mut Shared,
+        host: &mut H,
+        incoming: Incoming<'_>,
+    ) -> Result<(), Refusal> {
         let Incoming { req, payload, .. } = incoming;
         if matches!(req, Request::WriteMiddle | Request::SendMiddle)
             && len_of(payload.len()) == sh.attr.path_mtu.bytes()

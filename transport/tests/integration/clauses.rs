@@ -1,5 +1,5 @@
-//! Clauses of `tests/clauses.txt` that no other subject covers: a packet in, exactly these packets
-//! out.
+//! Clauses of `tests/clauses.txt` that no other file covers: each received packet causes exactly
+//! the given packets.
 
 use super::*;
 use core::num::NonZeroU64;
@@ -21,7 +21,7 @@ fn syndromes(pair: &Pair, side: Peer) -> Vec<Syndrome> {
     responses(pair, side).into_iter().filter_map(syndrome).collect()
 }
 
-/// Changes one attribute of A in its present state, or on the way to `state`.
+/// Changes one attribute of A in its current state, or in the transition to `state`.
 fn set(pair: &mut Pair, state: QpState, mask: AttrMask, change: impl FnOnce(&mut QpAttr)) -> Result<(), ModifyError> {
     let end = pair.end(A);
     let mut attr = QpAttr { state, ..*end.qp.attr() };
@@ -69,8 +69,8 @@ fn unreliable_services_send_no_responses() {
         recv(&mut p, B, 1, &[]);
         post(&mut p, A, 1, SendOp::Send, &[]);
         p.run();
-        let asked: Vec<_> = p.log.iter().map(|logged| (logged.from, logged.header.bth.ack_req)).collect();
-        assert_eq!(asked, [(A, false)], "{service:?}");
+        let ack_reqs: Vec<_> = p.log.iter().map(|logged| (logged.from, logged.header.bth.ack_req)).collect();
+        assert_eq!(ack_reqs, [(A, false)], "{service:?}");
     }
     let mut p = alone(B, Setup::of(Service::Uc));
     recv(&mut p, B, 1, &[]);
@@ -90,7 +90,7 @@ fn cnp_does_not_affect_the_connection() {
         let timer = p.ends[0].qp.poll_timeout();
         p.inject(A, &Header { bth: Bth { becn, ..bth(A, psn, true) }, kind: Kind::Cnp }, &[]);
         p.transmit(A);
-        assert_eq!((p.ends[0].dropped.0, p.log.len()), (None, 2), "taken, and nothing said");
+        assert_eq!((p.ends[0].dropped.0, p.log.len()), (None, 2), "executed without a response");
         assert_eq!((sends(&mut p, A), p.ends[0].qp.poll_timeout()), (vec![], timer));
         assert_eq!(p.end(A).qp.take_congestion_counts().map(|counts| counts.rp_cnp_handled), Some(1));
         p.inject(A, &response(A, 101, ack(31)), &[]);
@@ -248,7 +248,7 @@ fn request_after_a_gap_has_no_effect() {
     assert_eq!((bytes(&p, B, mr), recvs(&mut p, B)), (vec![0; 8], vec![]));
     p.inject(B, &request(B, 100, Request::WriteOnly(Reth { dma_len: 0, ..reth }, None)), &[]);
     p.transmit(B);
-    assert_eq!((bytes(&p, B, mr), recvs(&mut p, B)), (vec![0; 8], vec![]), "nor is it kept for later");
+    assert_eq!((bytes(&p, B, mr), recvs(&mut p, B)), (vec![0; 8], vec![]), "the packet is not kept either");
 }
 
 // clause: RESP-REGION

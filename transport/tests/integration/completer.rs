@@ -1,4 +1,4 @@
-//! One requester: its packets are read from the log, its responses forged.
+//! A requester: the tests read its packets from the log and forge its responses.
 
 use roxe_sim::host::LEAST_CHARGE;
 use roxe_sim::setup::{QPN_A, Setup};
@@ -81,7 +81,8 @@ impl Script {
         self.joined_of(256, psn, payload)
     }
 
-    /// As `joined`, with packets of `len` bytes.
+    /// Delivers joined READ responses with packets of `len` bytes; returns true if they were
+    /// accepted.
     fn joined_of(&mut self, len: usize, psn: u32, payload: &[u8]) -> bool {
         let net = self.pair.net_of(1);
         let header = Header { bth: Bth::new(QPN_A, Psn::new(psn)), kind: Kind::RcResponse(Response::ReadMiddle) };
@@ -93,7 +94,7 @@ impl Script {
         self.answer(psn, Response::Ack(ACK), &[])
     }
 
-    /// Completions since the last call.
+    /// Takes the completions since the last call.
     fn done(&mut self) -> Vec<(u64, WcStatus)> {
         let end = self.pair.end(Peer::A);
         end.host.sends.drain(..).map(|cqe| (cqe.wr_id, cqe.status)).collect()
@@ -147,7 +148,7 @@ fn rnr_wait_ends_when_everything_is_acked() {
     assert_eq!(s.ack(100), None);
     assert_eq!((s.done(), s.pair.ends[0].qp.poll_timeout()), (vec![(1, OK)], None));
     s.post(2, SendOp::Send, 0);
-    assert_eq!(s.psns(), [101], "nothing is waited for");
+    assert_eq!(s.psns(), [101], "no response is awaited");
 }
 
 #[test]
@@ -326,7 +327,7 @@ fn joined_read_data_that_needs_checks_has_no_effect() {
     s.post(1, ADD, 8);
     s.post(2, SendOp::Send, 1024);
     assert_eq!(s.psns(), [100, 101, 102, 103, 104]);
-    assert!(!s.joined(100, &[9; 2 * 256]), "nothing was to be read");
+    assert!(!s.joined(100, &[9; 2 * 256]), "the READ has no data");
 }
 
 #[test]
@@ -399,7 +400,7 @@ fn atomic_write_and_flush_await_their_response() {
     assert_eq!(s.ack(102), None);
     assert_eq!((s.done(), s.psns()), (vec![], vec![102, 103]));
     assert_eq!(s.answer(102, Response::ReadOnly(ACK), &[]), None);
-    let flushed = s.pair.end(Peer::A).host.sends.pop_front().expect("it is complete");
+    let flushed = s.pair.end(Peer::A).host.sends.pop_front().expect("the request is complete");
     assert_eq!((flushed.wr_id, flushed.opcode, flushed.byte_len), (3, WcOpcode::Flush, 0));
     assert_eq!(s.answer(103, Response::ReadOnly(ACK), &[9; 8]), None);
     assert_eq!((s.done(), s.reserved()), (vec![(4, OK)], 0));

@@ -50,7 +50,7 @@ fn emitted(pair: &mut Pair, side: Peer) -> Vec<(NetHeader, Header, Vec<u8>)> {
     batch.drain().map(|(net, _, bytes)| (net, header(&bytes), bytes)).collect()
 }
 
-/// CNPs among them.
+/// Returns the number of CNPs that `side` sends now.
 fn cnps(pair: &mut Pair, side: Peer) -> usize {
     emitted(pair, side).iter().filter(|(_, header, _)| header.kind == Kind::Cnp).count()
 }
@@ -93,8 +93,7 @@ const fn us(n: u64) -> Duration {
 fn marks_cause_at_most_one_cnp_per_50_us() {
     for service in [Service::Rc, Service::Uc] {
         let mut p = alone(B, Setup::of(service));
-        // Marks at 0, 49.999 and 50 us after the first; the CNP of the first does not wait for
-        // anything.
+        // Marks at 0, 49.999 and 50 us after the first. The CNP of the first mark is sent at once.
         let steps = [(Duration::ZERO, 1), (Duration::from_nanos(49_999), 0), (Duration::from_nanos(1), 1)];
         for (psn, (later, expected)) in (100..).zip(steps) {
             wait(&mut p, later);
@@ -104,7 +103,7 @@ fn marks_cause_at_most_one_cnp_per_50_us() {
         let expected =
             CongestionCounts { np_ecn_marked_roce_packets: 3, np_cnp_sent: 2, ..CongestionCounts::default() };
         assert_eq!(counts(&mut p, B), Some(expected));
-        assert_eq!(counts(&mut p, B), None, "they are taken");
+        assert_eq!(counts(&mut p, B), None, "the CNPs are accepted");
         assert_eq!(p.end(B).qp.poll_timeout(), None, "the interval needs no timer");
     }
 }
@@ -172,7 +171,7 @@ fn cnp_is_sent_in_rtr_but_not_in_err() {
     assert_eq!(emitted(&mut p, B), []);
 }
 
-/// The checks of the simulation once took such a CNP for one sent in the error state.
+/// Regression: the checks of the simulation counted such a CNP as sent in the error state.
 // clause: CNP-WHEN
 #[test]
 fn cnp_of_a_refused_request_leaves_with_the_nak() {
@@ -198,9 +197,9 @@ fn cnp_waits_for_the_next_batch() {
     assert_eq!((cnps(&mut p, B), cnps(&mut p, B)), (1, 0));
 }
 
-/// The CNP of a real card (ConnectX-4 Lx, from the captures of scapy) for the same addresses and
-/// queue pair: ours is the same from the first byte of the BTH to the last of the ICRC, given its
-/// UDP port and identification.
+/// Compares our CNP with that of a real card (ConnectX-4 Lx, from the captures of scapy) for the
+/// same addresses and queue pair. Given its UDP port and identification, ours is equal from the
+/// first byte of the BTH to the last of the ICRC.
 // clause: CNP-SENT
 #[test]
 fn cnp_bytes_equal_those_of_hardware() {
@@ -251,8 +250,9 @@ fn packets_are_ecn_capable_with_a_line_rate() {
     assert_eq!(classes(None, Service::Rc), (0x69, vec![0xc1, 0x69, 0x69]), "off: the traffic class of the program");
 }
 
-/// The rate is 100 Mbit/s: 31 packets leave, and the next 31 when these have had their time. The
-/// last of each burst requests an acknowledgement, so that no request waits for one across a pause.
+/// The rate is 100 Mbit/s: 31 packets leave, and the next 31 when the line time of these has
+/// passed. The last packet of each burst requests an acknowledgement, so that no request waits for
+/// one across a pause.
 // clause: DCQCN-PACING
 #[test]
 fn limited_requester_sends_burst_by_burst() {
@@ -274,13 +274,13 @@ fn limited_requester_sends_burst_by_burst() {
         wait(&mut p, Duration::from_nanos(1));
         let end = p.end(A);
         end.qp.handle_timeout(&mut end.host);
-        // Meanwhile the rate has been raised; the size of a burst is the same.
+        // The rate has been raised in the meantime; the size of a burst is the same.
         assert_eq!(emitted(&mut p, A).len(), BURST, "{service:?}");
     }
 }
 
-/// Everything arrives, in the time that the rates allow: 1 MiB are 1024 packets of 1088 bytes. At
-/// 100 Mbit/s they would take 89 ms, at the line less than 1 ms; with the rate half way back to 10
+/// All data arrives in the time that the rates allow: 1 MiB is 1024 packets of 1088 bytes. At 100
+/// Mbit/s they would take 89 ms, at the line rate less than 1 ms; with the rate half way back to 10
 /// Gbit/s after 1.5 ms they take about 4 ms.
 #[test]
 fn limited_transfer_completes_and_leaves_no_timer() {
@@ -295,8 +295,8 @@ fn limited_transfer_completes_and_leaves_no_timer() {
     p.assert_settled();
 }
 
-/// One CNP: 4 us later half of 10 Gbit/s is left, and a full line after ten raises of 1.5 ms.
-/// Recovery needs no timer.
+/// One CNP: 4 us later the rate is half of 10 Gbit/s, and it is the line rate after ten raises of
+/// 1.5 ms. Recovery needs no timer.
 #[test]
 fn idle_queue_pair_recovers_without_a_timer() {
     let mut p = alone(A, limited(Service::Rc));
@@ -361,8 +361,8 @@ fn cnp_in_a_state_that_cannot_send_is_dropped() {
     }
 }
 
-/// With a notification every microsecond the minimum rate stays, 100 Mbit/s. In 20 ms they carry
-/// 229 packets, and one more burst is under way.
+/// With a CNP every microsecond the rate stays at its minimum, 100 Mbit/s. In 20 ms this carries
+/// 229 packets, and one more burst is in progress.
 // clause: DCQCN-LEAST
 #[test]
 fn cnp_flood_leaves_the_minimum_rate() {
@@ -407,7 +407,7 @@ fn error_state_has_no_timer() {
     assert_eq!(sends(&mut p, A), [(1, WcStatus::WrFlushErr)]);
 }
 
-/// Retransmissions are paced too: 20 packets, a NAK for the first, then 11 are left of the burst.
+/// The burst has 20 packets, a NAK for the first, then 11 retransmissions.
 // clause: DCQCN-PACING
 #[test]
 fn retransmissions_are_paced_too() {
@@ -438,8 +438,8 @@ fn pause_ends_when_everything_is_acknowledged() {
     assert_eq!(p.end(A).qp.poll_timeout(), None);
 }
 
-/// The response to a READ is paced like a request; acknowledgements are not, unless they have to
-/// wait for it anyway.
+/// READ responses are paced like requests. Acknowledgements are not paced, unless they follow a
+/// READ response.
 // clause: DCQCN-PACING
 #[test]
 fn dcqcn_paces_read_responses_and_not_acks() {
@@ -481,8 +481,8 @@ fn deadline_is_the_earliest_of_all_timers() {
     assert_eq!(p.end(A).qp.poll_timeout(), Some(Instant(start.0 + (4096 << 10))));
 }
 
-/// Returns the effect of 32 MiB on a link of 10 Gbit/s with a window of 1 MiB and a line rate of 40
-/// Gbit/s: the longest queue after the start (from the 10th millisecond on), and the total time.
+/// Sends 32 MiB over a link of 10 Gbit/s with a window of 1 MiB and a line rate of 40 Gbit/s.
+/// Returns the longest queue after the start (from the 10th millisecond on) and the total time.
 fn queue_of(line_rate: Option<NonZeroU64>) -> (u64, Duration) {
     let (path_mtu, flow_limit) = (PathMtu::Mtu4096, Some(1 << 20));
     let mut p = Pair::new(Setup { path_mtu, line_rate, flow_limit, log: false, ..Setup::default() });
@@ -499,9 +499,9 @@ fn queue_of(line_rate: Option<NonZeroU64>) -> (u64, Duration) {
     (p.wire.topology.up(0).tally.longest, p.elapsed())
 }
 
-/// The complete loop of switch, receiver and sender. Without it the queue is as long as the window;
-/// with it the queue stays below a quarter of that, and the link is still busy (32 MiB take it 27
-/// ms).
+/// Tests the complete loop of switch, receiver and sender. Without DCQCN the queue is as long as
+/// the window; with it the queue stays below a quarter of that, and the link is still busy (32 MiB
+/// take it 27 ms).
 #[test]
 fn dcqcn_keeps_the_queue_of_a_slow_link_short() {
     let (without, took) = queue_of(None);

@@ -7,8 +7,8 @@ use roxe_wire::PathMtu;
 
 const MESSAGES: u64 = 20;
 
-/// One line: `MESSAGES` messages of `len` bytes, one after the other, while `loss` percent of all
-/// packets are lost.
+/// Returns one line: `MESSAGES` messages of `len` bytes, one after the other, while `loss` percent
+/// of all packets are lost.
 fn line(name: &str, len: u32, loss: u32) -> String {
     let mut p = Pair::new(Setup { path_mtu: PathMtu::Mtu1024, log: false, ..Setup::default() });
     let (src, dst) = (filled(&mut p, A, len.max(8)), filled(&mut p, B, len.max(8)));

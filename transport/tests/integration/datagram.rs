@@ -87,9 +87,11 @@ fn datagram_with_wrong_qkey_is_dropped_silently() {
 // clause: UD-QKEY-CONTROLLED
 #[test]
 fn controlled_qkey_is_replaced_by_that_of_the_qp() {
-    for (asked, sent_key) in [(QKEY, QKEY), (Qkey(0x8000_0000), QKEY), (Qkey(0xffff_ffff), QKEY), (Qkey(5), Qkey(5))] {
+    for (requested, sent_key) in
+        [(QKEY, QKEY), (Qkey(0x8000_0000), QKEY), (Qkey(0xffff_ffff), QKEY), (Qkey(5), Qkey(5))]
+    {
         let mut p = Pair::new(setup());
-        let dest = UdDest { qkey: asked, ..destination(A) };
+        let dest = UdDest { qkey: requested, ..destination(A) };
         assert_eq!(p.post_send(A, &send_to(dest, &[])), Ok(()));
         p.run();
         let [(Kind::Ud { deth, .. }, _)] = sent(&p, A)[..] else { panic!("{:?}", p.log) };

@@ -18,7 +18,7 @@ use Operation as O;
 /// A packet as it was sent: sender, kind, PSN, reason and work request.
 type Sent = (Peer, Operation, u32, TxReason, Option<u64>);
 
-/// A batch that keeps the notes.
+/// A batch that keeps the notes of its packets.
 #[derive(Default)]
 struct Noted(Vec<(Av, PacketNote, Vec<u8>)>);
 
@@ -39,13 +39,13 @@ struct Bench {
     injector: Injector,
     link: VecDeque<(Peer, NetHeader, Vec<u8>)>,
     sent: Vec<Sent>,
-    /// Responses as they were sent, with their PSN.
+    /// Sent responses with their PSNs.
     responses: Vec<(u32, Response)>,
     dropped: Vec<DropReason>,
 }
 
 impl Bench {
-    /// Two QPs in RTS; A is number 0 of the process, B number 1.
+    /// Creates two QPs in RTS; A has ordinal 0, B ordinal 1.
     fn new(setup: Setup, rules: &str) -> Self {
         let rules: Rules = rules.parse().expect("legal rules");
         let make = |side| {
@@ -114,7 +114,7 @@ impl Bench {
         self.dropped.extend(result.err());
     }
 
-    /// Runs until nothing is due; time passes only while nothing is under way.
+    /// Runs until nothing is due; time passes only while no packet is in flight.
     fn run(&mut self) {
         for _ in 0..10_000 {
             for side in [A, B] {
@@ -133,7 +133,7 @@ impl Bench {
         panic!("no end: {:?}", self.sent);
     }
 
-    /// Packets sent by A.
+    /// Returns the packets sent by A.
     fn of_a(&self) -> Vec<(Operation, u32, TxReason, Option<u64>)> {
         self.of(A)
     }
@@ -143,17 +143,17 @@ impl Bench {
         mine.map(|(_, op, psn, reason, wr_id)| (*op, *psn, *reason, *wr_id)).collect()
     }
 
-    /// (wr_id, status) of the completions of A's sends.
+    /// Takes the completions of A's sends, as (wr_id, status).
     fn sends(&mut self) -> Vec<(u64, WcStatus)> {
         self.hosts[0].sends.drain(..).map(|cqe| (cqe.wr_id, cqe.status)).collect()
     }
 
-    /// (wr_id, status, bytes) of the completions of B's receives.
+    /// Takes the completions of B's receives, as (wr_id, status, bytes).
     fn recvs(&mut self) -> Vec<(u64, WcStatus, u32)> {
         self.hosts[1].recvs.drain(..).map(|cqe| (cqe.wr_id, cqe.status, cqe.byte_len)).collect()
     }
 
-    /// PSNs and timer codes of the RNR NAKs.
+    /// Returns the PSNs and timer codes of the RNR NAKs.
     fn rnr_naks(&self) -> Vec<(u32, u8)> {
         let timer = |(psn, response): &(u32, Response)| match response {
             Response::Ack(aeth) => match aeth.syndrome {
@@ -184,7 +184,7 @@ fn request_notes_are_first_then_retransmission() {
         (O::SendLast, 101, first, Some(7)),
         (O::SendFirst, 102, first, Some(8)),
         (O::SendLast, 103, first, Some(8)),
-        // The NAK for the lost packet sends A back.
+        // The NAK for the lost packet makes A retransmit.
         (O::SendLast, 101, again, Some(7)),
         (O::SendFirst, 102, again, Some(8)),
         (O::SendLast, 103, again, Some(8)),
@@ -391,7 +391,7 @@ fn loss_halves_the_window_and_acknowledgements_widen_it() {
         bench.sent.len() - before
     };
     assert_eq!(burst(&mut bench), 400);
-    // The first one is lost and its NAK arrives; then no packet arrives any more.
+    // The first packet is lost and its NAK arrives; then no packet arrives any more.
     let lost = core::mem::take(&mut bench.link);
     let (to, net, bytes) = &lost[1];
     bench.deliver(*to, net, bytes);
@@ -405,7 +405,8 @@ fn loss_halves_the_window_and_acknowledgements_widen_it() {
         bench.qps[0].handle_timeout(&mut bench.hosts[0]);
         bench.link.clear();
     }
-    // Each of the four acknowledgements of 16 packets lets 16 more go, and 16 besides.
+    // Each of the four acknowledgements of 16 packets frees room for 16 packets, and widens the
+    // window by 16.
     assert_eq!(burst(&mut bench), 64);
     while let Some((to, net, bytes)) = bench.link.pop_front() {
         bench.deliver(to, &net, &bytes);

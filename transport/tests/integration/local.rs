@@ -1,4 +1,4 @@
-//! Local operations: their turn in the queue, what they do to keys, how they fail.
+//! Local operations: their order in the queue, their effect on keys, and their failures.
 
 use super::*;
 use roxe_transport::qp::Service;
@@ -6,7 +6,7 @@ use roxe_transport::wr::WcOpcode;
 use roxe_transport::wr::WcStatus::{MwBindErr, RemAccessErr, Success, WrFlushErr};
 use roxe_wire::{LKey, RKey};
 
-/// A key with an index that belongs to no region.
+/// Key whose index belongs to no region.
 const WINDOW: RKey = RKey(0x00ff_0001);
 
 fn bind_to(mr: Mr, access: Access) -> SendOp {
@@ -56,7 +56,7 @@ fn local_operation_runs_in_order() {
     post(&mut p, A, 3, SendOp::LocalInvalidate(WINDOW), &[]);
     post(&mut p, A, 4, write_to(dst), &[src.sge(0, 8)]);
     p.transmit(A);
-    assert_eq!(sends(&mut p, A), [(1, Success)], "nothing is before it");
+    assert_eq!(sends(&mut p, A), [(1, Success)], "it is the first request");
     let psns = |p: &Pair| sent(p, A).into_iter().map(|(_, psn)| psn).collect::<Vec<_>>();
     assert_eq!(psns(&p), [100, 101, 102], "the second WRITE waits for the invalidation");
     assert_eq!(p.end(A).host.memory.windows(), 1);

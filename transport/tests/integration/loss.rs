@@ -26,7 +26,7 @@ impl Bench {
         Self { p, src, dst, remote, word, old, len }
     }
 
-    /// SEND, WRITE, FETCH_ADD, READ, WRITE with immediate.
+    /// Posts a SEND, WRITE, FETCH_ADD, READ and WRITE with immediate.
     fn post_all(&mut self) {
         let p = &mut self.p;
         recv(p, B, 11, &[self.dst.sge(0, self.len)]);
@@ -52,7 +52,7 @@ impl Bench {
     }
 }
 
-/// Packets of each side without losses.
+/// Returns the number of packets of each side without losses.
 fn quiet_counts() -> [u64; 2] {
     let mut bench = Bench::new(Setup::default(), 1000);
     bench.post_all();
@@ -187,7 +187,7 @@ fn progress_refills_the_retry_counter() {
     assert_eq!(p.timeouts[0], 5);
 }
 
-/// The table of docs/explanation/decisions.md.
+/// Checks the table of docs/explanation/decisions.md.
 // clause: TIMER-RANGE
 #[test]
 fn timeout_14_lasts_as_documented() {
@@ -299,8 +299,8 @@ fn lost_read_response_is_requested_again_from_the_gap() {
         let Kind::RcRequest(Request::Read(reth)) = again.header.kind else { panic!("{again:?}") };
         assert_eq!(again.header.bth.psn.get(), 100 + lost);
         assert_eq!((reth.va, reth.dma_len), (src.addr + u64::from(lost) * 256, 1000 - lost * 256));
-        // All but the last are noticed by their successor (implied NAK), the last only by the
-        // timer.
+        // The next response reveals each loss but the last (implied NAK); only the timer reveals
+        // the last.
         assert_eq!(p.timeouts[0], u64::from(lost == 3), "response {lost}");
         p.assert_settled();
     }

@@ -8,7 +8,7 @@
 //! (UD), `raw` (frames), `xrc`, `tags` (tag matching), `local` (operations that send nothing),
 //! `migration` (of paths), `congestion`, `pacing` (rates of programs and paths), `cost` (of loss),
 //! `faults` (rules and notes), `shrink` (of failing runs), `simulation` (random work), `clauses`
-//! (what the others leave unproved).
+//! (clauses that no other file covers).
 
 mod clauses;
 mod completer;
@@ -52,7 +52,7 @@ use Peer::{A, B};
 
 /// Returns a request of an unreliable connection.
 fn uc(request: Request) -> Kind {
-    Kind::UcRequest(request.try_into().expect("UC has it"))
+    Kind::UcRequest(request.try_into().expect("UC has this operation"))
 }
 
 /// Returns every right.
@@ -120,7 +120,7 @@ fn recvs(pair: &mut Pair, side: Peer) -> Vec<(u64, WcStatus)> {
     core::iter::from_fn(|| pair.recv_done(side)).map(|cqe| (cqe.wr_id, cqe.status)).collect()
 }
 
-/// `(first..=last)` all ended with `status`.
+/// Returns the completions `ids`, all with `status`.
 fn each(ids: core::ops::RangeInclusive<u64>, status: WcStatus) -> Vec<(u64, WcStatus)> {
     ids.map(|id| (id, status)).collect()
 }
@@ -132,33 +132,33 @@ fn one_recv(pair: &mut Pair, side: Peer) -> Cqe {
     cqe
 }
 
-/// RDMA WRITE to the start of `mr`.
+/// Returns an RDMA WRITE to the start of `mr`.
 fn write_to(mr: Mr) -> SendOp {
     SendOp::Write { remote_addr: mr.addr, rkey: mr.rkey() }
 }
 
-/// RDMA READ from the start of `mr`.
+/// Returns an RDMA READ from the start of `mr`.
 fn read_from(mr: Mr) -> SendOp {
     SendOp::Read { remote_addr: mr.addr, rkey: mr.rkey() }
 }
 
-/// FETCH_ADD on the first word of `mr`.
+/// Returns a FETCH_ADD on the first word of `mr`.
 fn add_to(mr: Mr, add: u64) -> SendOp {
     SendOp::FetchAdd { remote_addr: mr.addr, rkey: mr.rkey(), add }
 }
 
-/// Immediate data that spells `value` in network order.
+/// Returns immediate data that holds `value` in network order.
 fn imm(value: u32) -> ImmDt {
     ImmDt(value.to_be_bytes())
 }
 
-/// Packets sent by `side` so far, as (kind, PSN).
+/// Returns the packets sent by `side` so far, as (kind, PSN).
 fn sent(pair: &Pair, side: Peer) -> Vec<(Kind, u32)> {
     let mine = pair.log.iter().filter(|logged| logged.from == side);
     mine.map(|logged| (logged.header.kind, logged.header.bth.psn.get())).collect()
 }
 
-/// PSNs of the requests that `side` sent so far.
+/// Returns the PSNs of the requests that `side` sent so far.
 fn request_psns(pair: &Pair, side: Peer) -> Vec<u32> {
     let kinds = sent(pair, side).into_iter();
     kinds.filter(|(kind, _)| !matches!(kind, Kind::RcResponse(_))).map(|(_, psn)| psn).collect()
@@ -171,7 +171,7 @@ fn responses(pair: &Pair, side: Peer) -> Vec<(Response, u32)> {
     kinds.filter_map(response).collect()
 }
 
-/// Rules for packets, as text.
+/// Parses fault rules.
 fn rules(text: &str) -> Rules {
     text.parse().expect("legal rules")
 }
@@ -186,15 +186,15 @@ fn drop_if(pair: &mut Pair, from: Peer, lost: impl Fn(u64, &Packet<'_>) -> bool 
     pair.wire.set_rule(from, Box::new(move |count, packet| lost(count, packet).then_some(LOST)));
 }
 
-/// Asks for `state`, with nothing else in the mask.
+/// Requests `state`, with no other attribute in the mask.
 fn go_to(pair: &mut Pair, side: Peer, state: QpState) -> Result<(), ModifyError> {
     let end = pair.end(side);
     let attr = QpAttr { state, ..*end.qp.attr() };
     end.qp.modify(&mut end.host, &attr, AttrMask::STATE)
 }
 
-/// Returns a pair in which only `side` lives: the peer is in RESET, its packets are forged by the
-/// test.
+/// Returns a pair in which only `side` is connected: the peer is in RESET, and the test forges its
+/// packets.
 fn alone(side: Peer, setup: Setup) -> Pair {
     let mut pair = Pair::idle(setup, Rng::new(1));
     pair.bring_to(side, QpState::Rts);
@@ -228,7 +228,6 @@ fn bth(to: Peer, psn: u32, ack_req: bool) -> Bth {
 /// A whole SEND in one packet.
 const SEND_ONLY: Request = Request::SendOnly(SendTail::Plain);
 
-/// Milliseconds.
 const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }

@@ -8,7 +8,7 @@ use roxe_transport::qp::{QpEvents, Service};
 use roxe_transport::wr::Av;
 use roxe_transport::wr::WcStatus::*;
 
-/// Returns the other addresses of the two nodes.
+/// Returns the alternate path from `side`.
 fn detour(side: Peer) -> Av {
     let mut way = av(side);
     (way.sgid.0[0], way.dgid.0[0]) = (0xfd, 0xfd);
@@ -39,7 +39,7 @@ fn states(p: &Pair) -> [MigState; 2] {
     [A, B].map(|side| p.ends[side.index()].qp.attr().path_mig_state)
 }
 
-/// Two armed ends.
+/// Returns a pair whose ends are both armed.
 fn armed(setup: Setup) -> Pair {
     let mut p = Pair::new(setup);
     [A, B].into_iter().for_each(|side| rearm(&mut p, side));
@@ -62,7 +62,7 @@ fn assert_migrated(p: &Pair) {
     for side in [A, B] {
         let end = &p.ends[side.index()];
         assert_eq!((end.qp.attr().av, end.qp.attr().timeout, end.events), (detour(side), 15, QpEvents::PATH_MIG));
-        assert!(end.qp.attr().alt_av.dgid.is_zero(), "it is used up");
+        assert!(end.qp.attr().alt_av.dgid.is_zero(), "the alternate path is consumed");
     }
 }
 
@@ -103,7 +103,7 @@ fn both_ends_arm_when_both_have_an_alternate_path() {
     let logged = p.log.len();
     post(&mut p, A, 3, read_from(dst), &[src.all()]);
     p.run();
-    assert!(p.log[logged..].iter().all(|logged| !logged.header.bth.mig_req), "they agree, and stay where they are");
+    assert!(p.log[logged..].iter().all(|logged| !logged.header.bth.mig_req), "both ends keep the path");
     assert_eq!(p.ends[0].events | p.ends[1].events, QpEvents::empty());
 }
 

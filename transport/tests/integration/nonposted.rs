@@ -6,7 +6,7 @@ use roxe_transport::qp::Service;
 use roxe_transport::wr::WcOpcode;
 use roxe_wire::{Feth, Operation, Placement, Selectivity};
 
-/// Returns a setup whose responder lets itself be FLUSHed.
+/// Returns a setup whose responder allows FLUSH.
 fn setup() -> Setup {
     let access = Setup::default().access | Access::FLUSH_GLOBAL;
     Setup { access, ..Setup::default() }
@@ -26,8 +26,8 @@ fn target(p: &mut Pair) -> Mr {
     p.end(B).host.memory.register(4096, all_access() | Access::FLUSH_GLOBAL)
 }
 
-/// Writes a log entry, makes it visible, then moves the pointer to it: what the two operations are
-/// made for.
+/// Writes a log entry, makes it visible, then moves the pointer to it: the purpose of the two
+/// operations.
 fn append(p: &mut Pair, to: Mr) -> Mr {
     let from = filled(p, A, 600);
     post(p, A, 1, SendOp::Write { remote_addr: to.addr + 8, rkey: to.rkey() }, &[from.all()]);

@@ -15,9 +15,9 @@ fn packets(op: SendOp, len: u32) -> Vec<(Operation, usize, bool, bool)> {
     assert_eq!(pair.post_send(Peer::A, &req), Ok(()));
     pair.transmit(Peer::A);
     assert!(pair.log.iter().all(|p| p.header.bth.mig_req && matches!(p.header.kind, Kind::RcRequest(_))));
-    let facts =
+    let fields =
         |p: &roxe_sim::Logged| (p.header.opcode().operation(), p.len, p.header.bth.ack_req, p.header.bth.solicited);
-    pair.log.iter().map(facts).collect()
+    pair.log.iter().map(fields).collect()
 }
 
 // clause: BTH-SOLICITED, SEND-ASK-LAST
@@ -48,5 +48,5 @@ fn only_write_imm_solicits_and_nonposted_requests_ask_acks() {
     assert_eq!(one(SendOp::AtomicWrite { remote_addr, rkey }, 8), (Operation::AtomicWrite, 8, true, false));
     let feth = Feth { selectivity: Selectivity::Range, placement: Placement::GLOBAL_VISIBILITY };
     let flush = SendOp::Flush { remote_addr, rkey, length: 1 << 20, feth };
-    assert_eq!(packets(flush, 0), [(Operation::Flush, 0, true, false)], "one packet, whatever it covers");
+    assert_eq!(packets(flush, 0), [(Operation::Flush, 0, true, false)], "one packet for any range");
 }

@@ -1,8 +1,8 @@
-//! Rates that programs and paths set: what leaves when, and that a lifted limit is lifted at once.
+//! Rates that programs and paths set: the times of transmission, and the end of a limit.
 //!
 //! Packets hold 1024 bytes and count as 1088, which take 87.04 us at 100 Mbit/s. A millisecond of
-//! that is 12,500 bytes, so 12 packets (13,056) are what leaves in one go, but for the first time:
-//! 100 us that were not used are added then, which makes 13 (13 · 87.04 - 100 = 1031.52 us).
+//! that is 12,500 bytes, so a burst has 12 packets (13,056 bytes). The first burst has 13, because
+//! 100 us of unused time are added (13 · 87.04 - 100 = 1031.52 us).
 
 use super::*;
 use roxe_transport::qp::{RateLimit, Service};
@@ -87,11 +87,11 @@ fn max_burst_sets_the_burst_length() {
     limit(&mut p, A, RateLimit { kbps: 100_000, max_burst: 1 });
     load(&mut p, 60);
     p.transmit(A);
-    assert_eq!(count(&p, A), 2, "one, and one for the time before");
+    assert_eq!(count(&p, A), 2, "one packet, and one for the unused time before");
     assert!(p.log[1].header.bth.ack_req, "the last one before a pause requests an acknowledgement");
     limit(&mut p, A, RateLimit { kbps: 100_000, max_burst: 40_000 });
     p.transmit(A);
-    assert_eq!(count(&p, A), 2 + 38, "37 are less than the burst, with what was not used before");
+    assert_eq!(count(&p, A), 2 + 38, "37 packets are less than the burst plus the unused time");
 }
 
 // clause: RATE-LIMIT, STATIC-RATE

@@ -28,7 +28,7 @@ impl TxBatch for Frames {
     }
 }
 
-/// Returns a raw packet QP in `state` with four places in each queue.
+/// Returns a raw packet QP in `state` with queues of four entries.
 fn qp(state: QpState, host: &mut SimHost) -> Qp {
     let caps = QpCaps { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 2, max_recv_sge: 2, max_inline_data: 64 };
     let (qpn, service) = (Qpn::new(2), Service::Raw);

@@ -1,5 +1,5 @@
-//! Every way a request can be wrong: the exact status on the requester, on the receive, the event,
-//! both states.
+//! Every invalid request: the exact status on the requester, on the receive, the event, and both
+//! states.
 //!
 //! The rows are those of the responder error classes (IBA §9.9.3) and of the requester's statuses
 //! (§9.9.2).
@@ -20,7 +20,8 @@ struct Outcome {
     events: QpEvents,
 }
 
-/// Posts a good WRITE, the request under test and another WRITE; a receive of 100 bytes waits at B.
+/// Posts a valid WRITE, the request under test and another WRITE; a receive of 100 bytes is posted
+/// at B.
 fn run(p: &mut Pair, op: SendOp, sges: &[Sge]) -> Outcome {
     let (ok, landing) = (blank(p, B, 8), blank(p, B, 100));
     recv(p, B, 70, &[landing.all()]);
@@ -76,7 +77,8 @@ fn range_outside_the_region_is_a_remote_access_error() {
             let (src, dst) = (filled(&mut p, A, 16), blank(&mut p, B, 16));
             let at = dst.addr.wrapping_add(offset);
             let op = remote_ops(at, dst.rkey())[i];
-            // 16 bytes at 8 of 16 overlap the end; the atomics at 8 are inside, so move them out.
+            // 16 bytes at offset 8 of 16 exceed the end. An atomic at offset 8 would be inside, so
+            // its offset is larger.
             let atomic = i >= 2;
             if atomic && offset == 8 {
                 continue;
@@ -144,7 +146,7 @@ fn missing_right_of_the_qp_is_an_invalid_request() {
         let mut p = Pair::new(Setup { access, ..Setup::default() });
         let src = filled(&mut p, A, 8);
         let dst = blank(&mut p, B, 8);
-        // The first, good WRITE of `run` is empty; it too needs the right of the QP.
+        // The first, valid WRITE of `run` is empty; it needs the right of the QP as well.
         if right == Access::REMOTE_WRITE {
             post(&mut p, A, 1, write_to(dst), &[src.all()]);
             p.run();
@@ -267,13 +269,12 @@ fn bad_source_buffer_fails_locally_and_sends_nothing() {
         post_with(&mut p, A, 2, write_to(dst), SendFlags::empty(), &[sge]);
         post(&mut p, A, 3, write_to(dst), &[]);
         p.run();
-        // The earlier WRITE was on its way; whether its ACK came in time is not this test's
-        // business.
+        // The earlier WRITE was in flight; its ACK may or may not have arrived in time.
         let done = sends(&mut p, A);
         assert!(matches!(done[0], (1, Success | WrFlushErr)), "{done:?}");
         assert_eq!(done[1..], [(2, LocProtErr), (3, WrFlushErr)]);
         assert_eq!(p.ends[0].qp.state(), QpState::Err);
-        assert_eq!(p.ends[1].qp.state(), QpState::Rts, "the peer is not told");
+        assert_eq!(p.ends[1].qp.state(), QpState::Rts, "the peer does not learn of it");
         assert!(!request_psns(&p, A).contains(&102));
     }
 }
@@ -304,7 +305,7 @@ fn read_or_atomic_into_bad_memory_fails_locally() {
             post(&mut p, A, 2, write_to(dst), &[]);
             p.run();
             assert_eq!(sends(&mut p, A), [(1, LocProtErr), (2, WrFlushErr)], "{op:?}");
-            assert_eq!(p.ends[1].qp.state(), QpState::Rts, "the peer is not told");
+            assert_eq!(p.ends[1].qp.state(), QpState::Rts, "the peer does not learn of it");
             assert_eq!(p.ends[0].host.flow.reserved, 0);
         }
     }
@@ -316,7 +317,7 @@ fn region_deregistered_during_a_write_ends_it() {
     let mut p = Pair::new(Setup { batch: 1, latency: Duration::ZERO, ..Setup::default() });
     let (src, dst) = (filled(&mut p, A, 2560), blank(&mut p, B, 2560));
     post(&mut p, A, 1, write_to(dst), &[src.all()]);
-    // Let half of it arrive.
+    // Let half of the WRITE arrive.
     p.wire.set_rule(A, Box::new(|n, _| (n >= 5).then_some(roxe_sim::wire::late(ms(1)))));
     p.run_for(Duration::from_micros(10));
     p.end(B).host.memory.deregister(dst);
@@ -330,7 +331,7 @@ fn region_deregistered_during_a_write_ends_it() {
 fn region_deregistered_during_a_read_ends_it() {
     let mut p = Pair::new(Setup { batch: 2, ..Setup::default() });
     let (dst, src) = (blank(&mut p, A, 2560), filled(&mut p, B, 2560));
-    // The fourth response is lost; when it is requested again, the key is bad.
+    // The fourth response is lost; when it is requested again, the key is invalid.
     drop_nth(&mut p, B, 3);
     post(&mut p, A, 1, read_from(src), &[dst.all()]);
     p.run_for(Duration::from_micros(11));

@@ -103,8 +103,8 @@ fn joined_packets_equal_single_packets() {
     }
 }
 
-/// Returns the packets of a WRITE of 64 packets of which only `readable` bytes can be read, and the
-/// other bytes not.
+/// Returns the packets of a WRITE of 64 packets of which only the first `readable` bytes can be
+/// read.
 fn before_a_fault(joins: bool, readable: u32) -> Vec<Vec<u8>> {
     let mut p = Pair::new(Setup::default());
     let (here, there) = (filled(&mut p, A, 1 << 14), blank(&mut p, B, 1 << 14));
@@ -276,7 +276,7 @@ fn only_signaled_requests_report_success() {
     }
     p.run();
     assert_eq!(sends(&mut p, A), [(3, WcStatus::Success), (6, WcStatus::Success), (9, WcStatus::Success)]);
-    // Unsignaled requests freed their places: the whole depth is available again.
+    // Unsignaled requests have freed their queue entries: the whole depth is available again.
     for id in 0..64 {
         post_with(&mut p, A, id, write_to(dst), SendFlags::empty(), &[]);
     }
@@ -314,7 +314,7 @@ fn psns_wrap_in_both_directions() {
     let ok = [(1, WcStatus::Success), (2, WcStatus::Success)];
     assert_eq!(sends(&mut p, A), [ok, ok, ok].concat());
     assert_eq!(sends(&mut p, B), vec![(3, WcStatus::Success); 3]);
-    // Four packets of WRITE, one READ REQUEST that stands for four, round and round.
+    // Repeats a WRITE of four packets and a READ REQUEST that occupies four PSNs.
     assert_eq!(request_psns(&p, A), [0xff_fffe, 0xff_ffff, 0, 1, 2, 6, 7, 8, 9, 10, 14, 15, 16, 17, 18]);
     assert_eq!(request_psns(&p, B), [0xff_ffff, 0, 1, 2, 3, 4, 5, 6, 7]);
     p.assert_settled();
@@ -408,7 +408,7 @@ fn narrow_window_slows_but_does_not_stop() {
         p.run();
         assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
         assert_eq!(bytes(&p, B, dst), bytes(&p, A, src));
-        // Only a packet sent with nothing else under way may exceed the limit.
+        // Only a packet sent with nothing else in flight may exceed the limit.
         assert!(p.ends[0].host.flow.peak <= limit.max(LEAST_CHARGE), "{} > {limit}", p.ends[0].host.flow.peak);
         assert_eq!(p.timeouts, [0, 0], "the window must not be reopened by a timer");
         p.assert_settled();

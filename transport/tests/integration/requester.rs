@@ -6,7 +6,7 @@ use roxe_transport::qp::DropReason;
 use roxe_transport::wr::WcStatus::*;
 use roxe_wire::{Aeth, AtomicAckEth, Msn, NakCode, Syndrome};
 
-/// A requester with first PSN 100, whose peer is played by the test.
+/// A requester with first PSN 100, whose peer is forged by the test.
 struct Script {
     p: Pair,
     mr: Mr,
@@ -43,7 +43,7 @@ impl Script {
     }
 }
 
-/// Somewhere at the peer that the test plays.
+/// An address and key of the forged peer.
 const FAR: Mr = Mr { key: 0x77, addr: 0x4000, len: 8192 };
 
 fn aeth(syndrome: Syndrome) -> Aeth {
@@ -186,7 +186,8 @@ fn ack_during_a_retry_skips_acked_packets() {
     for id in 1..=3 {
         s.post(id, write_to(FAR), 0);
     }
-    // The late acknowledgement of everything arrives just when the timer has decided to resend.
+    // A late acknowledgement of everything arrives just after the timer has started a
+    // retransmission.
     let due = s.p.ends[0].qp.poll_timeout().expect("set");
     let end = &mut s.p.ends[0];
     end.host.clock = due;
@@ -215,7 +216,7 @@ fn response_of_wrong_kind_is_bad_resp_err() {
         (read, 100, Response::ReadOnly(ok()), 101),
         (read, 100, Response::ReadFirst(ok()), 256),
         (read, 0, Response::ReadOnly(ok()), 1),
-        // Its AETH must be an acknowledgement.
+        // The AETH of a READ response must be an acknowledgement.
         (read, 100, Response::ReadOnly(aeth(Syndrome::Nak(NakCode::RemoteAccess))), 100),
         (read, 100, Response::ReadOnly(aeth(Syndrome::RnrNak { timer: 1 })), 100),
     ];
@@ -246,7 +247,8 @@ fn read_data_is_placed_on_arrival_and_completes_at_the_last() {
 // clause: READ-STYLES
 #[test]
 fn both_read_response_styles_are_accepted_after_a_retry() {
-    // Hardware starts anew with FIRST or ONLY, the kernel's rxe goes on with MIDDLE and LAST.
+    // After a retry, hardware restarts with FIRST or ONLY, and the kernel's rxe continues with
+    // MIDDLE and LAST.
     for fresh in [true, false] {
         let mut s = Script::new(Setup::default());
         s.post(1, read_from(FAR), 600);
@@ -371,12 +373,12 @@ fn responses_in_rtr_are_dropped() {
 fn long_messages_request_acks_in_the_middle() {
     let mut s = Script::new(Setup { path_mtu: roxe_wire::PathMtu::Mtu256, ..Setup::default() });
     s.post(1, write_to(FAR), 8192);
-    let asked: Vec<_> = s.p.log.iter().map(|l| l.header.bth.ack_req).collect();
-    assert_eq!(asked.len(), 32);
-    assert!(asked[31], "always on the last packet");
-    // A quarter of the window of the simulated host, in packets that each count for the least.
-    assert!(asked.windows(16_384 / LEAST_CHARGE as usize + 1).all(|run| run.contains(&true)), "{asked:?}");
-    assert_eq!(asked.iter().filter(|asks| **asks).count(), 2, "and no more often: {asked:?}");
+    let ack_reqs: Vec<_> = s.p.log.iter().map(|l| l.header.bth.ack_req).collect();
+    assert_eq!(ack_reqs.len(), 32);
+    assert!(ack_reqs[31], "always on the last packet");
+    // A quarter of the window of the simulated host, in packets of the minimum charge.
+    assert!(ack_reqs.windows(16_384 / LEAST_CHARGE as usize + 1).all(|run| run.contains(&true)), "{ack_reqs:?}");
+    assert_eq!(ack_reqs.iter().filter(|asks| **asks).count(), 2, "and no more often: {ack_reqs:?}");
 }
 
 // clause: SEND-ASK-STALL
@@ -394,7 +396,7 @@ fn packet_that_fills_the_window_requests_an_ack() {
 // clause: SEND-ASK-STALL
 #[test]
 fn last_packet_before_a_full_window_requests_an_ack() {
-    // Window in packets that count for the least, what is sent of 32 alone, and in runs of 4; the
+    // Window in packets of the minimum charge; packets sent of 32 alone, and in runs of 4. The
     // first packet is longer.
     for (window, alone, in_runs) in [(1, 1, 1), (2, 2, 5), (5, 5, 5), (6, 6, 9), (8, 8, 9), (29, 29, 29), (30, 30, 32)]
     {
@@ -422,7 +424,7 @@ fn request_may_wait_only_after_many_in_flight() {
         assert!(may_coalesce(&s), "the company is not complete with {id}");
     }
     post(&mut s.p, A, 47, write(), &[s.mr.sge(0, 64)]);
-    assert!(!may_coalesce(&s), "it is complete");
+    assert!(!may_coalesce(&s), "the request is complete");
     s.p.transmit(A);
     post(&mut s.p, A, 48, write(), &[s.mr.sge(0, 8192)]);
     assert!(may_coalesce(&s));
@@ -440,8 +442,8 @@ fn request_may_wait_only_after_many_in_flight() {
 fn deep_program_may_wait_after_its_first_request() {
     let mut s = Script::new(Setup::default());
     let (mut id, mut psn) = (0, 100);
-    // Returns true if the second of `count` requests may wait after the first; then acknowledges
-    // all.
+    // The closure returns true if the second of `count` requests may wait after the first; it then
+    // acknowledges all.
     let mut burst = |s: &mut Script, count: u32| {
         let mut may_wait = None;
         for n in 1..=count {

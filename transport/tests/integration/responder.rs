@@ -1,5 +1,4 @@
-//! A lone RC responder against forged requests: this packet in, exactly these packets out, nothing
-//! else.
+//! An RC responder against forged requests: each received packet causes exactly the given packets.
 //!
 //! Responses are written as `ack 100 msn 1`, `nak PsnSequence 101`, `rnr 100`, `first 100`, `atomic
 //! 100 = 7`.
@@ -10,7 +9,7 @@ use roxe_transport::qp::DropReason;
 use roxe_transport::qp::{QpEvents, Service};
 use roxe_wire::{AtomicEth, Ieth, NakCode, NetHeader, Qpn, RKey, Reth, Syndrome};
 
-/// A responder whose peer, with first PSN 100, is played by the test.
+/// A responder whose peer, with first PSN 100, is forged by the test.
 struct Script {
     p: Pair,
     /// Remotely accessible bytes.
@@ -27,16 +26,16 @@ impl Script {
 
     /// Injects a request that requests an acknowledgement, and returns the responses.
     fn say(&mut self, psn: u32, req: Request, payload: &[u8]) -> Vec<String> {
-        self.hear(&request(B, psn, req), payload)
+        self.deliver(&request(B, psn, req), payload)
     }
 
-    fn hear(&mut self, header: &Header, payload: &[u8]) -> Vec<String> {
+    fn deliver(&mut self, header: &Header, payload: &[u8]) -> Vec<String> {
         self.p.inject(B, header, payload);
         self.p.transmit(B);
         self.answers()
     }
 
-    /// Responses since the last call.
+    /// Takes the responses since the last call, as text.
     fn answers(&mut self) -> Vec<String> {
         let new = self.p.log[self.heard..].iter().map(spell).collect();
         self.heard = self.p.log.len();
@@ -102,11 +101,11 @@ fn responses_are_requested_acks_and_errors() {
     let mut s = Script::new(Setup::default());
     let quiet = |psn, req| Header { bth: bth(B, psn, false), kind: Kind::RcRequest(req) };
     let reth = s.reth(0, 4);
-    assert_eq!(s.hear(&quiet(100, Request::WriteOnly(reth, None)), b"abcd"), [""; 0]);
+    assert_eq!(s.deliver(&quiet(100, Request::WriteOnly(reth, None)), b"abcd"), [""; 0]);
     assert_eq!(bytes(&s.p, B, s.mr)[..4], *b"abcd");
-    assert_eq!(s.hear(&quiet(102, Request::WriteOnly(reth, None)), b"abcd"), ["nak PsnSequence 101"]);
-    assert_eq!(s.hear(&quiet(101, SEND_ONLY), b""), ["rnr 101"]);
-    assert_eq!(s.hear(&quiet(101, Request::SendMiddle), &[0; 256]), ["nak InvalidRequest 101"]);
+    assert_eq!(s.deliver(&quiet(102, Request::WriteOnly(reth, None)), b"abcd"), ["nak PsnSequence 101"]);
+    assert_eq!(s.deliver(&quiet(101, SEND_ONLY), b""), ["rnr 101"]);
+    assert_eq!(s.deliver(&quiet(101, Request::SendMiddle), &[0; 256]), ["nak InvalidRequest 101"]);
     assert_eq!(s.state(), QpState::Err);
 }
 
@@ -174,7 +173,7 @@ fn gap_after_an_rnr_nak_is_not_nakked() {
     let mut s = Script::new(Setup::default());
     let write = Request::WriteOnly(s.reth(0, 0), None);
     assert_eq!(s.say(100, SEND_ONLY, &[]), ["rnr 100"]);
-    assert_eq!(s.say(101, write, &[]), [""; 0], "the peer is waiting, it knows");
+    assert_eq!(s.say(101, write, &[]), [""; 0], "the peer waits after the RNR NAK");
     assert_eq!(s.say(100, SEND_ONLY, &[]), ["rnr 100"], "each attempt is answered");
     recv(&mut s.p, B, 1, &[]);
     assert_eq!(s.say(100, SEND_ONLY, &[]), ["ack 100 msn 1"]);
@@ -192,7 +191,7 @@ fn duplicate_send_or_write_is_acked_not_executed() {
     s.say(101, Request::WriteOnly(reth, None), b"once");
     assert_eq!(s.say(100, SEND_ONLY, b"more"), ["ack 101 msn 2"]);
     assert_eq!(s.say(101, Request::WriteOnly(reth, None), b"more"), ["ack 101 msn 2"]);
-    // Nothing of a duplicate is validated: a wrong key or length changes nothing.
+    // A duplicate is not validated: a wrong key or length changes nothing.
     let wrong = Reth { rkey: RKey(0), ..reth };
     assert_eq!(s.say(100, Request::WriteOnly(wrong, None), b"x"), ["ack 101 msn 2"]);
     assert_eq!(recvs(&mut s.p, B), each(1..=1, WcStatus::Success));
@@ -246,10 +245,10 @@ fn duplicate_atomic_gets_the_saved_response() {
     assert_eq!(s.say(100, s.add(5), &[]), ["atomic 100 msn 2 = 0"]);
     assert_eq!(s.say(101, s.add(5), &[]), ["atomic 101 msn 2 = 5"]);
     assert_eq!(word(&s), 10);
-    // Another kind of request with that PSN is not the duplicate it claims to be.
+    // A request of another kind with that PSN is not a duplicate.
     let swap = AtomicEth { va: s.mr.addr, rkey: s.mr.rkey(), swap_or_add: 1, compare: 0 };
     assert_eq!(s.say(100, Request::CompareSwap(swap), &[]), [""; 0]);
-    // Two more overwrite the oldest; it cannot be answered any more.
+    // Two more atomics overwrite the oldest, which cannot be answered any more.
     s.say(102, s.add(1), &[]);
     assert_eq!(s.say(100, s.add(5), &[]), [""; 0]);
     assert_eq!(s.say(101, s.add(5), &[]), ["atomic 101 msn 3 = 5"]);
@@ -264,7 +263,7 @@ fn duplicate_send_ack_stops_before_read_or_atomic() {
     s.say(100, write, &[]);
     s.say(101, s.add(5), &[]);
     s.say(102, write, &[]);
-    // The response to 101 may be lost: acknowledging 102 would make the peer request it again;
+    // The response to 101 may be lost. Acknowledging 102 would make the peer request it again;
     // acknowledging 100 and sending the response again are safe.
     let answers = s.say(100, write, &[]);
     let safe = [vec!["ack 100 msn 3".to_string()], vec!["ack 100 msn 3".into(), "atomic 101 msn 3 = 0".into()]];
@@ -281,7 +280,7 @@ fn responses_leave_in_psn_order() {
     }
     s.p.transmit(B);
     // The acknowledgement requested at 100 is sent alone: some requesters do not accept a READ
-    // answer for it.
+    // response as an acknowledgement.
     let heads: Vec<_> = s.answers().iter().map(|a| a.split(" msn").next().unwrap_or_default().to_string()).collect();
     assert_eq!(heads, ["ack 100", "first 101", "middle 102", "last 103", "atomic 104", "ack 105"]);
 }
@@ -425,7 +424,7 @@ fn packets_of_other_hosts_change_nothing() {
     }
     for pkey in [0x7ffe, 0x0001, 0x8001] {
         good.bth.pkey = Pkey(pkey);
-        assert_eq!(s.hear(&good, b"evil"), [""; 0]);
+        assert_eq!(s.deliver(&good, b"evil"), [""; 0]);
         assert_eq!(s.last_drop(), Some(DropReason::Pkey));
     }
     good.bth.pkey = Pkey::DEFAULT;
@@ -433,7 +432,7 @@ fn packets_of_other_hosts_change_nothing() {
     let ud =
         Header { kind: Kind::Ud { deth: roxe_wire::Deth { qkey: QKEY, src_qpn: Qpn::new(7) }, imm: None }, ..good };
     for header in [uc, ud] {
-        assert_eq!(s.hear(&header, b"evil"), [""; 0]);
+        assert_eq!(s.deliver(&header, b"evil"), [""; 0]);
         assert_eq!(s.last_drop(), Some(DropReason::WrongService));
     }
     s.p.transmit(B);
@@ -441,7 +440,7 @@ fn packets_of_other_hosts_change_nothing() {
     assert!(bytes(&s.p, B, s.mr).iter().all(|&b| b == 0));
     // A limited member of our partition may send to us.
     good.bth.pkey = Pkey(0x7fff);
-    assert_eq!(s.hear(&good, b"good"), ["ack 100 msn 1"]);
+    assert_eq!(s.deliver(&good, b"good"), ["ack 100 msn 1"]);
     assert_eq!(s.p.ends[1].events, QpEvents::empty());
 }
 
@@ -476,8 +475,8 @@ fn completion_is_solicited_if_its_last_packet_is() {
             header.bth.ack_req = req == send_last();
             header
         };
-        s.hear(&header(psn, first, Request::SendFirst), &[0; 256]);
-        s.hear(&header(psn + 1, last, send_last()), &[0; 1]);
+        s.deliver(&header(psn, first, Request::SendFirst), &[0; 256]);
+        s.deliver(&header(psn + 1, last, send_last()), &[0; 1]);
         assert_eq!(one_recv(&mut s.p, B).solicited, last);
     }
 }

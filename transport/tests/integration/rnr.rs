@@ -4,7 +4,7 @@ use super::*;
 use roxe_transport::time::rnr_wait;
 use roxe_wire::Syndrome;
 
-/// RNR NAKs that `side` sent, as (PSN, timer code).
+/// Returns the RNR NAKs that `side` sent, as (PSN, timer code).
 fn rnr_naks(pair: &Pair, side: Peer) -> Vec<(u32, u8)> {
     let rnr = |(r, psn)| match r {
         Response::Ack(aeth) => match aeth.syndrome {
@@ -101,7 +101,7 @@ fn requests_after_the_refused_one_change_nothing() {
     p.run_for(ms(1));
     assert_eq!(bytes(&p, B, dst), vec![0; 64], "packets after the refused one must not be executed");
     assert_eq!(rnr_naks(&p, B), [(100, 24)]);
-    // A sequence NAK for the packets after it, if any, must not cut the wait short.
+    // A sequence NAK for the packets after the refused one must not shorten the wait.
     assert_eq!(request_psns(&p, A), [100, 101, 102]);
     recv(&mut p, B, 1, &[]);
     p.run();

@@ -140,7 +140,7 @@ fn err_flushes_both_queues_in_order() {
     recv(&mut p, A, 16, &[]);
     p.run();
     assert_eq!((sends(&mut p, A), recvs(&mut p, A)), (each(6..=6, WrFlushErr), each(16..=16, WrFlushErr)));
-    assert_eq!(p.log.len(), 0, "nothing was sent");
+    assert_eq!(p.log.len(), 0, "no packet was sent");
     assert_eq!(p.end(A).events, QpEvents::empty(), "a modify to ERR raises no asynchronous event");
 }
 
@@ -210,7 +210,7 @@ fn comm_est_is_raised_once_by_the_first_good_request_in_rtr() {
     p.bring_to(B, QpState::Rtr);
     let dst = blank(&mut p, B, 8);
     p.inject(B, &request(B, 100 + 1, SEND_ONLY), &[]);
-    assert_eq!(p.ends[1].events, QpEvents::empty(), "a request out of sequence establishes nothing");
+    assert_eq!(p.ends[1].events, QpEvents::empty(), "a request out of sequence raises no event");
     post(&mut p, A, 1, write_to(dst), &[]);
     p.run();
     assert_eq!(p.ends[1].events, QpEvents::COMM_EST);
@@ -318,8 +318,8 @@ fn receive_that_overruns_its_cq_ends_in_err_with_an_event() {
     assert_eq!(recvs(&mut p, B), each(1..=1, Success));
     assert_eq!(p.ends[1].qp.state(), QpState::Err);
     assert!(p.ends[1].events.contains(QpEvents::FATAL));
-    // An unreported message must not be acknowledged. The first may be: its acknowledgement can be
-    // lost with the QP.
+    // A message without a completion must not be acknowledged. The first message may be
+    // acknowledged, but that acknowledgement can be lost with the QP.
     let done = sends(&mut p, A);
     assert!(matches!(done[0], (1, Success | RetryExcErr)), "{done:?}");
     assert!(done[1..].iter().all(|(_, status)| *status != Success), "{done:?}");
@@ -330,12 +330,12 @@ fn receive_that_overruns_its_cq_ends_in_err_with_an_event() {
 #[test]
 fn last_shared_receive_is_announced_once() {
     let setup = Setup { srq: true, ..Setup::default() };
-    // Nothing outstanding: on entering ERR.
+    // No receive is in use: the event is raised on entering ERR.
     let mut p = Pair::new(setup);
     assert_eq!(go_to(&mut p, B, QpState::Err), Ok(()));
     p.run();
     assert_eq!(p.end(B).qp.poll_event() | p.ends[1].events, QpEvents::LAST_WQE_REACHED);
-    // One taken by an open message: flushed, then announced.
+    // An open message uses a receive: it is flushed, then the event is raised.
     let mut p = Pair::new(setup);
     let (src, dst) = (filled(&mut p, A, 1000), blank(&mut p, B, 1000));
     recv(&mut p, B, 1, &[dst.all()]);

@@ -13,7 +13,7 @@ fn setup() -> Setup {
     Setup { tag_matching: true, ..Setup::default() }
 }
 
-/// Posts a tag of B; all bits count.
+/// Posts a tag of B with all bits significant.
 fn tag(pair: &mut Pair, wr_id: u64, tag: u64, sges: &[Sge]) {
     let tags = pair.end(B).host.tags.as_mut().expect("the setup enables tags");
     tags.add(&TagRecv { wr_id, tag, mask: !0, sges }).expect("room");
@@ -38,7 +38,7 @@ fn request_for(pair: &mut Pair, tag: u64, data: Mr, len: u32, extra: u32) -> Mr 
     mr
 }
 
-/// Takes the completions of B: number, status, operation, bytes, and what tags add.
+/// Takes the completions of B: wr_id, status, operation, bytes and tag matching information.
 fn done(pair: &mut Pair) -> Vec<(u64, WcStatus, WcOpcode, u32, TmInfo)> {
     let taken = core::iter::from_fn(|| pair.recv_done(B));
     taken.map(|cqe| (cqe.wr_id, cqe.status, cqe.opcode, cqe.byte_len, cqe.tm)).collect()
@@ -66,7 +66,7 @@ fn matched_message_is_placed_without_its_header() {
         p.run();
         assert_eq!(sends(&mut p, A), each(1..=3, WcStatus::Success));
         let completed = p.end(B).host.recvs.clone();
-        assert_eq!(completed[1].extra, WcExtra::Imm(imm(7)), "immediate data comes as ever");
+        assert_eq!(completed[1].extra, WcExtra::Imm(imm(7)), "immediate data is delivered as usual");
         let ok = WcStatus::Success;
         let expected = [
             (1, ok, WcOpcode::TmRecv, 16 + len, TmInfo::default()),
@@ -97,8 +97,8 @@ fn messages_too_short_for_a_tag_header_are_untagged() {
     assert_eq!(opcodes, [(1, WcOpcode::TmNoTag), (2, WcOpcode::RecvRdmaWithImm)]);
 }
 
-/// Sends a rendezvous request for `len` bytes, B has a tag for it; returns the pair, the
-/// data and where it shall go.
+/// Sends a rendezvous request for `len` bytes, for which B has a tag. Returns the pair, the data
+/// and its destination.
 fn rendezvous(setup: Setup, len: u32) -> (Pair, Mr, Mr) {
     let mut p = Pair::new(setup);
     let (data, to, fin) = (filled(&mut p, A, len.max(1)), blank(&mut p, B, len.max(1)), blank(&mut p, A, 16));
@@ -109,7 +109,7 @@ fn rendezvous(setup: Setup, len: u32) -> (Pair, Mr, Mr) {
     (p, data, to)
 }
 
-/// Both completions of a successful rendezvous of `len` bytes.
+/// Returns both completions of a successful rendezvous of `len` bytes.
 fn both(len: u32) -> [(u64, WcStatus, WcOpcode, u32, TmInfo); 2] {
     let second = TmInfo { flags: TmFlags::DATA_VALID, ..TmInfo::default() };
     [
@@ -159,7 +159,7 @@ fn rendezvous_survives_the_loss_of_any_packet() {
             assert_eq!(bytes(&p, B, to), bytes(&p, A, data));
             let (request, fin) = (p.send_done(A).expect("poll a completion"), one_recv(&mut p, A));
             assert_eq!((request.status, fin.status, fin.wr_id), (WcStatus::Success, WcStatus::Success, 70));
-            assert!(request.timestamp <= fin.timestamp, "without packet {nth} of {from:?} the end comes first");
+            assert!(request.timestamp <= fin.timestamp, "without packet {nth} of {from:?} the FIN completes first");
         }
     }
 }
@@ -192,7 +192,7 @@ fn rendezvous_are_limited_to_16() {
             recv(&mut p, A, id, &[small.all()]);
             recv(&mut p, A, id, &[small.all()]);
         }
-        // The responses to the READs of B are kept back until all requests have arrived.
+        // The responses to the READs of B are delayed until all requests have arrived.
         drop_if(&mut p, A, |_, packet| matches!(packet.header.kind, Kind::RcResponse(_)));
         (0..16).for_each(|id| post(&mut p, A, id, SendOp::Send, &[request.all()]));
         p.run_for(ms(1));

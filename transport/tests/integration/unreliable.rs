@@ -11,7 +11,7 @@ fn setup() -> Setup {
     Setup::of(Service::Uc)
 }
 
-/// A responder whose peer, with first PSN 100, is played by the test; receives of 1000 bytes are
+/// A responder whose peer, with first PSN 100, is forged by the test; receives of 1000 bytes are
 /// posted.
 struct Script {
     p: Pair,
@@ -52,7 +52,7 @@ fn messages_of_every_size_arrive_and_complete_when_sent() {
             recv(&mut p, B, 1, &[dst.all()]);
             post(&mut p, A, 1, SendOp::SendImm(imm(len)), &[src.sge(0, len)]);
             p.transmit(A);
-            assert_eq!(sends(&mut p, A), each(1..=1, Success), "done as soon as it is sent");
+            assert_eq!(sends(&mut p, A), each(1..=1, Success), "complete when sent");
             p.run();
             let cqe = one_recv(&mut p, B);
             assert_eq!((cqe.status, cqe.byte_len, cqe.extra), (Success, len, WcExtra::Imm(imm(len))));
@@ -247,7 +247,7 @@ fn local_error_enters_sqe_and_modify_leaves_it() {
     p.run();
     assert_eq!(sends(&mut p, A), [(1, Success), (2, LocProtErr), (3, WrFlushErr)]);
     assert_eq!(p.ends[0].qp.state(), QpState::Sqe);
-    // In SQE sends flush and receives go on.
+    // In SQE sends are flushed and receives continue.
     post(&mut p, A, 4, write_to(dst), &[src.all()]);
     let landing = blank(&mut p, A, 10);
     recv(&mut p, A, 9, &[landing.all()]);

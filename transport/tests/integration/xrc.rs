@@ -6,15 +6,14 @@ use roxe_sim::XrcQueue;
 use roxe_transport::qp::{DropReason, QpEvents, Service};
 use roxe_wire::{NakCode, RKey, Reth, Syndrome, XrcEth};
 
-/// The numbers of the queues of B.
+/// Numbers of the SRQs of B.
 const QUEUES: [u32; 2] = [0x21, 0x22];
 
-/// Setup of the pair.
 fn setup() -> Setup {
     Setup::of(Service::XrcIni)
 }
 
-/// Gives B its queues.
+/// Creates the SRQs of B.
 fn with_queues(mut pair: Pair) -> Pair {
     let queue = |number| XrcQueue { number, ..XrcQueue::default() };
     pair.end(B).host.xrc = QUEUES.map(queue).into();
@@ -25,24 +24,24 @@ fn xrc() -> Pair {
     with_queues(Pair::new(setup()))
 }
 
-/// Posts a receive on queue `at` of B.
+/// Posts a receive on SRQ `at` of B.
 fn post_to(pair: &mut Pair, at: usize, wr_id: u64, sges: &[Sge]) {
     pair.end(B).host.xrc[at].srq.post(&RecvRequest { wr_id, sges });
 }
 
-/// Posts a signaled request of A for the queue with this number.
+/// Posts a signaled request of A for the SRQ with this number.
 fn send_to(pair: &mut Pair, srqn: u32, wr_id: u64, op: SendOp, sges: &[Sge]) {
     let req = SendRequest { wr_id, op, flags: SendFlags::SIGNALED, data: SendData::Sges(sges), ud: None };
     assert_eq!(pair.end(A).qp.post_send_to_srq(srqn, &req), Ok(()));
 }
 
-/// Takes the completions of queue `at`.
+/// Takes the completions of SRQ `at`.
 fn done(pair: &mut Pair, at: usize) -> Vec<(u64, WcStatus, u32)> {
     let taken = pair.end(B).host.xrc[at].done.drain(..);
     taken.map(|cqe| (cqe.wr_id, cqe.status, cqe.byte_len)).collect()
 }
 
-/// Returns a request of A to B, for the queue `srqn`.
+/// Returns a request of A to B, for the SRQ `srqn`.
 fn named(psn: u32, srqn: u32, request: Request) -> Header {
     Header { bth: bth(B, psn, true), kind: Kind::XrcRequest(XrcEth(srqn), request) }
 }
@@ -113,7 +112,7 @@ fn read_uses_the_domain_of_its_srq() {
     }
     p.run();
     assert_eq!(p.end(B).host.selected, Some(1), "the last answer was for the second queue");
-    // The first READ again: its queue counts once more.
+    // A duplicate of the first READ uses the SRQ of that READ again.
     p.inject(B, &named(100, QUEUES[0], Request::Read(reth)), &[]);
     p.run();
     assert_eq!(p.end(B).host.selected, Some(0));

@@ -112,7 +112,7 @@ fn net() -> impl Strategy<Value = NetHeader> {
     )
 }
 
-/// Headers, each with a payload that it may carry.
+/// Returns headers, each with a payload that it may carry.
 fn packet() -> impl Strategy<Value = (Header, Vec<u8>)> {
     let payload = prop_oneof![
         3 => prop::collection::vec(any::<u8>(), 0..32),
@@ -138,8 +138,8 @@ fn emit(net: &NetHeader, header: &Header, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Returns the ICRC by the letter of the specification, with another CRC implementation, over the
-/// whole IP packet without its ICRC.
+/// Returns the ICRC as the specification defines it: computed by another CRC implementation over
+/// the whole IP packet without its ICRC.
 fn oracle(net: &NetHeader, covered: &[u8]) -> u32 {
     let mut input = vec![0xff; 8];
     let udp_len = (8 + covered.len() + icrc::LEN) as u16;

@@ -75,7 +75,7 @@ fn uc_send_over_ipv6_parses() {
     );
 }
 
-/// RoCEv1 has another network header before the same packets.
+/// RoCEv1 packets are the same after another network header.
 #[test]
 fn packets_of_a_roce_v1_capture_parse() {
     for (packet, line) in [
@@ -97,7 +97,8 @@ fn packets_of_a_roce_v1_capture_parse() {
     }
 }
 
-/// One packet of every kind; the ICRCs are from a script that reproduces those of the captures.
+/// Parses one packet of every kind. The ICRCs are from a script that reproduces those of the
+/// captures.
 // clause: IP-DF, OPCODE-TABLE, HEADER-ORDER, ATOMIC-OPERANDS, CNP-FORMAT
 #[test]
 fn one_packet_of_every_kind_parses() {

@@ -104,8 +104,8 @@ fn mra_extends_the_wait_once() {
 // clause: CM-REJ-RECEIVED
 #[test]
 fn rej_ends_the_request() {
-    let nameless = |id| Rej { local_comm_id: CommId::NONE, ..rej(id, Answered::Req, RejReason::InvalidServiceId) };
-    for reject in [nameless, |id| rej(id, Answered::Req, RejReason::ConsumerDefined)] {
+    let without_id = |id| Rej { local_comm_id: CommId::NONE, ..rej(id, Answered::Req, RejReason::InvalidServiceId) };
+    for reject in [without_id, |id| rej(id, Answered::Req, RejReason::ConsumerDefined)] {
         let mut node = Node::new();
         let id = node.req_sent();
         assert_eq!(node.deliver(reject(id)), Ok(()));
@@ -121,7 +121,7 @@ fn rej_ends_the_request() {
     node.run_out();
     assert!(node.events().is_empty());
     let id = node.rep_received();
-    assert_eq!(node.deliver(nameless(id)), Err(Ignored::UnknownId), "the peer's id is known by now");
+    assert_eq!(node.deliver(without_id(id)), Err(Ignored::UnknownId), "the peer's id is known by now");
 }
 
 /// Returns the REJ of a peer without a listener.

@@ -35,7 +35,7 @@ fn address(last: u8) -> Gid {
     Ipv4Addr::new(10, 0, 0, last).into()
 }
 
-/// From us (1) to the peer (2).
+/// Returns the route from us (1) to the peer (2).
 fn route() -> Route {
     Route { local: address(1), remote: address(2) }
 }
@@ -86,8 +86,8 @@ impl Node {
     /// Takes the messages to send, all to the peer.
     fn sent(&mut self) -> Vec<Message> {
         let mut sent = Vec::new();
-        while let Some(Outgoing { route: way, mad }) = self.cm.poll_transmit() {
-            assert_eq!(way, route());
+        while let Some(Outgoing { route: used, mad }) = self.cm.poll_transmit() {
+            assert_eq!(used, route());
             sent.push(mad.message);
         }
         sent

@@ -197,13 +197,13 @@ fn reactions_equal_the_reviewed_table() {
     assert!(now == reviewed, "the reactions changed; review them and update reactions.txt:\n{now}");
 }
 
-/// Calls `attack` for every message in every state.
-fn for_each_message_and_state(mut attack: impl FnMut(&str, Node, CommId, Message)) {
+/// Calls `check` for every message in every state.
+fn for_each_message_and_state(mut check: impl FnMut(&str, Node, CommId, Message)) {
     for (name, enter) in STATES {
         for index in 0..messages(CommId::NONE).len() {
             let (node, id) = node_in(enter);
             let (message_name, message) = messages(id).remove(index);
-            attack(&format!("{message_name} in {name}"), node, id, message);
+            check(&format!("{message_name} in {name}"), node, id, message);
         }
     }
 }

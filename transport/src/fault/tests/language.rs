@@ -305,7 +305,7 @@ fn any_rule() -> impl Strategy<Value = Rule> {
     )
 }
 
-/// Text made of fragments of rules.
+/// Generates text from fragments of rules.
 fn near_rules() -> impl Strategy<Value = String> {
     let words = [
         "drop",

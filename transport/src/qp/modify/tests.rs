@@ -94,8 +94,8 @@ fn cur_state_must_be_the_real_state() {
     assert_eq!(check(&shared(Service::Rc, QpState::Init), &init, mask), refused);
 }
 
-/// Both sides of every limit: `set` sets a value; the first is the last legal one, the second the
-/// first illegal one.
+/// Checks both sides of a limit: `set` sets a value; `last_legal` is accepted, the next value is
+/// not.
 fn limit(mask: AttrMask, set: impl Fn(&mut QpAttr, u8), last_legal: u8) {
     let sh = shared(Service::Rc, QpState::Sqd);
     for value in [last_legal, last_legal + 1] {

@@ -37,7 +37,7 @@ fn send(ring: &mut ReplayRing, n: usize) -> Vec<u32> {
     core::iter::from_fn(next).take(n).collect()
 }
 
-fn again(ring: &mut ReplayRing, psn: u32) {
+fn replay(ring: &mut ReplayRing, psn: u32) {
     let (seq, entry) = ring.find(Psn::new(psn)).expect("remembered");
     let job = match entry.op {
         Op::Read(reth) => {
@@ -68,7 +68,7 @@ fn due_ack_leaves_before_a_read_response() {
     let mut ring = ring(4, &[Entry { ack_before: true, ..atomic(8) }]);
     assert_eq!(ring.due(), Some(Due::AckBefore(Psn::new(7))));
     assert_eq!(send(&mut ring, 9), [7, 8]);
-    again(&mut ring, 8);
+    replay(&mut ring, 8);
     assert_eq!(send(&mut ring, 9), [8], "once");
 }
 
@@ -78,11 +78,11 @@ fn only_unanswered_requests_count_against_the_limit() {
     let mut ring = ring(2, &[read(1, 2), atomic(3)]);
     assert!(!ring.has_room(2));
     send(&mut ring, 1);
-    assert!(!ring.has_room(2), "half an answer is none");
+    assert!(!ring.has_room(2), "a partly sent response counts");
     send(&mut ring, 1);
     assert!(ring.has_room(2));
     ring.push(atomic(4), 2);
-    assert_eq!(ring.find(Psn::new(1)), None, "the oldest is forgotten");
+    assert_eq!(ring.find(Psn::new(1)), None, "the oldest is dropped");
     assert_eq!(send(&mut ring, 9), [3, 4]);
     assert!(!ReplayRing::default().has_room(0));
 }
@@ -92,10 +92,10 @@ fn only_unanswered_requests_count_against_the_limit() {
 fn replay_sends_only_the_requested_packets() {
     let mut ring = ring(4, &[read(1, 3), atomic(4), read(5, 2)]);
     send(&mut ring, 9);
-    again(&mut ring, 2);
+    replay(&mut ring, 2);
     assert_eq!(send(&mut ring, 9), [2, 3]);
-    again(&mut ring, 1);
-    again(&mut ring, 4);
+    replay(&mut ring, 1);
+    replay(&mut ring, 4);
     assert_eq!(send(&mut ring, 9), [1, 2, 3, 4], "the original range is kept");
 }
 
@@ -104,46 +104,46 @@ fn replay_sends_only_the_requested_packets() {
 fn replay_keeps_psn_order() {
     let mut ring = ring(4, &[read(1, 2), read(3, 2), read(5, 2)]);
     send(&mut ring, 5);
-    again(&mut ring, 3);
-    assert_eq!(send(&mut ring, 9), [3, 4, 5, 6], "what was under way is sent after it");
-    again(&mut ring, 1);
-    again(&mut ring, 5);
-    assert_eq!(send(&mut ring, 9), [1, 2, 3, 4, 5, 6], "no hole");
+    replay(&mut ring, 3);
+    assert_eq!(send(&mut ring, 9), [3, 4, 5, 6], "the responses in progress follow");
+    replay(&mut ring, 1);
+    replay(&mut ring, 5);
+    assert_eq!(send(&mut ring, 9), [1, 2, 3, 4, 5, 6], "without a gap");
 }
 
 #[test]
 fn replay_of_a_pending_response_changes_nothing() {
     let mut ring = ring(4, &[read(1, 4), atomic(5)]);
     send(&mut ring, 2);
-    again(&mut ring, 4);
-    again(&mut ring, 5);
+    replay(&mut ring, 4);
+    replay(&mut ring, 5);
     assert_eq!(send(&mut ring, 1), [3]);
-    again(&mut ring, 2);
-    assert_eq!(send(&mut ring, 9), [2, 3, 4, 5], "but one that was sent restarts the answer");
+    replay(&mut ring, 2);
+    assert_eq!(send(&mut ring, 9), [2, 3, 4, 5], "a packet already sent restarts the response");
 }
 
 #[test]
 fn pending_replay_does_not_block_new_requests() {
     let mut ring = ring(2, &[read(1, 2), atomic(3)]);
     send(&mut ring, 9);
-    again(&mut ring, 1);
+    replay(&mut ring, 1);
     assert_eq!(send(&mut ring, 1), [1]);
     assert!(ring.has_room(2));
     ring.push(atomic(4), 2);
-    assert_eq!(send(&mut ring, 9), [3, 4], "the replay of a forgotten request ends");
+    assert_eq!(send(&mut ring, 9), [3, 4], "the replay of a dropped request ends");
 }
 
 #[test]
 fn replayed_responses_are_marked() {
     let mut ring = ring(4, &[read(1, 1), read(2, 1)]);
-    let is_again = |ring: &ReplayRing| matches!(ring.due(), Some(Due::Read(job)) if job.is_replay);
-    assert!(!is_again(&ring));
+    let is_replay = |ring: &ReplayRing| matches!(ring.due(), Some(Due::Read(job)) if job.is_replay);
+    assert!(!is_replay(&ring));
     send(&mut ring, 9);
-    again(&mut ring, 1);
-    again(&mut ring, 2);
-    assert!(is_again(&ring));
+    replay(&mut ring, 1);
+    replay(&mut ring, 2);
+    assert!(is_replay(&ring));
     send(&mut ring, 1);
-    assert!(is_again(&ring), "the second of a widened window too");
+    assert!(is_replay(&ring), "the second of a widened window too");
 }
 
 // clause: DUP-ACK-BOUND
@@ -176,6 +176,6 @@ fn cancelled_responses_free_their_ring_entries() {
     send(&mut ring, 1);
     ring.abandon();
     assert!(!ring.is_due() && ring.has_room(2));
-    again(&mut ring, 4);
+    replay(&mut ring, 4);
     assert_eq!(send(&mut ring, 9), [4]);
 }

@@ -72,7 +72,6 @@ fn retried_read_requests_a_tail_of_the_original() {
 }
 
 proptest! {
-    /// The packets of a message partition it.
     // clause: PSN-SPAN
     #[test]
     fn packets_partition_the_message(length in 0u32..100_000, code in 1u8..=5) {

@@ -4,7 +4,7 @@ use super::*;
 
 const GIGA: u64 = 1_000_000_000;
 
-/// Returns a rate below a line of 10 Gbit/s, its first notification at 0.
+/// Returns a rate below a line of 10 Gbit/s, with its first CNP at 0.
 fn rate() -> Rate {
     Rate::new(NonZeroU64::new(10 * GIGA).expect("not zero"), Instant(0))
 }
@@ -19,8 +19,8 @@ fn kbits(rate: &mut Rate, at: Instant) -> u64 {
     rate.current / 1000
 }
 
-/// One notification: alpha is 1, so 4 us later the rate is halved while the target stays at the
-/// line. Then, every 1.5 ms, half of the difference is recovered.
+/// One CNP: alpha is 1, so 4 us later the rate is halved while the target stays at the line. Then,
+/// every 1.5 ms, half of the difference is recovered.
 // clause: DCQCN-FIRST, DCQCN-CUT
 #[test]
 fn first_cut_halves_and_fast_recovery_halves_the_gap() {
@@ -98,7 +98,7 @@ fn cnp_flood_cuts_once_per_period_down_to_minimum() {
 }
 
 /// alpha loses 1/256 of itself in 55 us. After one period 65536 - 256 = 65280; after the next 65280
-/// - 255 = 65025. With a notification in the third: 65025 - 255 (254.0 rounded up) + 256 = 65026.
+/// - 255 = 65025. With a CNP in the third: 65025 - 255 (254.0 rounded up) + 256 = 65026.
 // clause: DCQCN-ALPHA
 #[test]
 fn alpha_follows_the_cnps() {
@@ -116,7 +116,6 @@ fn alpha_follows_the_cnps() {
     assert_eq!((rate.alpha, rate.alpha_at), (0, us(60_000_050)));
 }
 
-/// The rate does not depend on the times of the calls.
 #[test]
 fn rate_does_not_depend_on_poll_times() {
     let (mut often, mut once) = (rate(), rate());
