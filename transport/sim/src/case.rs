@@ -413,9 +413,9 @@ impl Search<'_> {
 
 /// Rounds the times of a fault to microseconds, the unit of rules.
 fn rounded(mut fault: Fault) -> Fault {
-    let whole = |time: Duration| Duration::from_micros(u64::try_from(time.as_nanos().div_ceil(1000)).unwrap_or(0));
-    fault.verdict.delay = whole(fault.verdict.delay);
-    fault.verdict.copies_after = whole(fault.verdict.copies_after);
+    let to_micros = |time: Duration| Duration::from_micros(u64::try_from(time.as_nanos().div_ceil(1000)).unwrap_or(0));
+    fault.verdict.delay = to_micros(fault.verdict.delay);
+    fault.verdict.copies_after = to_micros(fault.verdict.copies_after);
     fault
 }
 

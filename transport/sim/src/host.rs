@@ -449,12 +449,12 @@ impl VecMemory {
     ) -> Result<(), MemError> {
         let (mut skip, mut done) = (u64::from(offset), 0);
         for sge in sges {
-            let here = u64::from(sge.length);
-            if skip >= here {
-                skip -= here;
+            let sge_len = u64::from(sge.length);
+            if skip >= sge_len {
+                skip -= sge_len;
                 continue;
             }
-            let take = (here - skip).min((len - done) as u64);
+            let take = (sge_len - skip).min((len - done) as u64);
             if take == 0 {
                 break;
             }

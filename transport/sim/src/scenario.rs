@@ -30,7 +30,7 @@ use std::collections::VecDeque;
 const UNTOUCHED: u8 = 0x5a;
 /// Numbers of the SRQs of an XRC target.
 const QUEUES: [u32; 2] = [0x21, 0x4_0022];
-/// Key of the one window that an end binds.
+/// Key of the window that an end binds.
 const WINDOW: u32 = 0xff00_0017;
 /// Steps per end after which an unfinished run counts as stuck.
 const STEP_LIMIT: usize = 200_000;

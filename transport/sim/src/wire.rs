@@ -495,7 +495,7 @@ pub(crate) struct Rewinds {
     high: Psn,
     /// PSN at which the last rewind began.
     start: Psn,
-    /// Rewinds since the last one that went further than its predecessor.
+    /// Number of rewinds since the requester last made progress between two of them.
     count: u32,
     /// PSN at which the pause of faults ends.
     calm_until: Psn,

@@ -329,7 +329,7 @@ impl<C: Choices> World<C> {
         self.by_place.get(&(node_at(net.dst)?, packet.header.bth.dest_qpn.get())).copied()
     }
 
-    /// Delivers a packet to an end, whatever its destination.
+    /// Delivers a packet to an end, regardless of its destination.
     pub(crate) fn deliver_to_qp(
         &mut self,
         id: usize,

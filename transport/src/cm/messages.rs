@@ -221,7 +221,7 @@ fn wrong_gid(correct: Gid) -> Rejection {
     (RejReason::InvalidGid, Info::new(&correct.0).unwrap_or_default())
 }
 
-/// Checks that a REQ can become a connection, whatever the listener.
+/// Checks that a REQ can become a connection, independently of the listener.
 // clause: CM-REQ-CHECKS
 pub(super) fn check_request(route: Route, req: &Req) -> Result<PathMtu, Rejection> {
     let path = &req.primary;

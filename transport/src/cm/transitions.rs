@@ -251,8 +251,8 @@ impl Connection {
             _ => self.emit(EventKind::Rejected(Box::new(rej.clone())), out),
         }
         self.orphan = true;
-        // Packets may be in the network if the queue pairs knew each other, or one knows an older
-        // connection.
+        // Late packets may still be in the network if the queue pairs were connected, or if one of
+        // them has an older connection.
         if rej.reason == RejReason::StaleConnection || matches!(old_state, State::RepRcvd | State::MraRepSent) {
             self.enter_time_wait(now);
         } else {

@@ -351,17 +351,17 @@ impl Qp {
             self.acks_last && !core::mem::take(&mut self.ack_has_waited) && self.responder.replies.is_only_ack();
         if ack_waits {
             self.ack_has_waited = self.send_requests(host, tx) == TxState::BatchFull;
-            return if self.ack_has_waited { TxState::BatchFull } else { self.send_answers(host, tx) };
+            return if self.ack_has_waited { TxState::BatchFull } else { self.send_responses(host, tx) };
         }
         // clause: RNR-OTHERS-GO-ON
-        match self.send_answers(host, tx) {
+        match self.send_responses(host, tx) {
             TxState::BatchFull => TxState::BatchFull,
             TxState::Drained => self.send_requests(host, tx),
         }
     }
 
     #[inline]
-    fn send_answers<H: Host, T: TxBatch>(&mut self, host: &mut H, tx: &mut T) -> TxState {
+    fn send_responses<H: Host, T: TxBatch>(&mut self, host: &mut H, tx: &mut T) -> TxState {
         if !self.responder.has_work() {
             return TxState::Drained;
         }
@@ -408,7 +408,7 @@ impl Qp {
     pub fn has_work(&self) -> bool {
         self.flush_due
             || self.shared.congestion.cnp_due
-            || self.responder.may_answer(&self.shared)
+            || self.responder.may_respond(&self.shared)
             || self.requester.has_work(&self.shared)
     }
 

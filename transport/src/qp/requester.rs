@@ -118,10 +118,10 @@ impl Requester {
 
     /// Returns true if the newest request may wait for more requests to send with it.
     pub(crate) fn may_coalesce(&self) -> bool {
-        let under_way = self.cursor.wqe.wrapping_sub(self.sq.head_index());
+        let in_flight = self.cursor.wqe.wrapping_sub(self.sq.head_index());
         let waiting = self.sq.tail_index().wrapping_sub(self.cursor.wqe);
         let newest = self.sq.get(self.sq.tail_index().wrapping_sub(1)).map(|wqe| wqe.length);
-        self.cursor.packet == 0 && newest.is_some_and(|length| self.sq.depth.may_wait(under_way, waiting, length))
+        self.cursor.packet == 0 && newest.is_some_and(|length| self.sq.depth.may_wait(in_flight, waiting, length))
     }
 
     pub(crate) fn is_drained(&self) -> bool {
@@ -246,8 +246,8 @@ impl Requester {
     }
 
     pub(super) fn tx_reason(&self) -> TxReason {
-        let again = self.cursor.psn.is_before(self.sent_psn);
-        if again { TxReason::Retransmission } else { TxReason::First }
+        let is_retransmission = self.cursor.psn.is_before(self.sent_psn);
+        if is_retransmission { TxReason::Retransmission } else { TxReason::First }
     }
 
     /// Assigns PSNs to the work request at the cursor if the cursor is at its first packet;

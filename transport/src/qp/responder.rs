@@ -123,7 +123,7 @@ impl Responder {
         self.replies.is_due()
     }
 
-    pub(crate) fn may_answer(&self, sh: &Shared) -> bool {
+    pub(crate) fn may_respond(&self, sh: &Shared) -> bool {
         self.replies.is_due() && !(sh.congestion.is_pausing() && self.replies.next_is_data(self.progress.e_psn))
     }
 

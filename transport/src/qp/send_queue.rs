@@ -347,7 +347,7 @@ impl SendQueue {
 
 /// With this many requests in flight, a new one may wait for others: the program aims at
 /// throughput, and acknowledgements will soon trigger the next transmission.
-const MIN_UNDER_WAY: u32 = 16;
+const MIN_IN_FLIGHT: u32 = 16;
 
 /// A program that reached this depth once will do so again: after its first request, which causes
 /// an acknowledgement, the other requests may wait. This serves programs that post the next list
@@ -382,11 +382,11 @@ impl Depth {
     }
 
     /// Returns true if the newest of `waiting` requests, of `length` bytes, may wait for more
-    /// after `under_way` started ones.
+    /// after `in_flight` started ones.
     #[inline]
-    pub(crate) fn may_wait(&self, under_way: u32, waiting: u32, length: u32) -> bool {
-        let is_many = under_way >= MIN_UNDER_WAY || under_way > 0 && self.deep_times > 0;
-        is_many && waiting < MAX_COALESCED && length.saturating_mul(waiting) < MAX_COALESCED_BYTES
+    pub(crate) fn may_wait(&self, in_flight: u32, waiting: u32, length: u32) -> bool {
+        let is_busy = in_flight >= MIN_IN_FLIGHT || in_flight > 0 && self.deep_times > 0;
+        is_busy && waiting < MAX_COALESCED && length.saturating_mul(waiting) < MAX_COALESCED_BYTES
     }
 }
 

@@ -295,9 +295,9 @@ fn any_rule() -> impl Strategy<Value = Rule> {
         Window { from: Duration::from_micros(from), until }
     });
     let peer = prop::option::of(any::<[u8; 16]>().prop_map(Gid));
-    let who = (dir, rate, qp, peer, service_sets(), prop::option::of(window));
+    let filters = (dir, rate, qp, peer, service_sets(), prop::option::of(window));
     let times = prop::option::of(1u32..);
-    (actions(), who, op_sets(), psns(), spans(), spans(), times).prop_map(
+    (actions(), filters, op_sets(), psns(), spans(), spans(), times).prop_map(
         |(action, (dir, rate, qp, peer, services, at), ops, psn, msg, nth, times)| {
             let dir = if action == Action::Rnr { Some(Direction::Rx) } else { dir };
             Rule { action, rate, dir, qp, peer, at, services, ops, psn, msg, nth, times, process: None }

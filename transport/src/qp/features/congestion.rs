@@ -147,7 +147,7 @@ impl Congestion {
         }
     }
 
-    /// Paces at the lower of rate and limit, or not at all without either.
+    /// Paces at the lower of rate and limit; removes the pacer if there is neither.
     fn set_pace(&mut self, now: Instant) {
         let (rate, limit) = (self.rate.as_deref().map(Rate::current), self.limit);
         let Some(speed) = rate.into_iter().chain(limit.map(|limit| limit.speed)).min() else {

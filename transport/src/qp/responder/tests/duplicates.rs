@@ -53,8 +53,8 @@ fn duplicates_are_answered_in_order() {
     for (psn, req) in requests {
         assert_eq!(s.deliver(psn, req, b""), Err(DropReason::DuplicateRequest));
     }
-    let again = s.out();
+    let replayed = s.out();
     let psns = |out: &[Out]| out.iter().map(|(psn, ..)| *psn).collect::<Vec<_>>();
     assert_eq!(psns(&first_time), [FIRST, FIRST + 1, FIRST + 2, FIRST + 3, FIRST + 4]);
-    assert_eq!(again, first_time);
+    assert_eq!(replayed, first_time);
 }

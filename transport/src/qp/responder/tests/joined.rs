@@ -1,4 +1,4 @@
-//! Joined packets act like single ones, or not at all.
+//! Joined packets have the same effect as single packets, or none.
 
 use super::*;
 

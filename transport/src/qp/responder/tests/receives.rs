@@ -53,8 +53,8 @@ fn immediate_data_and_invalidated_keys_are_in_the_completion() {
     let invalidated = WcExtra::Invalidated(window.rkey());
     assert_eq!(got, [(1, WcExtra::Imm(imm), true), (2, invalidated, false), (3, WcExtra::Imm(imm), true)]);
     assert_eq!(s.out(), [ack(FIRST + 2, 3)]);
-    let gone = s.host.check_remote(window.rkey(), window.addr, 8, Access::REMOTE_WRITE);
-    assert_eq!(gone, Err(MemError::BadKey));
+    let result = s.host.check_remote(window.rkey(), window.addr, 8, Access::REMOTE_WRITE);
+    assert_eq!(result, Err(MemError::BadKey));
 }
 
 // clause: CHECK-ROOM
@@ -113,6 +113,6 @@ fn reset_forgets_receives_and_messages() {
     s.responder.on_reset();
     assert_eq!((s.out(), s.done()), (vec![], vec![]));
     s.responder.on_rtr(&s.sh);
-    assert_eq!(s.deliver(FIRST, SEND, b""), Err(DropReason::NoReceive), "the open message is gone as well");
+    assert_eq!(s.deliver(FIRST, SEND, b""), Err(DropReason::NoReceive), "the open message is dropped as well");
     assert_eq!(s.out(), [rnr_nak(FIRST, 0)]);
 }
