@@ -76,7 +76,11 @@ fn unreliable_services_send_no_responses() {
     recv(&mut p, B, 1, &[]);
     p.inject(B, &Header { bth: bth(B, 100, true), kind: uc(Request::SendOnly(SendTail::Plain)) }, &[]);
     p.transmit(B);
-    assert_eq!((recvs(&mut p, B), p.log.len()), (each(1..=1, WcStatus::Success), 0), "each sender is acknowledged");
+    assert_eq!(
+        (recvs(&mut p, B), p.log.len()),
+        (each(1..=1, WcStatus::Success), 0),
+        "UC sends no ACK, although AckReq is set"
+    );
 }
 
 // clause: CNP-FORMAT, CNP-RECEIVED
@@ -132,7 +136,7 @@ fn unacknowledged_psns_are_bounded() {
     let sent = transmit(&mut p);
     assert!((1000..1 << 23).contains(&sent) && sent < 20 << 12, "{sent} packets of {}", 20 << 12);
     p.inject(A, &response(A, 100, ack(31)), &[]);
-    assert_eq!(transmit(&mut p), sent + 1, "one is acknowledged, one more may be under way");
+    assert_eq!(transmit(&mut p), sent + 1, "one is acknowledged, one more may be in flight");
 }
 
 // clause: SEND-RD-ATOMIC-0
@@ -142,8 +146,8 @@ fn lowering_max_rd_atomic_to_zero_fails_posted_reads() {
     let (dst, src) = (blank(&mut p, A, 8), filled(&mut p, B, 8));
     assert_eq!(go_to(&mut p, A, QpState::Sqd), Ok(()));
     post(&mut p, A, 1, read_from(src), &[dst.all()]);
-    let no_depth = set(&mut p, QpState::Sqd, AttrMask::MAX_QP_RD_ATOMIC, |attr| attr.max_rd_atomic = 0);
-    assert_eq!(no_depth, Ok(()));
+    let lowered = set(&mut p, QpState::Sqd, AttrMask::MAX_QP_RD_ATOMIC, |attr| attr.max_rd_atomic = 0);
+    assert_eq!(lowered, Ok(()));
     assert_eq!(go_to(&mut p, A, QpState::Rts), Ok(()));
     p.run();
     assert_eq!((sends(&mut p, A), request_psns(&p, A)), (vec![(1, WcStatus::LocQpOpErr)], vec![]));
@@ -211,8 +215,8 @@ fn first_failing_check_determines_the_nak() {
     let (imm, bad) = (Some(imm(1)), Reth { va: 0, rkey: RKey(0), dma_len: 4 });
     let misaligned = AtomicEth { va: 1, rkey: RKey(0), ..AtomicEth::default() };
     let (all, none) = (all_access(), Access::empty());
-    // Most of them are wrong in several ways, and no receive is posted: the first check decides.
-    for (request_, payload, rights, answer) in [
+    // Most requests fail several checks, and no receive is posted: the first failing check decides.
+    for (request_, payload, rights, expected) in [
         (Request::WriteLast(imm), &[0; 3][..], none, invalid),
         (Request::WriteOnly(bad, imm), &[0; 3], none, invalid),
         (Request::WriteOnly(bad, imm), &[0; 3], all, rnr),
@@ -227,7 +231,7 @@ fn first_failing_check_determines_the_nak() {
         p.inject(B, &request(B, 100, request_), payload);
         p.transmit(B);
         let gap = Syndrome::Nak(NakCode::PsnSequence);
-        assert_eq!(syndromes(&p, B), [gap, answer], "{request_:?} with {} bytes", payload.len());
+        assert_eq!(syndromes(&p, B), [gap, expected], "{request_:?} with {} bytes", payload.len());
     }
     // A duplicate is not checked.
     let mut p = alone(B, Setup::default());

@@ -13,9 +13,10 @@ use roxe_transport::time::Instant;
 use roxe_wire::{Aeth, Gid, Kind, Msn, NetHeader, PathMtu, Syndrome, icrc};
 
 const MTU: u32 = 1024;
-/// A burst, and the pause after it at 100 Mbit/s: 31 · 1088 · 8 / 100 MHz = 2698.24 us, but for the
-/// 32 us that [`slow_down`] takes and in which nothing was sent.
+/// Packets of a burst.
 const BURST: usize = 31;
+/// Pause after the first burst at 100 Mbit/s: 31 · 1088 · 8 bits take 2698.24 us, less the 32 us of
+/// [`slow_down`], in which nothing was sent.
 const BURST_TIME: Duration = Duration::from_nanos(2_666_240);
 
 /// ECN codes (RFC 3168 §5).
@@ -23,7 +24,7 @@ const ECT_1: u8 = 0b01;
 const ECT_0: u8 = 0b10;
 const CE: u8 = 0b11;
 
-fn limited(service: Service) -> Setup {
+fn with_line_rate(service: Service) -> Setup {
     Setup { path_mtu: PathMtu::Mtu1024, line_rate: NonZeroU64::new(10_000_000_000), ..Setup::of(service) }
 }
 
@@ -32,7 +33,7 @@ fn net(to: Peer, ecn: u8) -> NetHeader {
     NetHeader { traffic_class: 0x60 | ecn, ..net_header(&av(to.other())) }
 }
 
-/// Returns an empty SEND to B, by its service.
+/// Returns an empty SEND of `service` to B.
 fn send_to_b(service: Service, psn: u32) -> Header {
     match service {
         Service::Rc => request(B, psn, SEND_ONLY),
@@ -64,14 +65,14 @@ fn cnp(to: Peer) -> Header {
 }
 
 /// Delivers a CNP to `to` and returns the result.
-fn notify(pair: &mut Pair, to: Peer, net: &NetHeader) -> Option<DropReason> {
+fn deliver_cnp(pair: &mut Pair, to: Peer, net: &NetHeader) -> Option<DropReason> {
     pair.end(to).dropped = (None, 0);
     pair.inject_from(to, net, &cnp(to), &[]);
     pair.end(to).dropped.0
 }
 
 /// Moves the clock of both ends.
-fn wait(pair: &mut Pair, time: Duration) {
+fn advance(pair: &mut Pair, time: Duration) {
     let now = pair.now().after(time);
     pair.ends.iter_mut().for_each(|end| end.host.clock = now);
 }
@@ -79,8 +80,8 @@ fn wait(pair: &mut Pair, time: Duration) {
 /// Reduces the rate of `side` to the minimum, 100 Mbit/s: seven cuts, 4 us apart.
 fn slow_down(pair: &mut Pair, side: Peer) {
     for _ in 0..=7 {
-        assert_eq!(notify(pair, side, &net(side, ECT_0)), None);
-        wait(pair, Duration::from_micros(4));
+        assert_eq!(deliver_cnp(pair, side, &net(side, ECT_0)), None);
+        advance(pair, Duration::from_micros(4));
     }
 }
 
@@ -96,14 +97,14 @@ fn marks_cause_at_most_one_cnp_per_50_us() {
         // Marks at 0, 49.999 and 50 us after the first. The CNP of the first mark is sent at once.
         let steps = [(Duration::ZERO, 1), (Duration::from_nanos(49_999), 0), (Duration::from_nanos(1), 1)];
         for (psn, (later, expected)) in (100..).zip(steps) {
-            wait(&mut p, later);
+            advance(&mut p, later);
             p.inject_from(B, &net(B, CE), &send_to_b(service, psn), &[]);
             assert_eq!(cnps(&mut p, B), expected, "{service:?} {psn}");
         }
         let expected =
             CongestionCounts { np_ecn_marked_roce_packets: 3, np_cnp_sent: 2, ..CongestionCounts::default() };
         assert_eq!(counts(&mut p, B), Some(expected));
-        assert_eq!(counts(&mut p, B), None, "the CNPs are accepted");
+        assert_eq!(counts(&mut p, B), None, "the first call took the counts");
         assert_eq!(p.end(B).qp.poll_timeout(), None, "the interval needs no timer");
     }
 }
@@ -116,15 +117,15 @@ fn only_marked_data_of_the_peer_causes_cnps() {
         p.inject_from(B, &net(B, ecn), &send_to_b(Service::Rc, 100), &[]);
         assert_eq!((cnps(&mut p, B), counts(&mut p, B)), (0, None), "{ecn:02b}");
     }
-    let stranger = NetHeader { src: Gid::from(core::net::Ipv4Addr::new(10, 0, 0, 9)), ..net(B, CE) };
-    let elsewhere = NetHeader { dst: stranger.src, ..net(B, CE) };
-    let foreign = Header { bth: Bth { pkey: Pkey(0x1234), ..bth(B, 100, true) }, kind: Kind::RcRequest(SEND_ONLY) };
+    let other_src = NetHeader { src: Gid::from(core::net::Ipv4Addr::new(10, 0, 0, 9)), ..net(B, CE) };
+    let other_dst = NetHeader { dst: other_src.src, ..net(B, CE) };
+    let other_pkey = Header { bth: Bth { pkey: Pkey(0x1234), ..bth(B, 100, true) }, kind: Kind::RcRequest(SEND_ONLY) };
     let ack = Response::Ack(Aeth { syndrome: Syndrome::ACK_UNLIMITED, msn: Msn::new(0) });
     let other_service = send_to_b(Service::Uc, 100);
     let cases = [
-        (stranger, send_to_b(Service::Rc, 100)),
-        (elsewhere, send_to_b(Service::Rc, 100)),
-        (net(B, CE), foreign),
+        (other_src, send_to_b(Service::Rc, 100)),
+        (other_dst, send_to_b(Service::Rc, 100)),
+        (net(B, CE), other_pkey),
         (net(B, CE), response(B, 900, ack)),
         (net(B, CE), cnp(B)),
         (net(B, CE), other_service),
@@ -139,12 +140,12 @@ fn only_marked_data_of_the_peer_causes_cnps() {
 // clause: CNP-WHEN
 #[test]
 fn marked_datagrams_cause_no_cnp() {
-    let mut p = alone(B, limited(Service::Ud));
+    let mut p = alone(B, with_line_rate(Service::Ud));
     let deth = roxe_wire::Deth { qkey: QKEY, src_qpn: qpn(A) };
     let datagram = Header { bth: bth(B, 100, false), kind: Kind::Ud { deth, imm: None } };
     p.inject_from(B, &net(B, CE), &datagram, &[]);
     assert_eq!((cnps(&mut p, B), counts(&mut p, B)), (0, None));
-    assert_eq!(notify(&mut p, B, &net(B, 0)), Some(DropReason::WrongService));
+    assert_eq!(deliver_cnp(&mut p, B, &net(B, 0)), Some(DropReason::WrongService));
 }
 
 // clause: CNP-WHEN
@@ -198,16 +199,16 @@ fn cnp_waits_for_the_next_batch() {
 }
 
 /// Compares our CNP with that of a real card (ConnectX-4 Lx, from the captures of scapy) for the
-/// same addresses and queue pair. Given its UDP port and identification, ours is equal from the
-/// first byte of the BTH to the last of the ICRC.
+/// same addresses and queue pair. With the card's UDP source port and IP identification, ours is
+/// equal from the first byte of the BTH to the last of the ICRC.
 // clause: CNP-SENT
 #[test]
 fn cnp_bytes_equal_those_of_hardware() {
     const TRAFFIC_CLASS: u8 = 0xc2;
-    let golden = "8100ffff40000118000000000000000000000000000000000000000082fd002a";
+    let hardware = "8100ffff40000118000000000000000000000000000000000000000082fd002a";
     let address = |net| Gid::from(core::net::Ipv4Addr::new(10, 0, net, 1));
     let (us, peer) = (address(17), address(18));
-    let setup = limited(Service::Rc);
+    let setup = with_line_rate(Service::Rc);
     let mut p = Pair::idle(setup, Rng::new(1));
     let end = p.end(B);
     for state in [QpState::Init, QpState::Rtr] {
@@ -222,7 +223,7 @@ fn cnp_bytes_equal_those_of_hardware() {
     assert_eq!((net.src, net.dst, net.traffic_class), (us, peer, TRAFFIC_CLASS));
     icrc::seal(&NetHeader { src_port: 0, ident: 0x718c, hop_limit: 64, ..net }, &mut bytes);
     let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    assert_eq!(text, golden);
+    assert_eq!(text, hardware);
 }
 
 // clause: ECN-CAPABLE
@@ -250,14 +251,14 @@ fn packets_are_ecn_capable_with_a_line_rate() {
     assert_eq!(classes(None, Service::Rc), (0x69, vec![0xc1, 0x69, 0x69]), "off: the traffic class of the program");
 }
 
-/// The rate is 100 Mbit/s: 31 packets leave, and the next 31 when the line time of these has
-/// passed. The last packet of each burst requests an acknowledgement, so that no request waits for
-/// one across a pause.
+/// At 100 Mbit/s 31 packets leave, and the next 31 after the time that the first take at this rate.
+/// The last packet of each burst requests an acknowledgement, so that no request waits for one
+/// across a pause.
 // clause: DCQCN-PACING
 #[test]
 fn limited_requester_sends_burst_by_burst() {
     for service in [Service::Rc, Service::Uc] {
-        let mut p = alone(A, limited(service));
+        let mut p = alone(A, with_line_rate(service));
         let mr = filled(&mut p, A, 80 * MTU);
         slow_down(&mut p, A);
         let start = p.now();
@@ -267,11 +268,11 @@ fn limited_requester_sends_burst_by_burst() {
         assert_eq!(first.last().map(|(_, header, _)| header.bth.ack_req), Some(service == Service::Rc));
         assert_eq!(p.end(A).qp.poll_timeout(), Some(start.after(BURST_TIME)));
         assert!(!p.end(A).qp.has_work());
-        wait(&mut p, BURST_TIME - Duration::from_nanos(1));
+        advance(&mut p, BURST_TIME - Duration::from_nanos(1));
         let end = p.end(A);
         end.qp.handle_timeout(&mut end.host);
         assert_eq!(emitted(&mut p, A), [], "{service:?}: a pause is not cut short");
-        wait(&mut p, Duration::from_nanos(1));
+        advance(&mut p, Duration::from_nanos(1));
         let end = p.end(A);
         end.qp.handle_timeout(&mut end.host);
         // The rate has been raised in the meantime; the size of a burst is the same.
@@ -284,7 +285,7 @@ fn limited_requester_sends_burst_by_burst() {
 /// Gbit/s after 1.5 ms they take about 4 ms.
 #[test]
 fn limited_transfer_completes_and_leaves_no_timer() {
-    let mut p = Pair::new(limited(Service::Rc));
+    let mut p = Pair::new(with_line_rate(Service::Rc));
     let (from, to) = (filled(&mut p, A, 1 << 20), blank(&mut p, B, 1 << 20));
     slow_down(&mut p, A);
     post(&mut p, A, 1, write_to(to), &[from.all()]);
@@ -299,22 +300,22 @@ fn limited_transfer_completes_and_leaves_no_timer() {
 /// 1.5 ms. Recovery needs no timer.
 #[test]
 fn idle_queue_pair_recovers_without_a_timer() {
-    let mut p = alone(A, limited(Service::Rc));
+    let mut p = alone(A, with_line_rate(Service::Rc));
     let mr = filled(&mut p, A, 64 * MTU);
-    assert_eq!(notify(&mut p, A, &net(A, ECT_0)), None);
+    assert_eq!(deliver_cnp(&mut p, A, &net(A, ECT_0)), None);
     assert_eq!(p.end(A).qp.poll_timeout(), None);
-    wait(&mut p, us(4 + 10 * 1500));
+    advance(&mut p, us(4 + 10 * 1500));
     post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
-    assert_eq!(emitted(&mut p, A).len(), 64, "the line is free");
+    assert_eq!(emitted(&mut p, A).len(), 64, "no pause at the line rate");
     let expected = CongestionCounts { rp_cnp_handled: 1, ..CongestionCounts::default() };
     assert_eq!(counts(&mut p, A), Some(expected));
 }
 
 #[test]
 fn burst_is_bounded_before_the_first_cut() {
-    let mut p = alone(A, limited(Service::Rc));
+    let mut p = alone(A, with_line_rate(Service::Rc));
     let mr = filled(&mut p, A, 64 * MTU);
-    assert_eq!(notify(&mut p, A, &net(A, ECT_0)), None);
+    assert_eq!(deliver_cnp(&mut p, A, &net(A, ECT_0)), None);
     post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
     assert_eq!(emitted(&mut p, A).len(), BURST);
     // At the full 10 Gbit/s a packet takes 870.4 ns, rounded up.
@@ -324,17 +325,17 @@ fn burst_is_bounded_before_the_first_cut() {
 // clause: CNP-RECEIVED
 #[test]
 fn cnps_of_other_hosts_are_ignored() {
-    let stranger = NetHeader { src: Gid::from(core::net::Ipv4Addr::new(10, 0, 0, 9)), ..net(A, 0) };
-    let elsewhere = NetHeader { dst: stranger.src, ..net(A, 0) };
-    let mut p = alone(A, limited(Service::Rc));
+    let other_src = NetHeader { src: Gid::from(core::net::Ipv4Addr::new(10, 0, 0, 9)), ..net(A, 0) };
+    let other_dst = NetHeader { dst: other_src.src, ..net(A, 0) };
+    let mut p = alone(A, with_line_rate(Service::Rc));
     let mr = filled(&mut p, A, 64 * MTU);
-    for net in [stranger, elsewhere] {
-        assert_eq!(notify(&mut p, A, &net), Some(DropReason::Address));
+    for net in [other_src, other_dst] {
+        assert_eq!(deliver_cnp(&mut p, A, &net), Some(DropReason::Address));
     }
-    let foreign = Header { bth: Bth { pkey: Pkey(0x1234), ..cnp(A).bth }, kind: Kind::Cnp };
-    p.inject_from(A, &net(A, 0), &foreign, &[]);
+    let other_pkey = Header { bth: Bth { pkey: Pkey(0x1234), ..cnp(A).bth }, kind: Kind::Cnp };
+    p.inject_from(A, &net(A, 0), &other_pkey, &[]);
     assert_eq!(p.end(A).dropped.0, Some(DropReason::Pkey));
-    wait(&mut p, us(10));
+    advance(&mut p, us(10));
     post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
     assert_eq!((emitted(&mut p, A).len(), counts(&mut p, A)), (64, None));
 }
@@ -342,11 +343,11 @@ fn cnps_of_other_hosts_are_ignored() {
 // clause: DCQCN-OFF
 #[test]
 fn cnps_without_line_rate_are_ignored_and_counted() {
-    let mut p = alone(A, Setup { line_rate: None, ..limited(Service::Rc) });
+    let mut p = alone(A, Setup { line_rate: None, ..with_line_rate(Service::Rc) });
     let mr = filled(&mut p, A, 64 * MTU);
-    assert_eq!(notify(&mut p, A, &net(A, 0)), Some(DropReason::CongestionNotice));
+    assert_eq!(deliver_cnp(&mut p, A, &net(A, 0)), Some(DropReason::CongestionNotice));
     assert_eq!(DropReason::CongestionNotice.name(), "rp_cnp_ignored");
-    wait(&mut p, us(10));
+    advance(&mut p, us(10));
     post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
     assert_eq!((emitted(&mut p, A).len(), counts(&mut p, A)), (64, None));
 }
@@ -355,9 +356,9 @@ fn cnps_without_line_rate_are_ignored_and_counted() {
 #[test]
 fn cnp_in_a_state_that_cannot_send_is_dropped() {
     for state in [QpState::Init, QpState::Rtr] {
-        let mut p = Pair::idle(limited(Service::Rc), Rng::new(1));
+        let mut p = Pair::idle(with_line_rate(Service::Rc), Rng::new(1));
         p.bring_to(A, state);
-        assert_eq!(notify(&mut p, A, &net(A, 0)), Some(DropReason::BadState), "{state:?}");
+        assert_eq!(deliver_cnp(&mut p, A, &net(A, 0)), Some(DropReason::BadState), "{state:?}");
     }
 }
 
@@ -366,24 +367,24 @@ fn cnp_in_a_state_that_cannot_send_is_dropped() {
 // clause: DCQCN-LEAST
 #[test]
 fn cnp_flood_leaves_the_minimum_rate() {
-    let mut p = alone(A, limited(Service::Uc));
+    let mut p = alone(A, with_line_rate(Service::Uc));
     let mr = filled(&mut p, A, 1000 * MTU);
     slow_down(&mut p, A);
     post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
     let mut sent = 0;
     for _ in 0..20_000 {
-        assert_eq!(notify(&mut p, A, &net(A, 0)), None);
+        assert_eq!(deliver_cnp(&mut p, A, &net(A, 0)), None);
         let end = p.end(A);
         end.qp.handle_timeout(&mut end.host);
         sent += emitted(&mut p, A).len();
-        wait(&mut p, us(1));
+        advance(&mut p, us(1));
     }
-    assert_eq!(sent, 8 * BURST, "floor(20 ms / 2.698 ms) pauses, and the burst after each");
+    assert_eq!(sent, 8 * BURST, "a burst before and after each of the 7 pauses of 2.698 ms");
 }
 
 #[test]
 fn reset_forgets_rate_and_pause() {
-    let mut p = alone(A, limited(Service::Rc));
+    let mut p = alone(A, with_line_rate(Service::Rc));
     let mr = filled(&mut p, A, 64 * MTU);
     slow_down(&mut p, A);
     post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
@@ -397,7 +398,7 @@ fn reset_forgets_rate_and_pause() {
 
 #[test]
 fn error_state_has_no_timer() {
-    let mut p = alone(A, limited(Service::Rc));
+    let mut p = alone(A, with_line_rate(Service::Rc));
     let mr = filled(&mut p, A, 64 * MTU);
     slow_down(&mut p, A);
     post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
@@ -407,24 +408,24 @@ fn error_state_has_no_timer() {
     assert_eq!(sends(&mut p, A), [(1, WcStatus::WrFlushErr)]);
 }
 
-/// The burst has 20 packets, a NAK for the first, then 11 retransmissions.
+/// 20 packets leave and the first is NAKed. The burst of 31 packets then allows 11 retransmissions.
 // clause: DCQCN-PACING
 #[test]
 fn retransmissions_are_paced_too() {
-    let mut p = alone(A, limited(Service::Rc));
+    let mut p = alone(A, with_line_rate(Service::Rc));
     let mr = filled(&mut p, A, 20 * MTU);
     slow_down(&mut p, A);
     post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
     assert_eq!(emitted(&mut p, A).len(), 20);
     let nak = Aeth { syndrome: Syndrome::Nak(roxe_wire::NakCode::PsnSequence), msn: Msn::new(0) };
     p.inject_from(A, &net(A, 0), &response(A, 100, Response::Ack(nak)), &[]);
-    let again = emitted(&mut p, A);
-    assert_eq!((again.len(), again[0].1.bth.psn), (11, Psn::new(100)));
+    let retransmitted = emitted(&mut p, A);
+    assert_eq!((retransmitted.len(), retransmitted[0].1.bth.psn), (11, Psn::new(100)));
 }
 
 #[test]
 fn pause_ends_when_everything_is_acknowledged() {
-    let mut p = alone(A, limited(Service::Rc));
+    let mut p = alone(A, with_line_rate(Service::Rc));
     let mr = filled(&mut p, A, 20 * MTU);
     slow_down(&mut p, A);
     post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
@@ -443,7 +444,7 @@ fn pause_ends_when_everything_is_acknowledged() {
 // clause: DCQCN-PACING
 #[test]
 fn dcqcn_paces_read_responses_and_not_acks() {
-    let mut p = alone(B, limited(Service::Rc));
+    let mut p = alone(B, with_line_rate(Service::Rc));
     let mr = filled(&mut p, B, 64 * MTU);
     slow_down(&mut p, B);
     let start = p.now();
@@ -452,7 +453,7 @@ fn dcqcn_paces_read_responses_and_not_acks() {
     assert_eq!(emitted(&mut p, B).len(), BURST);
     assert_eq!(p.end(B).qp.poll_timeout(), Some(start.after(BURST_TIME)));
     assert!(!p.end(B).qp.has_work() && !p.end(B).qp.is_quiescent());
-    wait(&mut p, BURST_TIME);
+    advance(&mut p, BURST_TIME);
     let end = p.end(B);
     end.qp.handle_timeout(&mut end.host);
     assert_eq!(emitted(&mut p, B).len(), 9);
@@ -466,7 +467,7 @@ fn dcqcn_paces_read_responses_and_not_acks() {
 
 #[test]
 fn deadline_is_the_earliest_of_all_timers() {
-    let mut p = alone(A, Setup { timeout: 1, ..limited(Service::Rc) });
+    let mut p = alone(A, Setup { timeout: 1, ..with_line_rate(Service::Rc) });
     let mr = filled(&mut p, A, 64 * MTU);
     slow_down(&mut p, A);
     let start = p.now();
@@ -474,7 +475,7 @@ fn deadline_is_the_earliest_of_all_timers() {
     assert_eq!(emitted(&mut p, A).len(), BURST);
     let pause = start.after(BURST_TIME);
     assert_eq!(p.end(A).qp.poll_timeout(), Some(pause));
-    wait(&mut p, BURST_TIME);
+    advance(&mut p, BURST_TIME);
     let end = p.end(A);
     end.qp.handle_timeout(&mut end.host);
     // The pause is over, the wait for an acknowledgement (4.194304 ms at least) is not.

@@ -120,7 +120,7 @@ fn datagram_without_receive_is_dropped() {
     post(&mut p, A, 1, SendOp::Send, &[]);
     p.run();
     assert_eq!((sends(&mut p, A), p.ends[1].dropped.0), (each(1..=1, Success), Some(DropReason::NoReceive)));
-    assert_eq!(p.log.len(), 1, "and no event is raised");
+    assert_eq!(p.log.len(), 1, "the receiver sends no response");
 }
 
 // clause: UD-PORT-MTU

@@ -4,8 +4,8 @@
 use super::*;
 use roxe_sim::LinkState;
 
-/// Time of all retries for `retry_cnt` 7 with code 14: eight waits of 67 ms, of which the third is
-/// twice and the others 250 ms long.
+/// Time until the retries of `retry_cnt` 7 with code 14 run out: two waits of 67 ms, one of 134 ms
+/// and five of 250 ms.
 const ALL_RETRIES: Duration = Duration::from_nanos(2 * (4096 << 14) + 2 * (4096 << 14) + 5 * 250_000_000);
 
 fn pair() -> (Pair, Mr) {
@@ -14,7 +14,7 @@ fn pair() -> (Pair, Mr) {
     (p, mr)
 }
 
-/// Returns a pair with 16 WRITEs to send, whose link has taken only the packets of the first
+/// Returns a pair with 16 WRITEs to send, whose link has accepted only the packets of the first
 /// `sent`.
 fn pair_with_full_link(sent: u64) -> Pair {
     let (mut p, remote) = pair();
@@ -30,7 +30,7 @@ fn pair_with_full_link(sent: u64) -> Pair {
     p
 }
 
-fn failed() -> Vec<(u64, WcStatus)> {
+fn all_failed() -> Vec<(u64, WcStatus)> {
     [each(1..=1, WcStatus::RetryExcErr), each(2..=16, WcStatus::WrFlushErr)].concat()
 }
 
@@ -40,7 +40,7 @@ fn full_link_ends_in_retry_exc_after_all_timeouts() {
     for sent in [0, 1, 15] {
         let mut p = pair_with_full_link(sent);
         p.run();
-        assert_eq!(sends(&mut p, A), failed(), "{sent} sent");
+        assert_eq!(sends(&mut p, A), all_failed(), "{sent} sent");
         assert_eq!(p.elapsed(), ALL_RETRIES, "{sent} sent");
         p.assert_settled();
     }
@@ -76,7 +76,7 @@ fn waiting_for_a_shared_link_costs_no_retry() {
     assert_eq!(p.end(A).qp.take_retry_counts().map_or(0, |counts| counts.local_ack_timeout_err), 1);
     p.end(A).link = LinkState::Full;
     p.run();
-    assert_eq!(sends(&mut p, A), failed());
+    assert_eq!(sends(&mut p, A), all_failed());
 }
 
 // clause: TIMER-LINK-FULL
@@ -105,8 +105,8 @@ fn timer_runs_again_after_a_nak_and_after_an_rnr_wait() {
 #[test]
 fn response_waiting_for_the_link_does_not_stop_the_timer() {
     let (mut p, remote) = pair();
-    let mine = blank(&mut p, A, 8);
-    post(&mut p, B, 1, write_to(mine), &[]);
+    let local = blank(&mut p, A, 8);
+    post(&mut p, B, 1, write_to(local), &[]);
     p.transmit(B);
     p.end(A).link = LinkState::Full;
     post(&mut p, A, 2, write_to(remote), &[]);
@@ -123,6 +123,6 @@ fn draining_a_send_queue_on_a_full_link_ends_in_an_error() {
     let attr = QpAttr { state: QpState::Sqd, ..*end.qp.attr() };
     assert_eq!(end.qp.modify(&mut end.host, &attr, AttrMask::STATE), Ok(()));
     p.run();
-    assert_eq!(sends(&mut p, A), failed());
+    assert_eq!(sends(&mut p, A), all_failed());
     assert_eq!(p.end(A).qp.state(), QpState::Err);
 }

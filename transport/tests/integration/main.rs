@@ -1,11 +1,11 @@
 //! Scripts for the queue pair: its inputs, its exact outputs, both sides of every limit.
 //!
-//! This file has helpers that make the scripts short. They run in the world of `roxe-sim`. One file
-//! per subject: `reliable` (RC without losses and errors), `nonposted` (ATOMIC WRITE,
-//! FLUSH), `loss`, `link_full` (a link that accepts no packets), `rnr`, `refusals` (NAKs and their
-//! statuses), `ranges` (of remote keys), `responder`, `requester` and `completer` (one side against
-//! forged packets), `outgoing` (packets of each operation), `states`, `unreliable` (UC), `datagram`
-//! (UD), `raw` (frames), `xrc`, `tags` (tag matching), `local` (operations that send nothing),
+//! This file holds the helpers of the scripts, which run in the world of `roxe-sim`. One file per
+//! subject: `reliable` (RC without losses and errors), `nonposted` (ATOMIC WRITE, FLUSH), `loss`,
+//! `link_full` (a link that accepts no packets), `rnr`, `refusals` (NAKs and their statuses),
+//! `ranges` (of remote keys), `responder`, `requester` and `completer` (one side against forged
+//! packets), `outgoing` (packets of each operation), `states`, `unreliable` (UC), `datagram` (UD),
+//! `raw` (frames), `xrc`, `tags` (tag matching), `local` (operations that send nothing),
 //! `migration` (of paths), `congestion`, `pacing` (rates of programs and paths), `cost` (of loss),
 //! `faults` (rules and notes), `shrink` (of failing runs), `simulation` (random work), `clauses`
 //! (clauses that no other file covers).

@@ -37,7 +37,7 @@ fn last_packet_requests_ack_and_solicits() {
 
 // clause: BTH-SOLICITED, SEND-ASK-LAST
 #[test]
-fn only_write_imm_solicits_and_nonposted_requests_ask_acks() {
+fn only_write_imm_solicits_and_all_requests_request_acks() {
     let (remote_addr, rkey) = (0, roxe_wire::RKey(1));
     let one = |op, len| packets(op, len)[0];
     let imm = roxe_wire::ImmDt([0; 4]);

@@ -37,8 +37,8 @@ fn load(p: &mut Pair, packets: u32) {
     }
 }
 
-/// Returns the number of packets sent by `from` so far.
-fn count(p: &Pair, from: Peer) -> usize {
+/// Returns the number of packets with payload that `from` sent so far.
+fn data_packets(p: &Pair, from: Peer) -> usize {
     p.log.iter().filter(|packet| packet.from == from && packet.len > 0).count()
 }
 
@@ -50,17 +50,17 @@ fn rate_limit_holds_for_every_service() {
         limit(&mut p, A, mbps(100));
         load(&mut p, 60);
         p.transmit(A);
-        assert_eq!(count(&p, A), 13, "{service:?}");
+        assert_eq!(data_packets(&p, A), 13, "{service:?}");
         let start = p.now();
         assert_eq!(
             p.ends[0].qp.poll_timeout().map(|at| at.since(start)),
             Some(PACKET * 13 - Duration::from_micros(100))
         );
         p.run_for(PACKET * 24);
-        assert!((35..=40).contains(&count(&p, A)), "{service:?}: {} packets", count(&p, A));
+        assert!((35..=40).contains(&data_packets(&p, A)), "{service:?}: {} packets", data_packets(&p, A));
         limit(&mut p, A, mbps(0));
         p.transmit(A);
-        assert_eq!(count(&p, A), 60, "{service:?}: the other packets leave at once");
+        assert_eq!(data_packets(&p, A), 60, "{service:?}: the other packets leave at once");
         p.run();
         assert!(sends(&mut p, A).iter().all(|(_, status)| *status == WcStatus::Success));
         p.assert_settled();
@@ -87,11 +87,11 @@ fn max_burst_sets_the_burst_length() {
     limit(&mut p, A, RateLimit { kbps: 100_000, max_burst: 1 });
     load(&mut p, 60);
     p.transmit(A);
-    assert_eq!(count(&p, A), 2, "one packet, and one for the unused time before");
+    assert_eq!(data_packets(&p, A), 2, "one packet, and one for the unused time before");
     assert!(p.log[1].header.bth.ack_req, "the last one before a pause requests an acknowledgement");
     limit(&mut p, A, RateLimit { kbps: 100_000, max_burst: 40_000 });
     p.transmit(A);
-    assert_eq!(count(&p, A), 2 + 38, "37 packets are less than the burst plus the unused time");
+    assert_eq!(data_packets(&p, A), 2 + 38, "37 packets are less than the burst plus the unused time");
 }
 
 // clause: RATE-LIMIT, STATIC-RATE
@@ -110,7 +110,7 @@ fn slower_limit_of_program_and_path_applies() {
         }
         load(&mut p, 60);
         p.transmit(A);
-        count(&p, A)
+        data_packets(&p, A)
     };
     assert_eq!((burst_of(0, mbps(0)), burst_of(100, mbps(0)), burst_of(2500, mbps(100))), (60, 13, 13));
     assert_eq!(burst_of(100, mbps(2500)), 13);
@@ -125,7 +125,7 @@ fn read_responses_are_paced_and_acks_are_not() {
     post(&mut p, A, 1, read_from(from), &[to.all()]);
     p.step();
     p.transmit(B);
-    assert_eq!(count(&p, B), 13);
+    assert_eq!(data_packets(&p, B), 13);
     post(&mut p, A, 2, write_to(from), &[]);
     p.run();
     assert_eq!(sends(&mut p, A), each(1..=2, WcStatus::Success));

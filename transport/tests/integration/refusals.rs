@@ -39,7 +39,8 @@ fn run(p: &mut Pair, op: SendOp, sges: &[Sge]) -> Outcome {
     Outcome { send, recv, events: p.ends[1].events - QpEvents::COMM_EST }
 }
 
-fn no_receive(send: WcStatus, events: QpEvents) -> Outcome {
+/// Returns the outcome of a failure that does not use the receive.
+fn receive_flushed(send: WcStatus, events: QpEvents) -> Outcome {
     Outcome { send, recv: WrFlushErr, events }
 }
 
@@ -61,7 +62,7 @@ fn wrong_remote_key_is_a_remote_access_error() {
             let mut p = Pair::new(Setup::default());
             let (src, dst) = (filled(&mut p, A, 8), blank(&mut p, B, 8));
             let op = remote_ops(dst.addr, RKey(dst.key ^ key_change))[i];
-            assert_eq!(run(&mut p, op, &[src.all()]), no_receive(RemAccessErr, QpEvents::ACCESS_ERR), "{op:?}");
+            assert_eq!(run(&mut p, op, &[src.all()]), receive_flushed(RemAccessErr, QpEvents::ACCESS_ERR), "{op:?}");
             assert_eq!(bytes(&p, B, dst), [0; 8]);
         }
     }
@@ -77,14 +78,18 @@ fn range_outside_the_region_is_a_remote_access_error() {
             let (src, dst) = (filled(&mut p, A, 16), blank(&mut p, B, 16));
             let at = dst.addr.wrapping_add(offset);
             let op = remote_ops(at, dst.rkey())[i];
-            // 16 bytes at offset 8 of 16 exceed the end. An atomic at offset 8 would be inside, so
-            // its offset is larger.
+            // At offset 8 of 16 bytes the other operations exceed the end with their 16 bytes, but
+            // an atomic fits.
             let atomic = i >= 2;
             if atomic && offset == 8 {
                 continue;
             }
             let len = if atomic { 8 } else { 16 };
-            assert_eq!(run(&mut p, op, &[src.sge(0, len)]), no_receive(RemAccessErr, QpEvents::ACCESS_ERR), "{op:?}");
+            assert_eq!(
+                run(&mut p, op, &[src.sge(0, len)]),
+                receive_flushed(RemAccessErr, QpEvents::ACCESS_ERR),
+                "{op:?}"
+            );
             assert_eq!(bytes(&p, B, dst), [0; 16]);
         }
     }
@@ -97,7 +102,7 @@ fn address_that_overflows_is_a_remote_access_error() {
         let mut p = Pair::new(Setup::default());
         let (src, dst) = (filled(&mut p, A, 512), blank(&mut p, B, 8));
         let op = SendOp::Write { remote_addr, rkey: dst.rkey() };
-        assert_eq!(run(&mut p, op, &[src.all()]), no_receive(RemAccessErr, QpEvents::ACCESS_ERR));
+        assert_eq!(run(&mut p, op, &[src.all()]), receive_flushed(RemAccessErr, QpEvents::ACCESS_ERR));
     }
 }
 
@@ -121,7 +126,7 @@ fn missing_right_of_the_region_is_a_remote_access_error() {
         let src = filled(&mut p, A, 8);
         let dst = p.end(B).host.memory.register(8, all_access() - right);
         let op = remote_ops(dst.addr, dst.rkey())[i];
-        assert_eq!(run(&mut p, op, &[src.all()]), no_receive(RemAccessErr, QpEvents::ACCESS_ERR), "{op:?}");
+        assert_eq!(run(&mut p, op, &[src.all()]), receive_flushed(RemAccessErr, QpEvents::ACCESS_ERR), "{op:?}");
     }
 }
 
@@ -133,7 +138,7 @@ fn region_of_another_domain_is_a_remote_access_error() {
         let src = filled(&mut p, A, 8);
         let dst = p.end(B).host.memory.register_in(2, 8, all_access());
         let op = remote_ops(dst.addr, dst.rkey())[i];
-        assert_eq!(run(&mut p, op, &[src.all()]), no_receive(RemAccessErr, QpEvents::ACCESS_ERR), "{op:?}");
+        assert_eq!(run(&mut p, op, &[src.all()]), receive_flushed(RemAccessErr, QpEvents::ACCESS_ERR), "{op:?}");
     }
 }
 
@@ -155,7 +160,7 @@ fn missing_right_of_the_qp_is_an_invalid_request() {
             continue;
         }
         let op = remote_ops(dst.addr, dst.rkey())[i];
-        assert_eq!(run(&mut p, op, &[src.all()]), no_receive(RemInvReqErr, QpEvents::REQ_ERR), "{op:?}");
+        assert_eq!(run(&mut p, op, &[src.all()]), receive_flushed(RemInvReqErr, QpEvents::REQ_ERR), "{op:?}");
     }
 }
 
@@ -166,7 +171,7 @@ fn misaligned_atomic_is_an_invalid_request() {
         let mut p = Pair::new(Setup::default());
         let (src, dst) = (filled(&mut p, A, 8), blank(&mut p, B, 64));
         let op = SendOp::FetchAdd { remote_addr: dst.addr + offset, rkey: dst.rkey(), add: 1 };
-        assert_eq!(run(&mut p, op, &[src.all()]), no_receive(RemInvReqErr, QpEvents::REQ_ERR));
+        assert_eq!(run(&mut p, op, &[src.all()]), receive_flushed(RemInvReqErr, QpEvents::REQ_ERR));
     }
 }
 
@@ -177,7 +182,7 @@ fn max_dest_rd_atomic_0_refuses_reads_and_atomics() {
         let mut p = Pair::new(Setup { max_dest_rd_atomic: 0, ..Setup::default() });
         let (src, dst) = (filled(&mut p, A, 8), blank(&mut p, B, 8));
         let op = remote_ops(dst.addr, dst.rkey())[i];
-        assert_eq!(run(&mut p, op, &[src.all()]), no_receive(RemInvReqErr, QpEvents::REQ_ERR), "{op:?}");
+        assert_eq!(run(&mut p, op, &[src.all()]), receive_flushed(RemInvReqErr, QpEvents::REQ_ERR), "{op:?}");
     }
 }
 
@@ -227,7 +232,7 @@ fn send_exceeding_its_receive_later_fails_on_both_sides() {
 // clause: NAK-OWN-FAULT
 #[test]
 fn receive_into_bad_memory_is_a_remote_operation_error() {
-    let spoil: [fn(&mut Pair, Mr) -> Sge; 4] = [
+    let bad_sges: [fn(&mut Pair, Mr) -> Sge; 4] = [
         |_, mr| Sge { lkey: roxe_wire::LKey(mr.key ^ 1), ..mr.all() },
         |_, mr| Sge { addr: mr.addr + 64, ..mr.all() },
         |p, mr| {
@@ -236,7 +241,7 @@ fn receive_into_bad_memory_is_a_remote_operation_error() {
         },
         |p, _| p.end(B).host.memory.register(300, Access::empty()).all(),
     ];
-    for bad in spoil {
+    for bad in bad_sges {
         let mut p = Pair::new(Setup::default());
         let (src, dst) = (filled(&mut p, A, 300), blank(&mut p, B, 300));
         let sge = bad(&mut p, dst);
@@ -253,7 +258,7 @@ fn receive_into_bad_memory_is_a_remote_operation_error() {
 // clause: SEND-LOCAL-FAULT, WC-ORDER, WC-ERROR-ALWAYS
 #[test]
 fn bad_source_buffer_fails_locally_and_sends_nothing() {
-    let spoil: [fn(&mut Pair, Mr) -> Sge; 3] = [
+    let bad_sges: [fn(&mut Pair, Mr) -> Sge; 3] = [
         |_, mr| Sge { lkey: roxe_wire::LKey(mr.key ^ 1), ..mr.all() },
         |_, mr| Sge { addr: mr.addr + 64, ..mr.all() },
         |p, mr| {
@@ -261,7 +266,7 @@ fn bad_source_buffer_fails_locally_and_sends_nothing() {
             mr.all()
         },
     ];
-    for bad in spoil {
+    for bad in bad_sges {
         let mut p = Pair::new(Setup::default());
         let (src, dst) = (filled(&mut p, A, 300), blank(&mut p, B, 300));
         let sge = bad(&mut p, src);
@@ -294,12 +299,12 @@ fn earlier_requests_succeed_before_a_local_error_is_reported() {
 #[test]
 fn read_or_atomic_into_bad_memory_fails_locally() {
     for i in 1..4 {
-        for readable in [true, false] {
+        for is_read_only in [true, false] {
             let mut p = Pair::new(Setup::default());
             let dst = blank(&mut p, B, 8);
             // A region without LOCAL_WRITE, or an element outside its region.
-            let mr = p.end(A).host.memory.register(8, if readable { Access::empty() } else { all_access() });
-            let sge = if readable { mr.all() } else { Sge { addr: mr.addr + 1, ..mr.all() } };
+            let mr = p.end(A).host.memory.register(8, if is_read_only { Access::empty() } else { all_access() });
+            let sge = if is_read_only { mr.all() } else { Sge { addr: mr.addr + 1, ..mr.all() } };
             let op = remote_ops(dst.addr, dst.rkey())[i];
             post(&mut p, A, 1, op, &[sge]);
             post(&mut p, A, 2, write_to(dst), &[]);
@@ -339,7 +344,7 @@ fn region_deregistered_during_a_read_ends_it() {
     p.run();
     let done = sends(&mut p, A);
     // A duplicate READ whose key was invalidated is dropped (IBA C9-107), so the retries run out,
-    // unless it was refused at first.
+    // unless the first copy of the READ was still in execution and was refused.
     assert!(matches!(done[..], [(1, RetryExcErr | RemAccessErr | RemOpErr)]), "{done:?}");
 }
 
@@ -362,5 +367,5 @@ fn write_imm_to_bad_memory_leaves_receive_memory_unchanged() {
     let (src, dst) = (filled(&mut p, A, 600), blank(&mut p, B, 100));
     let op = SendOp::WriteImm { remote_addr: dst.addr, rkey: dst.rkey(), imm: imm(1) };
     // The receive is taken at the last packet, the key is refused at the first (IBA §9.7.5).
-    assert_eq!(run(&mut p, op, &[src.all()]), no_receive(RemAccessErr, QpEvents::ACCESS_ERR));
+    assert_eq!(run(&mut p, op, &[src.all()]), receive_flushed(RemAccessErr, QpEvents::ACCESS_ERR));
 }

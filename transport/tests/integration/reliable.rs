@@ -79,7 +79,7 @@ fn reads_of_every_size_arrive_at_every_mtu() {
 }
 
 /// Returns the packets of both ends for `op` on `len` bytes.
-fn told(joins: bool, mtu: PathMtu, op: fn(Mr) -> SendOp, len: u32) -> Vec<(Peer, Header, usize)> {
+fn packets_of(joins: bool, mtu: PathMtu, op: fn(Mr) -> SendOp, len: u32) -> Vec<(Peer, Header, usize)> {
     let mut p = Pair::new(Setup { path_mtu: mtu, joins, flow_limit: Some(40_000), ..Setup::default() });
     let (here, there) = (filled(&mut p, A, 1 << 17), filled(&mut p, B, 1 << 17));
     recv(&mut p, B, 1, &[there.all()]);
@@ -97,15 +97,15 @@ fn joined_packets_equal_single_packets() {
         for packets in [2, 3, 4, 5, 16, 64, 100] {
             let len = packets * mtu.bytes();
             for (op, len) in ops.into_iter().flat_map(|op| [len - 1, len, len + 1].map(|len| (op, len))) {
-                assert_eq!(told(true, mtu, op, len), told(false, mtu, op, len), "{len} bytes at {mtu:?}");
+                assert_eq!(packets_of(true, mtu, op, len), packets_of(false, mtu, op, len), "{len} bytes at {mtu:?}");
             }
         }
     }
 }
 
-/// Returns the packets of a WRITE of 64 packets of which only the first `readable` bytes can be
-/// read.
-fn before_a_fault(joins: bool, readable: u32) -> Vec<Vec<u8>> {
+/// Returns the packets that leave for a WRITE of 64 packets, of which only the first `readable`
+/// bytes can be read.
+fn packets_before_fault(joins: bool, readable: u32) -> Vec<Vec<u8>> {
     let mut p = Pair::new(Setup::default());
     let (here, there) = (filled(&mut p, A, 1 << 14), blank(&mut p, B, 1 << 14));
     let (good, rest) = (here.sge(0, readable), here.sge(readable, (1 << 14) - readable));
@@ -121,9 +121,9 @@ fn before_a_fault(joins: bool, readable: u32) -> Vec<Vec<u8>> {
 #[test]
 fn source_fault_in_the_middle_sends_earlier_packets() {
     for packets in [2, 3, 30, 62] {
-        let sent = before_a_fault(true, packets * 256 + 7);
+        let sent = packets_before_fault(true, packets * 256 + 7);
         assert_eq!(sent.len(), packets as usize);
-        assert!(sent == before_a_fault(false, packets * 256 + 7), "{packets} packets");
+        assert!(sent == packets_before_fault(false, packets * 256 + 7), "{packets} packets");
     }
 }
 
@@ -199,7 +199,7 @@ fn zero_length_reads_and_writes_ignore_key_and_address() {
 }
 
 #[test]
-fn lists_may_be_cut_anywhere() {
+fn sge_lists_may_split_a_message_anywhere() {
     let mut p = Pair::new(Setup::default());
     let (src, dst) = (filled(&mut p, A, 2000), blank(&mut p, B, 2000));
     let from = [src.sge(0, 1), src.sge(1, 255), src.sge(256, 3), src.sge(259, 741)];
@@ -314,7 +314,7 @@ fn psns_wrap_in_both_directions() {
     let ok = [(1, WcStatus::Success), (2, WcStatus::Success)];
     assert_eq!(sends(&mut p, A), [ok, ok, ok].concat());
     assert_eq!(sends(&mut p, B), vec![(3, WcStatus::Success); 3]);
-    // Repeats a WRITE of four packets and a READ REQUEST that occupies four PSNs.
+    // Each round is a WRITE of four packets and a READ REQUEST that occupies four PSNs.
     assert_eq!(request_psns(&p, A), [0xff_fffe, 0xff_ffff, 0, 1, 2, 6, 7, 8, 9, 10, 14, 15, 16, 17, 18]);
     assert_eq!(request_psns(&p, B), [0xff_ffff, 0, 1, 2, 3, 4, 5, 6, 7]);
     p.assert_settled();
@@ -438,8 +438,8 @@ fn fence_waits_for_reads() {
         post_with(&mut p, A, 2, write_to(b), flags, &[a.sge(0, 100)]);
         p.run();
         assert_eq!(p.log.iter().filter(|l| l.from == A).count(), 2);
-        let of = |from: Peer, n: usize| p.log.iter().filter(|l| l.from == from).nth(n).expect("sent").at;
-        of(A, 1) > of(B, 0)
+        let sent_at = |from: Peer, n: usize| p.log.iter().filter(|l| l.from == from).nth(n).expect("sent").at;
+        sent_at(A, 1) > sent_at(B, 0)
     };
     assert!(!run(SendFlags::SIGNALED), "without a fence the WRITE does not wait");
     assert!(run(SendFlags::SIGNALED | SendFlags::FENCE), "with a fence it waits for the READ's data");
@@ -477,7 +477,7 @@ fn reads_and_atomics_fail_with_max_rd_atomic_0() {
 
 // clause: SRQ-ORDER, SRQ-LIMIT
 #[test]
-fn srq_is_fifo_and_raises_its_limit_once() {
+fn srq_is_fifo_and_raises_its_limit_event_once() {
     let mut p = Pair::new(Setup { srq: true, ..Setup::default() });
     let (src, dst) = (filled(&mut p, A, 600), blank(&mut p, B, 4000));
     for id in 0..4 {
@@ -526,9 +526,9 @@ fn lone_ack_leaves_before_requests() {
 #[test]
 fn lone_ack_set_last_lets_one_batch_go_first() {
     let is_ack = |kind: &Kind| matches!(kind, Kind::RcResponse(Response::Ack(_)));
-    for (batch, posted, place) in [(64, 0, 0), (64, 1, 1), (64, 5, 5), (4, 3, 3), (4, 4, 4), (4, 10, 4)] {
+    for (batch, posted, position) in [(64, 0, 0), (64, 1, 1), (64, 5, 5), (4, 3, 3), (4, 4, 4), (4, 10, 4)] {
         let kinds = order_at_b(batch, posted, true);
-        assert_eq!(kinds.iter().position(is_ack), Some(place), "{posted} requests in batches of {batch}");
+        assert_eq!(kinds.iter().position(is_ack), Some(position), "{posted} requests in batches of {batch}");
         assert_eq!(kinds.len() as u32, posted + 1);
     }
 }

@@ -10,7 +10,7 @@ use roxe_wire::{Kind, Packet, Psn, Response};
 use std::collections::BTreeMap;
 
 /// Returns a card that damages a byte of each request that it receives again.
-fn damages_repetitions() -> Tamper {
+fn damages_duplicates() -> Tamper {
     let mut newest: BTreeMap<usize, Psn> = BTreeMap::new();
     Box::new(move |end, bytes| {
         let Ok(Packet { header, payload, .. }) = Packet::parse(bytes) else { return };
@@ -28,7 +28,7 @@ fn damages_repetitions() -> Tamper {
 }
 
 fn break_card(world: &mut World<Rng>) {
-    world.tamper = Some(damages_repetitions());
+    world.tamper = Some(damages_duplicates());
 }
 
 /// A case whose seed makes the first repeated packet one after a loss, not one after an RNR NAK.
@@ -92,11 +92,11 @@ fn every_promise_is_checked() {
     let refused = broken(|world| world.tamper = Some(rewrites_acks(|bytes| bytes[12] = 0x63)));
     assert_eq!(refused.promise, Promise::Completions, "{refused}");
     // The syndrome means "receiver not ready", and it never changes.
-    let never = broken(|world| world.tamper = Some(rewrites_acks(|bytes| bytes[12] = 0x21)));
-    assert_eq!(never.promise, Promise::Progress, "{never}");
+    let rnr = broken(|world| world.tamper = Some(rewrites_acks(|bytes| bytes[12] = 0x21)));
+    assert_eq!(rnr.promise, Promise::Progress, "{rnr}");
     let credit = broken(|world| world.ends[1].host.flow.reserved = 1);
     assert!(matches!(credit.promise, Promise::Credit | Promise::NoPanic), "{credit}");
-    // A packet to an unknown QP causes no response, and its retry is the same packet.
+    // All packets of A are lost, so its retries run out.
     let lost = broken(|world| world.wire.set_rule(roxe_sim::Peer::A, Box::new(|_, _| Some(roxe_sim::wire::LOST))));
     assert_eq!(lost.promise, Promise::Completions, "{lost}");
 }

@@ -54,10 +54,10 @@ fn mishaps_break_no_promise() {
 
 /// Returns the report of runs in which packets overtake each other and receives are posted late,
 /// but no packet is lost.
-fn overtaking_runs(service: &str, words: &str, rules: &str) -> Result<Report, String> {
+fn overtaking_runs(service: &str, options: &str, rules: &str) -> Result<Report, String> {
     let mut total = Report::default();
     for seed in 0..RUNS {
-        let text = format!("service={service} messages=30 max_len=5000 seed={seed} {words}\n{rules}");
+        let text = format!("service={service} messages=30 max_len=5000 seed={seed} {options}\n{rules}");
         let case: Case = text.parse()?;
         total.add(&case.play(&|_| {}).map_err(|failure| format!("{}\n{case}", failure.broken))?);
     }

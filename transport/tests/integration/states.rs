@@ -5,7 +5,7 @@ use roxe_sim::rng::Rng;
 use roxe_transport::qp::{QpEvents, Service};
 use roxe_transport::wr::WcStatus::*;
 
-/// Sets only `state` of A, with `en_sqd_async_notify` as given.
+/// Requests SQD for A, with `en_sqd_async_notify` as given.
 fn drain(pair: &mut Pair, notify: bool) {
     let end = pair.end(A);
     let attr = QpAttr { state: QpState::Sqd, en_sqd_async_notify: notify, ..*end.qp.attr() };
@@ -40,8 +40,8 @@ fn posts_are_checked_at_their_limits() {
     let mr = blank(&mut p, A, 64);
     let five = [mr.sge(0, 1); 5];
     assert_eq!(try_post(&mut p, A, 1, SendOp::Send, SendFlags::SIGNALED, &five[..4]), Ok(()));
-    let long = try_post(&mut p, A, 1, SendOp::Send, SendFlags::SIGNALED, &five);
-    assert_eq!(long, Err(PostError::TooManySges));
+    let too_many = try_post(&mut p, A, 1, SendOp::Send, SendFlags::SIGNALED, &five);
+    assert_eq!(too_many, Err(PostError::TooManySges));
     assert_eq!(p.post_recv(A, &RecvRequest { wr_id: 0, sges: &five[..4] }), Ok(()));
     assert_eq!(p.post_recv(A, &RecvRequest { wr_id: 0, sges: &five }), Err(PostError::TooManySges));
     for id in 1..64 {
@@ -59,8 +59,8 @@ fn message_of_2_31_bytes_is_the_longest() {
         let mut p = Pair::new(Setup::of(service));
         let mr = blank(&mut p, A, 64);
         let sge = |length| Sge { length, ..mr.all() };
-        let at_most = try_post(&mut p, A, 1, SendOp::Send, SendFlags::SIGNALED, &[sge(1 << 31)]);
-        assert_eq!(at_most, Ok(()));
+        let longest = try_post(&mut p, A, 1, SendOp::Send, SendFlags::SIGNALED, &[sge(1 << 31)]);
+        assert_eq!(longest, Ok(()));
         for list in [&[sge((1 << 31) + 1)][..], &[sge(1 << 31), sge(1)], &[sge(u32::MAX), sge(u32::MAX)]] {
             let posted = try_post(&mut p, A, 2, SendOp::Send, SendFlags::SIGNALED, list);
             assert_eq!(posted, Err(PostError::BadLength));
@@ -70,7 +70,7 @@ fn message_of_2_31_bytes_is_the_longest() {
 
 // clause: SEND-OPERATIONS
 #[test]
-fn operations_follow_the_service() {
+fn operations_of_other_services_are_refused() {
     let mut p = Pair::new(Setup::of(Service::Uc));
     let (a, b) = (blank(&mut p, A, 8), blank(&mut p, B, 8));
     for op in [read_from(b), add_to(b, 1), SendOp::SendInvalidate(b.rkey())] {
@@ -80,9 +80,9 @@ fn operations_follow_the_service() {
     for op in [read_from(b), add_to(b, 1), write_to(b), SendOp::SendInvalidate(b.rkey())] {
         assert_eq!(try_post(&mut p, A, 1, op, SendFlags::SIGNALED, &[a.all()]), Err(PostError::BadOpcode), "{op:?}");
     }
-    let nowhere =
+    let no_destination =
         SendRequest { wr_id: 1, op: SendOp::Send, flags: SendFlags::SIGNALED, data: SendData::Sges(&[]), ud: None };
-    assert_eq!(p.post_send(A, &nowhere), Err(PostError::MissingDestination));
+    assert_eq!(p.post_send(A, &no_destination), Err(PostError::MissingDestination));
 }
 
 // clause: SEND-ATOMIC-LENGTH, WC-ORDER
@@ -90,11 +90,11 @@ fn operations_follow_the_service() {
 fn atomic_with_wrong_list_length_fails_in_order() {
     let lists: &[&[u32]] = &[&[], &[0], &[4], &[7], &[4, 3], &[9], &[16], &[8, 8], &[4, 4, 4], &[8, 0, 1]];
     for lens in lists {
-        for swaps in [false, true] {
+        for is_swap in [false, true] {
             let mut p = Pair::new(Setup::default());
             let (a, b) = (blank(&mut p, A, 64), blank(&mut p, B, 8));
             let op = match add_to(b, 1) {
-                SendOp::FetchAdd { remote_addr, rkey, .. } if swaps => {
+                SendOp::FetchAdd { remote_addr, rkey, .. } if is_swap => {
                     SendOp::CompareSwap { remote_addr, rkey, compare: 0, swap: 1 }
                 }
                 add => add,

@@ -13,7 +13,7 @@ fn hex(text: &str) -> Vec<u8> {
     digits.chunks(2).map(byte).collect()
 }
 
-/// Headers and payload as `header.emit` and `icrc::seal` write them.
+/// Returns a packet as `header.emit` and `icrc::seal` write it.
 fn emit(net: &NetHeader, header: &Header, payload: &[u8]) -> Vec<u8> {
     let covered = header.padded_len(payload.len());
     let mut bytes = vec![0xee; covered + icrc::LEN];
@@ -75,7 +75,7 @@ fn uc_send_over_ipv6_parses() {
     );
 }
 
-/// RoCEv1 packets are the same after another network header.
+/// RoCEv1 packets have the same headers from the BTH on, after another network header.
 #[test]
 fn packets_of_a_roce_v1_capture_parse() {
     for (packet, line) in [

@@ -237,13 +237,13 @@ fn hold() -> impl Strategy<Value = Hold> {
 }
 
 fn actions() -> impl Strategy<Value = Action> {
-    let never = Hold::exactly(Duration::ZERO);
+    let no_hold = Hold::exactly(Duration::ZERO);
     let part = prop_oneof![Just(Part::Payload), Just(Part::Header), Just(Part::Icrc)];
     prop_oneof![
         Just(Action::Drop),
         Just(Action::Ecn),
         Just(Action::Rnr),
-        (1u8..=16, prop_oneof![Just(never), hold()]).prop_map(|(copies, after)| Action::Duplicate { copies, after }),
+        (1u8..=16, prop_oneof![Just(no_hold), hold()]).prop_map(|(copies, after)| Action::Duplicate { copies, after }),
         hold().prop_map(Action::Delay),
         hold().prop_map(|hold| Action::Reorder(hold.max)),
         part.prop_map(Action::Corrupt),
