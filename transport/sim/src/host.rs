@@ -257,7 +257,7 @@ impl FlowControl for SimHost {
 
     fn reserve(&mut self, _av: &Av, _qpn: Qpn, bytes: u32, own: u32) -> bool {
         let flow = &mut self.flow;
-        assert!(!flow.releases || own == flow.reserved, "QP claims {own} bytes under way, reserved {}", flow.reserved);
+        assert!(!flow.releases || own == flow.reserved, "QP claims {own} bytes in flight, reserved {}", flow.reserved);
         let fits = flow.try_reserve(bytes, if own == 0 { u32::MAX } else { 0 });
         flow.refused |= !fits;
         fits

@@ -405,8 +405,8 @@ impl<C: Choices> Side<C> {
         let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let everything = Access::LOCAL_WRITE | remote | Access::FLUSH_GLOBAL | Access::MW_BIND;
         let used = u32::from(active);
-        let source = memory.register(used * 4 * room(work.max_len), Access::REMOTE_READ);
-        let shared = memory.register(used * 2 * room(work.max_len), everything);
+        let source = memory.register(used * 4 * region_unit(work.max_len), Access::REMOTE_READ);
+        let shared = memory.register(used * 2 * region_unit(work.max_len), everything);
         let sink = memory.register(used * slots * slot_size(work.max_len), Access::LOCAL_WRITE);
         Self {
             active,
@@ -608,7 +608,7 @@ impl<C: Choices> Scenario<C> {
 const GUARD: u32 = 16;
 
 /// Returns the unit of the region sizes in bytes, larger than the longest message.
-fn room(max_len: u32) -> u32 {
+fn region_unit(max_len: u32) -> u32 {
     (max_len + 1).next_multiple_of(1024)
 }
 

@@ -164,7 +164,7 @@ impl Connection {
         }
     }
 
-    /// Abandons our own proposal, if any.
+    /// Abandons the local proposal, if any.
     fn give_up_alternate(&mut self, out: &mut Outbox) {
         if matches!(self.loading, Loading::LapSent { .. }) {
             self.timer.stop();

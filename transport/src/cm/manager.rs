@@ -303,7 +303,7 @@ impl Cm {
 
     /// Handles expired timers, if any.
     pub fn handle_timeout(&mut self, now: Instant) {
-        while let Some(id) = self.table.due(now) {
+        while let Some(id) = self.table.due_connection(now) {
             self.act_on_timer(now, id);
         }
         self.sidr.handle_timeout(now, &mut self.out);
@@ -311,7 +311,7 @@ impl Cm {
 
     pub(super) fn act_on_timer(&mut self, now: Instant, id: CommId) {
         let Self { table, listeners, settings, out, closed, .. } = self;
-        table.get(id).into_iter().for_each(|conn| closed.note(now, conn));
+        table.get(id).into_iter().for_each(|conn| closed.keep_if_ended(now, conn));
         let is_flooded = table.is_flooded();
         table.with(id, listeners, |conn| conn.on_timeout(now, settings, is_flooded, out));
     }

@@ -147,7 +147,7 @@ impl Table {
         self.due.first().map(|(due, _)| *due)
     }
 
-    pub(super) fn due(&self, now: Instant) -> Option<CommId> {
+    pub(super) fn due_connection(&self, now: Instant) -> Option<CommId> {
         self.due.first().filter(|(due, _)| *due <= now).map(|(_, id)| *id)
     }
 }
@@ -182,7 +182,7 @@ pub(super) struct ClosedConnections(VecDeque<Closed>);
 impl ClosedConnections {
     /// Keeps a connection whose timer is due, if that ends it and the peer had sent a DREQ.
     // clause: CM-PARTING
-    pub(super) fn note(&mut self, now: Instant, conn: &Connection) {
+    pub(super) fn keep_if_ended(&mut self, now: Instant, conn: &Connection) {
         if conn.state != State::TimeWait || !conn.ended_by_peer() {
             return;
         }

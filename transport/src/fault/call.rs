@@ -528,7 +528,7 @@ impl CallRule {
         };
         is_about
             && self.at.is_none_or(|window| window.contains(done.at))
-            && self.qp.is_none_or(|qp| qp.is(done.qpn, done.ordinal))
+            && self.qp.is_none_or(|qp| qp.selects(done.qpn, done.ordinal))
             && self.ops.is_none_or(|ops| ops.contains(done.opcode))
             && self.wr_id.as_ref().is_none_or(|ids| ids.contains(done.wr_id))
     }

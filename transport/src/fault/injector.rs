@@ -42,7 +42,7 @@ impl Flow {
         match header.kind {
             Kind::Cnp => None,
             Kind::RcResponse(_) | Kind::XrcResponse(_) => {
-                self.streams[seen.dir.other() as usize].messages.as_ref()?.find(header.bth.psn, self.mtu)
+                self.streams[seen.dir.other() as usize].messages.as_ref()?.message_of(header.bth.psn, self.mtu)
             }
             _ => self.streams[seen.dir as usize].messages.as_mut()?.of_request(header, self.mtu),
         }
@@ -280,7 +280,7 @@ impl Messages {
         let (next, exact) = self.expected(mtu);
         let is_uc = matches!(header.kind, Kind::UcRequest(_));
         if self.count > 0 && psn.is_before(next) {
-            return self.find(psn, mtu);
+            return self.message_of(psn, mtu);
         }
         if self.count > 0 && psn != next && exact && !is_uc {
             return None;
@@ -295,7 +295,7 @@ impl Messages {
     }
 
     /// Returns the number of the message with this PSN, if known.
-    pub(super) fn find(&self, psn: Psn, mtu: Option<PathMtu>) -> Option<u64> {
+    pub(super) fn message_of(&self, psn: Psn, mtu: Option<PathMtu>) -> Option<u64> {
         let (next, exact) = self.expected(mtu);
         if exact && !psn.is_before(next) {
             return None;

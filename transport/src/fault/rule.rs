@@ -144,7 +144,7 @@ pub enum QpSelector {
 
 impl QpSelector {
     /// Returns true for the queue pair `qpn` that was created as number `ordinal`.
-    pub(super) fn is(self, qpn: Qpn, ordinal: u32) -> bool {
+    pub(super) fn selects(self, qpn: Qpn, ordinal: u32) -> bool {
         match self {
             Self::Number(number) => number == qpn,
             Self::Ordinal(number) => number == ordinal,
@@ -192,7 +192,7 @@ impl Rule {
     /// Returns true if the fields that need no counting match this packet of message number `msg`.
     pub(super) fn is_for(&self, seen: &Seen<'_>, msg: Option<u64>) -> bool {
         self.dir.is_none_or(|dir| dir == seen.dir)
-            && self.qp.is_none_or(|qp| qp.is(seen.qpn, seen.ordinal))
+            && self.qp.is_none_or(|qp| qp.selects(seen.qpn, seen.ordinal))
             && self.services.is_none_or(|services| services.contains(&seen.packet.header.kind))
             && self.ops.is_none_or(|ops| ops.contains(seen.packet))
             && self.peer.is_none_or(|peer| peer == seen.peer)

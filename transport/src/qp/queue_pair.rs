@@ -436,7 +436,7 @@ impl Qp {
         if counts.is_empty() { None } else { Some(core::mem::take(counts)) }
     }
 
-    /// Handles an ECN mark. Only data of the connected peer counts: a stranger must not make this
+    /// Handles an ECN mark. Only data of the connected peer counts: another host must not make this
     /// QP send, and the reaction of cards to marked acknowledgements is unknown.
     #[cold]
     fn note_mark(&mut self, now: Instant, net: &NetHeader, header: &Header) {

@@ -116,7 +116,7 @@ impl Refusal {
     }
 
     /// Returns the reaction of an unreliable responder: it drops the packet silently; only a fault
-    /// of our own application ends the QP (IBA §9.8.3).
+    /// of the local application ends the QP (IBA §9.8.3).
     // clause: UC-LOST
     const fn unreliable(self) -> Reaction {
         use DropReason as D;

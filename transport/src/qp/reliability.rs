@@ -92,7 +92,7 @@ impl Retry {
     }
 
     /// Uses up a retry after an explicit or implied NAK. Returns `Ok(false)` if a retransmission
-    /// for that loss is already under way.
+    /// for that loss is already in progress.
     pub(crate) fn on_loss(&mut self) -> Result<bool, Exhausted> {
         // clause: NAK-ONCE
         if self.went_back {
@@ -142,7 +142,7 @@ impl Retry {
         self.timer.map(|(_, at)| at)
     }
 
-    pub(crate) fn due(&self, now: Instant) -> Option<Timer> {
+    pub(crate) fn expired_timer(&self, now: Instant) -> Option<Timer> {
         self.timer.filter(|(_, at)| *at <= now).map(|(timer, _)| timer)
     }
 }

@@ -233,7 +233,7 @@ impl Replies {
 
     /// Appends MIDDLE responses to the one that was just sent, if the batch joins packets.
     fn join<H: Host, T: TxBatch>(&mut self, sh: &Shared, host: &mut H, tx: &mut T) {
-        let (Some(Due::Read(job)), mtu) = (self.ring.due(), sh.attr.path_mtu.bytes()) else { return };
+        let (Some(Due::Read(job)), mtu) = (self.ring.next_due(), sh.attr.path_mtu.bytes()) else { return };
         let before_last = job.left.saturating_sub(1) / mtu;
         if before_last == 0 {
             return;
@@ -261,7 +261,7 @@ impl Replies {
         if let Some(bounded) = self.bounded.filter(is_turn) {
             return Some(Reply::Bounded(bounded.psn));
         }
-        if let Some(due) = self.ring.due() {
+        if let Some(due) = self.ring.next_due() {
             return Some(Reply::Answer(due));
         }
         self.nak.map(Reply::Nak).or_else(|| self.ack.then(|| Reply::acknowledge(e_psn)))
@@ -565,7 +565,7 @@ impl ReplayRing {
         }
     }
 
-    pub(crate) fn due(&self) -> Option<Due> {
+    pub(crate) fn next_due(&self) -> Option<Due> {
         let entry = self.entry(self.cursor).filter(|_| self.is_due())?;
         if entry.ack_before {
             return Some(Due::AckBefore(entry.psn.sub(1)));

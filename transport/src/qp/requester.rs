@@ -43,7 +43,7 @@ pub(crate) struct Cursor {
 impl Cursor {
     /// Advances by `span` PSNs, and `sent` with it unless this is a retransmission.
     #[inline]
-    pub(super) fn step(&mut self, span: u32, sent: &mut Psn) {
+    pub(super) fn advance(&mut self, span: u32, sent: &mut Psn) {
         self.psn = self.psn.add(span);
         self.packet += span;
         if self.psn.is_after(*sent) {
@@ -241,7 +241,7 @@ impl Requester {
             && self.cursor.psn.distance(self.una_psn) < self.window
     }
 
-    pub(crate) fn note(&self, sh: &Shared, wqe: &SendWqe) -> PacketNote {
+    pub(crate) fn packet_note(&self, sh: &Shared, wqe: &SendWqe) -> PacketNote {
         PacketNote { qpn: sh.config.qpn, wr_id: Some(wqe.wr_id), reason: self.tx_reason() }
     }
 
@@ -267,7 +267,7 @@ impl Requester {
         if self.cursor.wqe == self.first_unstarted {
             self.first_unstarted = self.first_unstarted.wrapping_add(1);
         }
-        self.cursor.step(span, &mut self.sent_psn);
+        self.cursor.advance(span, &mut self.sent_psn);
         if self.cursor.packet >= wqe.packets {
             self.cursor.wqe = self.cursor.wqe.wrapping_add(1);
             self.cursor.packet = 0;
@@ -297,7 +297,7 @@ impl Requester {
     }
 
     pub(crate) fn handle_timeout<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
-        match self.retry.due(host.now()) {
+        match self.retry.expired_timer(host.now()) {
             None => {}
             Some(Timer::Rnr) => self.retry.on_rnr_timeout(),
             Some(Timer::Ack) => {
@@ -416,7 +416,7 @@ impl Requester {
             av: &sh.path,
             header: self.header(sh, wqe, &packet),
             payload: self.sq.payload(self.cursor.wqe, wqe),
-            note: self.note(sh, wqe),
+            note: self.packet_note(sh, wqe),
         };
         let fits_same_send = |count| tx.fits_same_send(tx_packet.header.padded_len(packet.len as usize), count);
         let room =
@@ -456,7 +456,7 @@ impl Requester {
         let Some(mut packet) = Outgoing::of(wqe, index, mtu) else { return sent };
         let (header, payload) = (self.header(sh, wqe, &packet), self.sq.payload(at, wqe));
         let Some(form) = header.form(packet.len as usize) else { return sent };
-        let mut tx_packet = TxPacket { av: &sh.path, header, payload, note: self.note(sh, wqe) };
+        let mut tx_packet = TxPacket { av: &sh.path, header, payload, note: self.packet_note(sh, wqe) };
         let (cost, mut joins) = (packet.cost::<H>(), false);
         while let Some(next) = packet.next_len
             // clause: PSN-OUTSTANDING
@@ -496,7 +496,7 @@ impl Requester {
             let count = joined.max(1);
             self.in_flight.on_sent(count * cost);
             self.ack_pacing.add(count, count * cost, asks_ack);
-            self.cursor.step(count, &mut self.sent_psn);
+            self.cursor.advance(count, &mut self.sent_psn);
             packet.advance(wqe, self.cursor.packet, mtu);
         }
         sent

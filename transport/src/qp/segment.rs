@@ -8,7 +8,7 @@ use roxe_wire::opcode::Position;
 use roxe_wire::{AtomicEth, Form, Header, Ieth, PathMtu, Request, Reth, SendTail};
 
 /// Limits of one READ REQUEST, in response packets and bytes. A longer READ is a sequence of
-/// requests, so that the responses never overrun the receive buffer of our own socket.
+/// requests, so that the responses never overrun the receive buffer of the local socket.
 const READ_CHUNK_PACKETS: u32 = 64;
 const READ_CHUNK_BYTES: u32 = 128 << 10;
 

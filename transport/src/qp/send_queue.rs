@@ -95,7 +95,7 @@ impl<T: Copy> SideArray<T> {
         Self { items: Vec::new(), width }
     }
 
-    fn put(&mut self, slot: usize, values: &[T], filler: T) {
+    fn write_slot(&mut self, slot: usize, values: &[T], filler: T) {
         if values.is_empty() {
             return;
         }
@@ -235,20 +235,23 @@ impl SendQueue {
         let slot = self.next_slot();
         let (flags, num_sge) = match req.data {
             SendData::Sges(sges) => {
-                self.sges.put(slot, sges, Sge::default());
+                self.sges.write_slot(slot, sges, Sge::default());
                 (req.flags - SendFlags::INLINE, u32::try_from(sges.len()).unwrap_or(u32::MAX))
             }
             // clause: SEND-INLINE
             SendData::Inline(bytes) => {
-                self.inline.put(slot, bytes, 0);
+                self.inline.write_slot(slot, bytes, 0);
                 (req.flags | SendFlags::INLINE, 0)
             }
         };
         if let Some(dest) = req.ud.filter(|_| self.dests.width > 0) {
-            self.dests.put(slot, &[dest], dest);
+            self.dests.write_slot(slot, &[dest], dest);
         }
-        self.fill(slot, SendWqe { num_sge, srqn, ..SendWqe::new(req.wr_id, req.op, flags, length, Origin::Program) });
-        self.depth.note(self.tail.wrapping_sub(self.head));
+        self.write_wqe(
+            slot,
+            SendWqe { num_sge, srqn, ..SendWqe::new(req.wr_id, req.op, flags, length, Origin::Program) },
+        );
+        self.depth.record(self.tail.wrapping_sub(self.head));
         Ok(())
     }
 
@@ -256,12 +259,12 @@ impl SendQueue {
     pub(crate) fn push_rendezvous(&mut self, rendezvous: &Rendezvous, sges: &[Sge]) {
         let Rendezvous { wr_id, va, rkey, len, solicited, ref fin } = *rendezvous;
         let slot = self.next_slot();
-        self.sges.put(slot, sges, Sge::default());
-        self.inline.put(slot, &fin.to_bytes(), 0);
+        self.sges.write_slot(slot, sges, Sge::default());
+        self.inline.write_slot(slot, &fin.to_bytes(), 0);
         let op = SendOp::Read { remote_addr: va, rkey };
         let flags = if solicited { SendFlags::SOLICITED } else { SendFlags::empty() };
         let num_sge = u32::try_from(sges.len()).unwrap_or(u32::MAX);
-        self.fill(slot, SendWqe { num_sge, ..SendWqe::new(wr_id, op, flags, len, Origin::Rendezvous) });
+        self.write_wqe(slot, SendWqe { num_sge, ..SendWqe::new(wr_id, op, flags, len, Origin::Rendezvous) });
         self.internal += 1;
     }
 
@@ -272,13 +275,13 @@ impl SendQueue {
             self.inline.get(self.slot(self.head), Tmh::LEN).first_chunk().copied().unwrap_or_default();
         self.pop();
         let slot = self.next_slot();
-        self.inline.put(slot, &fin, 0);
+        self.inline.write_slot(slot, &fin, 0);
         let wqe = SendWqe::new(read.wr_id, SendOp::Send, SendFlags::INLINE, Tmh::LEN as u32, Origin::Fin);
-        self.fill(slot, wqe);
+        self.write_wqe(slot, wqe);
         self.internal += 1;
     }
 
-    fn fill(&mut self, slot: usize, wqe: SendWqe) {
+    fn write_wqe(&mut self, slot: usize, wqe: SendWqe) {
         // A slot exists from the second lap on; in the first lap it is appended.
         match self.slots.get_mut(slot) {
             Some(old) => *old = wqe,
@@ -373,7 +376,7 @@ pub(crate) struct Depth {
 impl Depth {
     /// Records the queue length after a post.
     #[inline]
-    pub(crate) fn note(&mut self, count: u32) {
+    pub(crate) fn record(&mut self, count: u32) {
         if count == 1 {
             self.deep_times = if self.max >= DEEP { SHALLOW_TIMES } else { self.deep_times.saturating_sub(1) };
             self.max = 0;

@@ -489,7 +489,7 @@ reasons! {
     GhostResponse => "ghost_response",
     /// A response to a request that has completed.
     DuplicateResponse => "duplicate_response",
-    /// A response that reports a loss for which a retransmission is already under way.
+    /// A response that reports a loss for which a retransmission is already in progress.
     AwaitingRetry => "awaiting_retry",
     /// An acknowledgement with a reserved syndrome.
     ReservedSyndrome => "reserved_syndrome",

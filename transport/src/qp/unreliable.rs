@@ -41,7 +41,7 @@ impl Requester {
         // clause: BTH-MIGRATED, UC-SILENT
         let bth = Bth { solicited: packet.solicited, mig_req: sh.mig_req(), ..Bth::new(qpn, self.cursor.psn) };
         let Some(wqe) = self.sq.get(self.cursor.wqe) else { return Step::Stop };
-        let (payload, note) = (self.sq.payload(self.cursor.wqe, wqe), self.note(sh, wqe));
+        let (payload, note) = (self.sq.payload(self.cursor.wqe, wqe), self.packet_note(sh, wqe));
         match (TxPacket { av: &av, header: Header { bth, kind }, payload, note }).put(host, tx, &packet) {
             Put::Done => {}
             Put::Full => return Step::BatchFull,

@@ -29,24 +29,24 @@ pub fn fill(frame: &mut [u8]) {
     let Some(ip) = ip_of(frame) else { return };
     if ip.is_v4 {
         let place = ip.start + IPV4_CHECKSUM..ip.start + IPV4_CHECKSUM + 2;
-        put(frame, place.clone(), 0);
+        write_sum(frame, place.clone(), 0);
         let sum = header_sum(frame, &ip).unwrap_or_default();
-        put(frame, place, sum);
+        write_sum(frame, place, sum);
     }
     let Some(segment) = Segment::of(frame, &ip) else { return };
-    put(frame, segment.checksum.clone(), 0);
+    write_sum(frame, segment.checksum.clone(), 0);
     let sum = segment.sum(frame, &ip);
     // 0 means no checksum; all ones are the same number in one's complement.
-    put(frame, segment.checksum.clone(), if sum == 0 && segment.protocol == UDP { 0xffff } else { sum });
+    write_sum(frame, segment.checksum.clone(), if sum == 0 && segment.protocol == UDP { 0xffff } else { sum });
 }
 
 fn ip_of(frame: &[u8]) -> Option<Ip> {
     Layout::of(frame)?.ip
 }
 
-fn put(frame: &mut [u8], place: Range<usize>, sum: u16) {
-    if let Some(room) = frame.get_mut(place) {
-        room.copy_from_slice(&sum.to_be_bytes());
+fn write_sum(frame: &mut [u8], range: Range<usize>, sum: u16) {
+    if let Some(field) = frame.get_mut(range) {
+        field.copy_from_slice(&sum.to_be_bytes());
     }
 }
 

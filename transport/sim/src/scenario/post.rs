@@ -91,7 +91,7 @@ impl<C: Choices> Scenario<C> {
         if self.world.ends[id].setup.service == Service::Ud {
             len = len.min(self.world.ends[id].setup.path_mtu.bytes());
         }
-        let source = self.sides[id].what.below(4 * room(self.work.max_len) - len);
+        let source = self.sides[id].what.below(4 * region_unit(self.work.max_len) - len);
         let imm = (write || self.sides[id].what.chance(500))
             .then(|| ImmDt(self.sides[id].what.below(u32::MAX).to_be_bytes()));
         let op = match (imm, write) {
@@ -109,7 +109,7 @@ impl<C: Choices> Scenario<C> {
 
     fn post_write(&mut self, id: usize) -> Result<(), Broken> {
         let len = self.length(id);
-        let source = self.sides[id].what.below(4 * room(self.work.max_len) - len);
+        let source = self.sides[id].what.below(4 * region_unit(self.work.max_len) - len);
         let (remote_addr, rkey) = self.change_shared(id, source, len);
         self.post_from_source(id, SendOp::Write { remote_addr, rkey }, source, len)
     }
@@ -119,7 +119,7 @@ impl<C: Choices> Scenario<C> {
         if !self.world.ends[id].setup.service.is_reliable() {
             return self.claim_uc_target(id, source, len);
         }
-        let target = self.sides[id].what.below(2 * room(self.work.max_len) - len);
+        let target = self.sides[id].what.below(2 * region_unit(self.work.max_len) - len);
         let data = range(self.world.ends[id].host.memory.bytes(self.sides[id].source), source, len).to_vec();
         let rkey = self.shared_key(id);
         let peer = &mut self.sides[id ^ 1];
@@ -145,8 +145,8 @@ impl<C: Choices> Scenario<C> {
     }
 
     fn post_uc_write(&mut self, id: usize, imm: bool) -> Result<(), Broken> {
-        if self.sides[id].uc_write_next + self.work.max_len > 2 * room(self.work.max_len) || imm {
-            let fits = self.sides[id].uc_write_next + self.work.max_len <= 2 * room(self.work.max_len);
+        if self.sides[id].uc_write_next + self.work.max_len > 2 * region_unit(self.work.max_len) || imm {
+            let fits = self.sides[id].uc_write_next + self.work.max_len <= 2 * region_unit(self.work.max_len);
             return self.post_message(id, imm && fits);
         }
         self.post_write(id)
@@ -180,12 +180,12 @@ impl<C: Choices> Scenario<C> {
         let modelled = self.sides[id].what.chance(400);
         let (remote_addr, rkey, data) = if modelled {
             self.sides[id].read_pending = true;
-            let at = self.sides[id].what.below(2 * room(self.work.max_len) - len);
+            let at = self.sides[id].what.below(2 * region_unit(self.work.max_len) - len);
             let rkey = self.shared_key(id);
             let peer = &self.sides[peer];
             (peer.shared.addr + u64::from(at), rkey, range(&peer.model, at, len).to_vec())
         } else {
-            let at = self.sides[id].what.below(4 * room(self.work.max_len) - len);
+            let at = self.sides[id].what.below(4 * region_unit(self.work.max_len) - len);
             let mr = self.sides[peer].source;
             let bytes = self.world.ends[peer].host.memory.bytes(mr);
             (mr.addr + u64::from(at), mr.rkey(), range(bytes, at, len).to_vec())
@@ -194,7 +194,7 @@ impl<C: Choices> Scenario<C> {
     }
 
     fn post_atomic(&mut self, id: usize) -> Result<(), Broken> {
-        let at = self.sides[id].what.below(room(self.work.max_len) / 4) * 8;
+        let at = self.sides[id].what.below(region_unit(self.work.max_len) / 4) * 8;
         let operand = u64::from(self.sides[id].what.below(u32::MAX)) << 13;
         let kind = self.sides[id].what.below(3);
         let rkey = self.shared_key(id);
@@ -214,8 +214,8 @@ impl<C: Choices> Scenario<C> {
 
     /// Posts an ATOMIC WRITE to a word of the peer's shared region.
     fn post_atomic_write(&mut self, id: usize) -> Result<(), Broken> {
-        let at = self.sides[id].what.below(room(self.work.max_len) / 4) * 8;
-        let source = self.sides[id].what.below(4 * room(self.work.max_len) - 8);
+        let at = self.sides[id].what.below(region_unit(self.work.max_len) / 4) * 8;
+        let source = self.sides[id].what.below(4 * region_unit(self.work.max_len) - 8);
         let data = range(self.world.ends[id].host.memory.bytes(self.sides[id].source), source, 8).to_vec();
         let rkey = self.shared_key(id);
         let peer = &mut self.sides[id ^ 1];
@@ -226,8 +226,8 @@ impl<C: Choices> Scenario<C> {
 
     /// Posts a FLUSH of a part of the peer's shared region, or of the whole.
     fn post_flush(&mut self, id: usize) -> Result<(), Broken> {
-        let at = self.sides[id].what.below(2 * room(self.work.max_len));
-        let length = self.sides[id].what.below(2 * room(self.work.max_len) - at + 1);
+        let at = self.sides[id].what.below(2 * region_unit(self.work.max_len));
+        let length = self.sides[id].what.below(2 * region_unit(self.work.max_len) - at + 1);
         let selectivity = self.sides[id].what.pick(&[Selectivity::Range, Selectivity::Region]);
         let shared = self.sides[id ^ 1].shared;
         let feth = Feth { selectivity, placement: Placement::GLOBAL_VISIBILITY };

@@ -155,7 +155,7 @@ impl Congestion {
             return;
         };
         let burst = limit.map_or(BURST, |limit| if rate.is_some() { limit.burst.min(BURST) } else { limit.burst });
-        self.pacer.get_or_insert_with(|| Pacer::new(now)).set(speed, burst);
+        self.pacer.get_or_insert_with(|| Pacer::new(now)).set_rate(speed, burst);
     }
 
     /// Returns true if a packet may leave now. If not, call again at `pause`.
@@ -247,7 +247,7 @@ impl Pacer {
         Self { speed: 1, burst: BURST, free_at: now }
     }
 
-    fn set(&mut self, speed: u64, burst: u64) {
+    fn set_rate(&mut self, speed: u64, burst: u64) {
         (self.speed, self.burst) = (speed.max(1), burst.min(MAX_BURST));
     }
 

@@ -76,7 +76,7 @@ impl Requester {
         if !(frame::ETH_LEN..=sh.config.port_mtu as usize).contains(&(len as usize)) {
             return self.stop_with(sh, host, WcStatus::LocLenErr);
         }
-        let (payload, note) = (self.sq.payload(self.cursor.wqe, wqe), self.note(sh, wqe));
+        let (payload, note) = (self.sq.payload(self.cursor.wqe, wqe), self.packet_note(sh, wqe));
         let Some(frame) = tx.frame(len as usize, &note) else { return Step::BatchFull };
         if !payload.read(host, 0, TxRoom::Own(frame)) {
             tx.retract();

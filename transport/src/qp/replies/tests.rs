@@ -27,7 +27,7 @@ fn ring(limit: usize, entries: &[Entry]) -> ReplayRing {
 /// Sends up to `n` packets and returns their PSNs.
 fn send(ring: &mut ReplayRing, n: usize) -> Vec<u32> {
     let next = || {
-        let due = ring.due()?;
+        let due = ring.next_due()?;
         ring.sent(due, MTU);
         Some(match due {
             Due::AckBefore(psn) | Due::Once { psn, .. } => psn.get(),
@@ -53,10 +53,10 @@ fn replay(ring: &mut ReplayRing, psn: u32) {
 #[test]
 fn responses_leave_in_order_with_consecutive_addresses() {
     let mut ring = ring(4, &[read(5, 3), atomic(8)]);
-    let Some(Due::Read(job)) = ring.due() else { panic!("a READ is due") };
+    let Some(Due::Read(job)) = ring.next_due() else { panic!("a READ is due") };
     assert_eq!((job.psn, job.va, job.left, job.first, job.is_replay), (Psn::new(5), 5 << 16, 768, true, false));
     assert_eq!(send(&mut ring, 1), [5]);
-    let Some(Due::Read(job)) = ring.due() else { panic!("a READ is due") };
+    let Some(Due::Read(job)) = ring.next_due() else { panic!("a READ is due") };
     assert_eq!((job.psn, job.va, job.left, job.first), (Psn::new(6), (5 << 16) + 256, 512, false));
     assert_eq!(send(&mut ring, 9), [6, 7, 8]);
     assert!(!ring.is_due());
@@ -66,7 +66,7 @@ fn responses_leave_in_order_with_consecutive_addresses() {
 #[test]
 fn due_ack_leaves_before_a_read_response() {
     let mut ring = ring(4, &[Entry { ack_before: true, ..atomic(8) }]);
-    assert_eq!(ring.due(), Some(Due::AckBefore(Psn::new(7))));
+    assert_eq!(ring.next_due(), Some(Due::AckBefore(Psn::new(7))));
     assert_eq!(send(&mut ring, 9), [7, 8]);
     replay(&mut ring, 8);
     assert_eq!(send(&mut ring, 9), [8], "once");
@@ -136,7 +136,7 @@ fn pending_replay_does_not_block_new_requests() {
 #[test]
 fn replayed_responses_are_marked() {
     let mut ring = ring(4, &[read(1, 1), read(2, 1)]);
-    let is_replay = |ring: &ReplayRing| matches!(ring.due(), Some(Due::Read(job)) if job.is_replay);
+    let is_replay = |ring: &ReplayRing| matches!(ring.next_due(), Some(Due::Read(job)) if job.is_replay);
     assert!(!is_replay(&ring));
     send(&mut ring, 9);
     replay(&mut ring, 1);

@@ -9,7 +9,7 @@ const fn us(us: u64) -> Instant {
 /// Returns a pacer of 100 Mbit/s.
 fn pacer() -> Pacer {
     let mut pacer = Pacer::new(Instant(0));
-    pacer.set(100_000_000, BURST);
+    pacer.set_rate(100_000_000, BURST);
     pacer
 }
 
@@ -51,8 +51,8 @@ fn late_wakeup_costs_no_rate() {
 #[test]
 fn burst_limits_do_not_overflow() {
     let mut pacer = pacer();
-    pacer.set(100_000_000, 1);
+    pacer.set_rate(100_000_000, 1);
     assert_eq!(burst(&mut pacer, Instant(0)), (1, Instant(81_920)));
-    pacer.set(0, u64::MAX);
+    pacer.set_rate(0, u64::MAX);
     assert_eq!(pacer.pause(Instant(0)), None);
 }
