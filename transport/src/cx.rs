@@ -67,15 +67,17 @@ pub trait Memory {
     /// Checks that a peer may do `access` on `len` bytes at `va` under `rkey`.
     fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError>;
 
-    /// Diagnostics: a packet was refused because of its payload length `len`.
+    /// Records for diagnostics that a packet was refused because of its payload length `len`.
     fn wrong_length(&mut self, request: &Request, len: usize) {
         let _ = (request, len);
     }
 
-    /// Diagnostics: a request was refused because too many of its kind are outstanding.
+    /// Records for diagnostics that a request was refused because too many of its kind are
+    /// outstanding.
     fn too_many(&mut self) {}
 
-    /// Diagnostics: a request was refused because the queue pair does not grant this right.
+    /// Records for diagnostics that a request was refused because the queue pair does not grant
+    /// this right.
     fn denied(&mut self, right: Access) {
         let _ = right;
     }
@@ -119,14 +121,15 @@ pub enum Side {
     Recv,
 }
 
-/// The completion queue is full. It is unusable from now on, and the QP must enter the error state.
+/// Error of a full completion queue: the queue is unusable from now on, and the QP must enter the
+/// error state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overrun;
 
 /// Reason why the QP must enter the error state after a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// The completion queue is full, or the QP failed: it is unusable.
+    /// The completion queue is full, or the QP failed and is unusable.
     Fatal,
     /// A fault rule let the completion fail.
     Failed,
@@ -164,19 +167,19 @@ pub trait SharedReceives {
     /// cleared first and has the capacity. The request belongs to the QP until it completes.
     fn take_shared(&mut self, sges: &mut Vec<Sge>) -> Option<u64>;
 
-    /// Tag matching: takes the receive for a message with `tag`, or without one, as
-    /// [`SharedReceives::take_shared`] does. Atomic with respect to posting and taking tags. The
-    /// default has no tags.
+    /// Takes the receive for a message with `tag`, or without a tag, like
+    /// [`SharedReceives::take_shared`]. Atomic with respect to posting and taking tags. The default
+    /// implementation has no tags.
     fn take_tagged(&mut self, tag: Option<u64>, sges: &mut Vec<Sge>) -> Option<(u64, TagFit)> {
         let (_, _) = (tag, sges);
         None
     }
 
-    /// Tag matching: a message that counted as unexpected was aborted before its completion.
+    /// Stops counting an unexpected message that was aborted before its completion (tag matching).
     fn forget_unexpected(&mut self) {}
 
-    /// XRC: selects the SRQ `srqn` of the QP's XRC domain for receives, their completions
-    /// and the domain of remote keys. Returns false if there is none; the QP then has no receive,
+    /// Selects the SRQ `srqn` of the XRC domain of the QP for receives, their completions and the
+    /// domain of remote keys. Returns false if there is none; the QP then has no receive,
     /// completion or memory.
     fn select_srq(&mut self, srqn: u32) -> bool {
         let _ = srqn;
@@ -190,17 +193,17 @@ pub trait SharedReceives {
 /// socket are bounded by this trait. When `reserve` refuses, the QP stops, and the host calls
 /// `poll_transmit` again once there is room.
 pub trait FlowControl {
-    /// Bytes charged for a packet of a longer message, with `payload` bytes of payload: about its
-    /// size in the receive buffer. Constant for equal arguments.
+    /// Returns the bytes charged for a packet of a longer message, with `payload` bytes of payload:
+    /// about its size in the receive buffer. Constant for equal arguments.
     fn charge(payload: u32) -> u32;
 
-    /// Bytes charged for a packet that is a whole message, and mostly arrives alone.
+    /// Returns the bytes charged for a packet that is a whole message, and mostly arrives alone.
     fn charge_alone(payload: u32) -> u32;
 
-    /// Reserves `bytes` at the receiver `(av.dgid, qpn)` for one packet. `own` is what this QP has
-    /// reserved and not released; a host that refuses with `own` = 0 must serve the QP soon, so
-    /// that it does not starve. UC and UD never release: their `own` is the sum of this
-    /// `poll_transmit`.
+    /// Reserves `bytes` at the receiver `(av.dgid, qpn)` for one packet. `own` is the number of
+    /// bytes that this QP has reserved and not released; a host that refuses with `own` = 0 must
+    /// serve the QP soon, so that it does not starve. UC and UD never release: their `own` is the
+    /// sum of this `poll_transmit`.
     fn reserve(&mut self, av: &Av, qpn: Qpn, bytes: u32, own: u32) -> bool;
 
     /// Reserves `bytes` for a packet that would leave in the same send as the one before it
@@ -219,15 +222,15 @@ pub trait FlowControl {
     /// Releases `bytes` reserved at `(av.dgid, qpn)`: they arrived or were given up (RC only).
     fn release(&mut self, av: &Av, qpn: Qpn, bytes: u32);
 
-    /// Bytes towards `(av.dgid, qpn)` after which an RC QP requests an acknowledgement: a part of
-    /// the window, so that room is released before it runs out, but not a small one, because
-    /// acknowledgements cost time.
+    /// Returns the bytes towards `(av.dgid, qpn)` after which an RC QP requests an acknowledgement.
+    /// They are a part of the window, so that room is released before it runs out, but not a small
+    /// part, because acknowledgements cost time.
     fn ack_interval(&mut self, av: &Av, qpn: Qpn) -> u32;
 }
 
 /// The environment of a QP during a call.
 pub trait Host: Memory + Completions + SharedReceives + FlowControl {
-    /// The current time; constant within a batch.
+    /// Returns the current time; constant within a batch.
     fn now(&self) -> Instant;
 }
 
@@ -255,7 +258,7 @@ pub enum TxReason {
 }
 
 impl TxReason {
-    /// Name in captures.
+    /// Returns the name in captures.
     pub const fn name(self) -> &'static str {
         match self {
             Self::First => "first",
@@ -283,7 +286,7 @@ pub struct PacketNote {
 }
 
 impl PacketNote {
-    /// The origin of a response of `qpn`.
+    /// Returns the origin of a response of `qpn`.
     pub const fn answer(qpn: Qpn, reason: TxReason) -> Self {
         Self { qpn, wr_id: None, reason }
     }
@@ -354,7 +357,7 @@ pub enum RxPayload<'a> {
 }
 
 impl<'a> RxPayload<'a> {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[inline]
     pub const fn len(&self) -> usize {
         match self {
@@ -369,7 +372,7 @@ impl<'a> RxPayload<'a> {
         self.len() == 0
     }
 
-    /// All but the first `count` bytes.
+    /// Returns all but the first `count` bytes.
     #[inline]
     #[must_use]
     pub fn skip(self, count: usize) -> Self {
@@ -406,7 +409,7 @@ pub enum TxRoom<'a> {
 }
 
 impl<'a> TxRoom<'a> {
-    /// Size in bytes.
+    /// Returns the size in bytes.
     #[inline]
     pub const fn len(&self) -> usize {
         match self {
@@ -458,6 +461,7 @@ impl<'a> TxRoom<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use roxe_wire::{AtomicEth, Bth, Deth, Kind, Psn, Qkey, SendTail, XrcEth};
 
     #[test]
     fn atomic_op_swaps_on_equality_and_adds_with_wrap() {
@@ -465,8 +469,6 @@ mod tests {
         assert_eq!([7, 9, 8].map(|old| swap.applied(old)), [9, 9, 8]);
         assert_eq!(AtomicOp::FetchAdd { add: 3 }.applied(u64::MAX - 1), 1);
     }
-
-    use roxe_wire::{AtomicEth, Bth, Deth, Kind, Psn, Qkey, Qpn, RKey, Request, SendTail, XrcEth};
 
     /// Headers of several lengths with payload lengths.
     fn packets() -> [(Header, usize); 4] {

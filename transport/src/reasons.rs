@@ -1,4 +1,5 @@
-//! Enums of drop reasons: each variant has a counter name and a text for people, its documentation.
+//! Enums of drop reasons: each variant has a counter name, and its documentation is the text for
+//! users.
 
 macro_rules! reasons {
     (
@@ -15,14 +16,14 @@ macro_rules! reasons {
             /// All reasons; `reason as usize` is the index of `reason`.
             pub const ALL: &[Self] = &[$(Self::$variant,)+];
 
-            /// Name of the counter.
+            /// Returns the name of the counter.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)+
                 }
             }
 
-            /// The meaning of the reason in words.
+            /// Returns the meaning of the reason in words.
             pub const fn words(self) -> &'static str {
                 match self {
                     $(Self::$variant => concat!($($doc),+),)+

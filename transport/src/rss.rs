@@ -79,8 +79,8 @@ impl RxHash {
     }
 }
 
-/// The Toeplitz hash of at most 36 bytes: the XOR, over the set bits of the input, of the 32 key
-/// bits from that position on.
+/// Returns the Toeplitz hash of at most 36 bytes: the XOR, over the set bits of the input, of the
+/// 32 key bits from that position on.
 // clause: RSS-TOEPLITZ
 fn toeplitz<'a>(key: &[u8; TOEPLITZ_KEY_LEN], input: impl IntoIterator<Item = &'a u8>) -> u32 {
     let (first, rest) = key.split_first_chunk::<4>().unwrap_or((&[0; 4], &[]));
@@ -128,7 +128,7 @@ mod tests {
         (("3ffe:1900:4545:3:200:f8ff:fe21:67cf", 44251), ("fe80::200:f8ff:fe21:67cf", 38024), 0x4b61_e985, 0x02d1_feef),
     ];
 
-    /// A frame with TCP or UDP between two addresses.
+    /// Returns a frame with TCP or UDP between two addresses.
     fn frame(source: &[u8], destination: &[u8], ports: [u16; 2], protocol: u8) -> FrameKey {
         let is_v4 = source.len() == 4;
         let mut bytes = vec![0; 12];
@@ -171,7 +171,7 @@ mod tests {
 
     // clause: RSS-HASH
     #[test]
-    fn a_frame_that_lacks_a_field_has_hash_0() {
+    fn frame_without_a_hashed_field_has_hash_0() {
         let tcp = frame(&[1, 2, 3, 4], &[5, 6, 7, 8], [1, 2], TCP);
         assert_ne!(hash(HashFields::SRC_IPV4, &tcp), 0);
         assert_eq!(hash(HashFields::SRC_IPV4 | HashFields::SRC_PORT_UDP, &tcp), 0);

@@ -41,7 +41,7 @@ impl<T> Rule<T> {
         (self.kind != RuleKind::MulticastDefault || key.is_multicast()) && self.wanted.matches(key)
     }
 
-    fn takes(&self) -> bool {
+    fn ends_evaluation(&self) -> bool {
         match self.kind {
             RuleKind::Sniffer => false,
             RuleKind::Normal(_) => !self.passes,
@@ -50,7 +50,7 @@ impl<T> Rule<T> {
     }
 }
 
-/// Names a rule, unique in the process: a stale id finds nothing in a newer table.
+/// Identifier of a rule, unique in the process, so that a stale id finds nothing in a newer table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RuleId(u64);
 
@@ -64,7 +64,7 @@ impl RuleId {
 /// The rules of a port.
 #[derive(Debug)]
 pub struct Rules<T> {
-    /// In order of evaluation; older ones first.
+    /// Rules in order of evaluation; those of one kind in order of insertion.
     rules: Vec<(RuleId, Rule<T>)>,
 }
 
@@ -83,13 +83,13 @@ impl<T> Rules<T> {
         id
     }
 
-    /// Removes a rule.
+    /// Removes and returns a rule; `None` if there is no such rule.
     pub fn remove(&mut self, id: RuleId) -> Option<Rule<T>> {
         let at = self.rules.iter().position(|(other, _)| *other == id)?;
         Some(self.rules.remove(at).1)
     }
 
-    /// Number of rules.
+    /// Returns the number of rules.
     pub fn len(&self) -> usize {
         self.rules.len()
     }
@@ -103,12 +103,12 @@ impl<T> Rules<T> {
     // clause: FLOW-PRIORITY, FLOW-DEFAULT, FLOW-SNIFFER, FLOW-DONT-TRAP
     pub fn steer<'a>(&'a self, key: &FrameKey, mut found: impl FnMut(&'a T)) {
         for group in self.rules.chunk_by(|(_, a), (_, b)| a.kind == b.kind) {
-            let mut taken = false;
+            let mut is_over = false;
             for (_, rule) in group.iter().filter(|(_, rule)| rule.applies(key)) {
                 found(&rule.target);
-                taken |= rule.takes();
+                is_over |= rule.ends_evaluation();
             }
-            if taken {
+            if is_over {
                 break;
             }
         }
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
     use roxe_wire::frame::Field;
 
-    /// A frame to a station or a group.
+    /// Returns the key of a frame to a station, or to a group if `dst` is odd.
     fn key(dst: u8) -> FrameKey {
         let mut frame = [0; 14];
         frame[0] = dst;
@@ -135,7 +135,7 @@ mod tests {
         FrameMatch::default()
     }
 
-    /// Frames whose first byte is `dst`.
+    /// Returns a condition for frames whose first byte is `dst`.
     fn to(dst: u8) -> FrameMatch {
         let mut wanted = any();
         wanted.require_exactly(Field::DstMac, &[dst]).expect("add the first requirement");

@@ -10,25 +10,26 @@ use core::time::Duration;
 pub struct Instant(pub u64);
 
 impl Instant {
-    /// The instant `d` later; saturates.
+    /// Returns the instant `d` later; saturates.
     #[must_use]
     pub fn after(self, d: Duration) -> Self {
         Self(self.0.saturating_add(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// The instant `d` earlier; saturates.
+    /// Returns the instant `d` earlier; saturates.
     #[must_use]
     pub fn before(self, d: Duration) -> Self {
         Self(self.0.saturating_sub(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// The time since `earlier`; zero if it is in the future.
+    /// Returns the time since `earlier`; zero if it is in the future.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
 
-/// Local ACK timeout of a 5-bit code: 4.096 µs · 2^code; `None` for 0, no timeout (IBA §9.7.6.1.3).
+/// Returns the local ACK timeout of a 5-bit code: 4.096 µs · 2^code; `None` for 0, no timeout (IBA
+/// §9.7.6.1.3).
 pub fn ack_timeout(code: u8) -> Option<Duration> {
     match code & 0x1f {
         0 => None,
@@ -37,9 +38,9 @@ pub fn ack_timeout(code: u8) -> Option<Duration> {
     }
 }
 
-/// RNR NAK wait of a 5-bit code (IBA §9.7.5.2.8, table 45). Code 0 is the longest.
+/// Returns the RNR NAK wait of a 5-bit code (IBA §9.7.5.2.8, table 45). Code 0 is the longest.
 pub fn rnr_wait(code: u8) -> Duration {
-    /// In units of 10 µs.
+    /// Waits in units of 10 µs.
     const TABLE: [u32; 32] = [
         65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072,
         4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,

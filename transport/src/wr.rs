@@ -305,7 +305,7 @@ pub enum WcStatus {
     LocProtErr = 4,
     /// Not executed: the QP entered the error state first.
     WrFlushErr = 5,
-    /// A memory window could not be bound, or a key not be invalidated: the memory management
+    /// A memory window could not be bound, or a key could not be invalidated: the memory management
     /// operation error of IBA 11.6.2.
     MwBindErr = 6,
     /// The response does not match the request.
@@ -436,7 +436,7 @@ pub struct Cqe {
     pub sl: u8,
     /// True if it raises "solicited only" events: requested by the sender, or an error.
     pub solicited: bool,
-    /// True for a received frame with TCP or UDP in IPv4 and correct checksums.
+    /// True if a received frame is TCP or UDP over IPv4 with correct checksums.
     pub ip_csum_ok: bool,
     /// Tag of the flow that a received frame matched; 0: none.
     pub flow_tag: u32,

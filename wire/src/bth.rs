@@ -15,15 +15,16 @@ pub struct Bth {
     pub psn: Psn,
     /// Partition key.
     pub pkey: Pkey,
-    /// SE: the completion of this message is a solicited event.
+    /// True if the completion of this message is a solicited event (SE).
     pub solicited: bool,
-    /// A: the responder must schedule a response.
+    /// True if the responder must schedule a response (A).
     pub ack_req: bool,
-    /// M: the sender's path migration state is "migrated".
+    /// True if the sender's path migration state is "migrated" (M).
     pub mig_req: bool,
-    /// F: forward congestion. RoCEv2 uses the ECN bits of the IP header instead; sent as 0.
+    /// True if the packet met congestion (F). RoCEv2 uses the ECN bits of the IP header instead and
+    /// sends 0.
     pub fecn: bool,
-    /// B: backward congestion. Set in a CNP.
+    /// True if the receiver of this packet causes congestion (B); set in a CNP.
     pub becn: bool,
 }
 
@@ -31,7 +32,7 @@ impl Bth {
     /// Length on the wire, bytes.
     pub const LEN: usize = 12;
 
-    /// A header with the default partition key and all flags off.
+    /// Creates a header with the default partition key and all flags off.
     pub const fn new(dest_qpn: Qpn, psn: Psn) -> Self {
         Self {
             dest_qpn,

@@ -26,7 +26,7 @@ impl<'a> Reader<'a> {
         self.array().map(|bytes| u32::from_be_bytes(*bytes))
     }
 
-    /// The three words of a BTH, with one check of the length.
+    /// Reads the three words of a BTH, with one check of the length.
     #[inline]
     pub(crate) fn words(&mut self) -> Result<[u32; 3], ParseError> {
         let [a, b, c, d, e, f, g, h, i, j, k, l] = *self.array()?;
@@ -40,7 +40,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A buffer written from its start. `None` if it is full.
+/// A buffer written from its start. Its functions return `None` if it is full.
 pub(crate) trait Sink {
     fn array<const N: usize>(&mut self, bytes: [u8; N]) -> Option<()>;
 
@@ -49,7 +49,7 @@ pub(crate) trait Sink {
         self.array(value.to_be_bytes())
     }
 
-    /// The three words of a BTH, with one check of the length.
+    /// Writes the three words of a BTH, with one check of the length.
     #[inline]
     fn words(&mut self, [first, second, third]: [u32; 3]) -> Option<()> {
         let ([a, b, c, d], [e, f, g, h]) = (first.to_be_bytes(), second.to_be_bytes());
@@ -87,20 +87,22 @@ impl Sink for &[AtomicU8] {
 /// Reason why bytes are not a RoCEv2 packet. Such packets are dropped silently and counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ParseError {
-    /// Not IPv4 or IPv6, or with options, extension headers or fragments that RoCEv2 does not use.
+    /// The packet is not IPv4 or IPv6, or has options, extension headers or fragments that RoCEv2
+    /// does not use.
     NotIp,
-    /// Not UDP, or not to port 4791.
+    /// The packet is not UDP, or not to port 4791.
     NotRoce,
-    /// Shorter than its headers or its length fields require.
+    /// The packet is shorter than its headers or its length fields require.
     Truncated,
     /// The transport header version is not 0.
     Version,
-    /// A reserved opcode, or one of a transport that roxe does not implement.
+    /// The opcode is reserved, or belongs to a transport that roxe does not implement.
     Opcode,
-    /// The pad count does not fit the payload: not a multiple of 4 bytes, more pad than payload, or
-    /// a pad where none is allowed.
+    /// The pad count does not fit the payload: the length is not a multiple of 4 bytes, the pad
+    /// exceeds the payload, or no pad is allowed.
     Pad,
-    /// The opcode cannot carry the payload: it must have none, it must have one, or it is too long.
+    /// The opcode cannot carry a payload of this length: it must have none, it must have one, or
+    /// the payload is too long.
     PayloadLength,
 }
 
@@ -109,7 +111,7 @@ impl ParseError {
     pub const ALL: [Self; 7] =
         [Self::NotIp, Self::NotRoce, Self::Truncated, Self::Version, Self::Opcode, Self::Pad, Self::PayloadLength];
 
-    /// Short name for counters and logs.
+    /// Returns a short name for counters and logs.
     pub const fn name(self) -> &'static str {
         self.texts().0
     }

@@ -1,9 +1,9 @@
 //! Capture files: reads frames from pcap and pcapng ([`frames`]), writes packets into pcapng
 //! ([`write_packet`]).
 //!
-//! For tests, `roxe dump` and `ROXE_CAPTURE`. Both sides work on bytes in memory. Formats: the
-//! Internet drafts draft-ietf-opsawg-pcap and draft-ietf-opsawg-pcapng. The reader accepts any
-//! bytes, in either byte order, without panic and without allocation.
+//! Tests, `roxe dump` and `ROXE_CAPTURE` use this module. Both sides work on bytes in memory.
+//! Formats: the Internet drafts draft-ietf-opsawg-pcap and draft-ietf-opsawg-pcapng. The reader
+//! accepts any bytes, in either byte order, without panic and without allocation.
 //!
 //! The writer appends one complete block per call, in little endian with nanoseconds and raw IP,
 //! which every tool reads. A file is one section, then its interfaces, then packets; an interface
@@ -18,9 +18,9 @@ use core::fmt;
 /// Reason why a file, or the part after the last frame, cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaptureError {
-    /// Neither pcap nor pcapng.
+    /// The file is neither pcap nor pcapng.
     UnknownFormat,
-    /// Ends within a header, block or frame.
+    /// The file ends within a header, block or frame.
     Truncated,
     /// A length or an interface number in a block is wrong.
     BadBlock,
@@ -180,7 +180,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The options at the end of a block: code and value. Ends at a malformed one.
+/// Iterator over the options at the end of a block: code and value. It ends at a malformed option.
 #[derive(Clone, Debug)]
 struct Options<'a>(Fields<'a>);
 
@@ -204,7 +204,7 @@ struct Classic<'a> {
 }
 
 impl<'a> Classic<'a> {
-    /// Returns `None` if the bytes do not begin like a pcap file.
+    /// Reads the file header. Returns `None` if the bytes do not begin like a pcap file.
     fn open(file: &'a [u8]) -> Option<Self> {
         let (order, unit_ns) = match file.first_chunk()? {
             [0xa1, 0xb2, 0xc3, 0xd4] => (Order::Big, 1000),
@@ -332,7 +332,7 @@ fn next_block<'a>(rest: &mut Fields<'a>) -> Result<(u32, Fields<'a>), CaptureErr
     Ok((kind, body))
 }
 
-/// The byte order of a section whose header continues with `bytes` after the block type.
+/// Returns the byte order of a section whose header continues with `bytes` after the block type.
 fn section_order(bytes: &[u8]) -> Result<Order, CaptureError> {
     match bytes.first_chunk().ok_or(CaptureError::Truncated)? {
         [_, _, _, _, 0x1a, 0x2b, 0x3c, 0x4d] => Ok(Order::Big),
@@ -410,7 +410,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// The two lowest bits of `epb_flags`.
+    /// Returns the two lowest bits of `epb_flags`.
     const fn to_flags(self) -> u32 {
         match self {
             Self::Inbound => 1,
@@ -452,7 +452,7 @@ impl Frame<'_> {
         self.length > self.data.len() as u64
     }
 
-    /// An empty frame with only its link type known.
+    /// Creates an empty frame with only its link type known.
     pub const fn new(link: LinkType) -> Self {
         Self { timestamp_ns: 0, link, interface: 0, direction: None, comment: "", data: &[], length: 0 }
     }
@@ -504,19 +504,19 @@ pub const MAX_OPTION: usize = 0xfffc;
 /// Unknown length: the section ends with the file.
 const SECTION_LENGTH: u64 = u64::MAX;
 const BYTE_ORDER: u32 = 0x1a2b_3c4d;
-/// 10^-9 seconds.
+/// Timestamp resolution of 10^-9 seconds.
 const NANOSECONDS: u8 = 9;
 /// Bytes around the body of a block: its type, and its length twice.
-const AROUND: usize = 12;
+const BLOCK_OVERHEAD: usize = 12;
 
 /// Begins a file or a new section of one, by the program `application`.
 pub fn write_section(to: &mut impl Sink, application: &str) {
-    let application = text(application);
+    let application = truncated(application);
     let len = 16 + option_len(application) + option_len(&[]);
-    block(to, SECTION_HEADER, len, |to| {
-        word(to, BYTE_ORDER);
+    write_block(to, SECTION_HEADER, len, |to| {
+        write_word(to, BYTE_ORDER);
         // Version 1.0.
-        word(to, 1);
+        write_word(to, 1);
         to.extend(&SECTION_LENGTH.to_le_bytes());
         put_option(to, option::APPLICATION, application);
         put_option(to, option::END, &[]);
@@ -525,12 +525,12 @@ pub fn write_section(to: &mut impl Sink, application: &str) {
 
 /// Describes the next interface of the section.
 pub fn write_interface(to: &mut impl Sink, name: &str) {
-    let name = text(name);
+    let name = truncated(name);
     let len = 8 + option_len(name) + option_len(&[NANOSECONDS]) + option_len(&[]);
-    block(to, INTERFACE, len, |to| {
-        word(to, RAW_IP.into());
+    write_block(to, INTERFACE, len, |to| {
+        write_word(to, RAW_IP.into());
         // Snap length: no limit.
-        word(to, 0);
+        write_word(to, 0);
         put_option(to, option::NAME, name);
         put_option(to, option::RESOLUTION, &[NANOSECONDS]);
         put_option(to, option::END, &[]);
@@ -541,20 +541,20 @@ pub fn write_interface(to: &mut impl Sink, name: &str) {
 pub fn write_packet(to: &mut impl Sink, packet: &Outgoing<'_>) {
     let mut room = [0; MAX_HEADERS];
     let headers = headers(&packet.net, packet.payload, &mut room);
-    let comment = text(packet.comment);
+    let comment = truncated(packet.comment);
     let frame_len = headers.len() + packet.payload.len();
     let flags = packet.direction.to_flags().to_le_bytes();
     let len = 20 + frame_len.next_multiple_of(4) + option_len(&flags) + comment_len(comment) + option_len(&[]);
-    block(to, ENHANCED_PACKET, len, |to| {
-        word(to, packet.interface);
-        word(to, (packet.timestamp_ns >> 32) as u32);
-        word(to, packet.timestamp_ns as u32);
+    write_block(to, ENHANCED_PACKET, len, |to| {
+        write_word(to, packet.interface);
+        write_word(to, (packet.timestamp_ns >> 32) as u32);
+        write_word(to, packet.timestamp_ns as u32);
         // Captured and original length.
-        word(to, frame_len as u32);
-        word(to, frame_len as u32);
+        write_word(to, frame_len as u32);
+        write_word(to, frame_len as u32);
         to.extend(headers);
         to.extend(packet.payload);
-        pad(to, frame_len);
+        write_pad(to, frame_len);
         put_option(to, option::FLAGS, &flags);
         if !comment.is_empty() {
             put_option(to, option::COMMENT, comment);
@@ -563,16 +563,16 @@ pub fn write_packet(to: &mut impl Sink, packet: &Outgoing<'_>) {
     });
 }
 
-/// A block of `len` bytes, a multiple of 4, which `body` writes.
-fn block<S: Sink>(to: &mut S, kind: u32, len: usize, body: impl FnOnce(&mut S)) {
-    let total = (len + AROUND) as u32;
-    word(to, kind);
-    word(to, total);
+/// Writes a block whose body, of `len` bytes (a multiple of 4), is written by `body`.
+fn write_block<S: Sink>(to: &mut S, kind: u32, len: usize, body: impl FnOnce(&mut S)) {
+    let total = (len + BLOCK_OVERHEAD) as u32;
+    write_word(to, kind);
+    write_word(to, total);
     body(to);
-    word(to, total);
+    write_word(to, total);
 }
 
-fn word(to: &mut impl Sink, value: u32) {
+fn write_word(to: &mut impl Sink, value: u32) {
     to.extend(&value.to_le_bytes());
 }
 
@@ -588,16 +588,16 @@ fn put_option(to: &mut impl Sink, code: u16, value: &[u8]) {
     to.extend(&code.to_le_bytes());
     to.extend(&(value.len() as u16).to_le_bytes());
     to.extend(value);
-    pad(to, value.len());
+    write_pad(to, value.len());
 }
 
 /// Appends the zeros that pad `len` bytes to a multiple of 4.
-fn pad(to: &mut impl Sink, len: usize) {
+fn write_pad(to: &mut impl Sink, len: usize) {
     to.extend([0; 3].iter().take(len.wrapping_neg() % 4));
 }
 
-/// The bytes of `whole`, cut between two characters to the length of an option.
-fn text(whole: &str) -> &[u8] {
+/// Returns the bytes of `whole`, cut between two characters to the length of an option.
+fn truncated(whole: &str) -> &[u8] {
     let cut = (0..=MAX_OPTION.min(whole.len())).rev().find_map(|end| whole.get(..end));
     cut.unwrap_or_default().as_bytes()
 }
@@ -605,7 +605,7 @@ fn text(whole: &str) -> &[u8] {
 /// Size in bytes of an IPv6 and a UDP header.
 const MAX_HEADERS: usize = 48;
 
-/// The IP and UDP headers before `payload`.
+/// Returns the IP and UDP headers before `payload`.
 fn headers<'r>(net: &NetHeader, payload: &[u8], room: &'r mut [u8; MAX_HEADERS]) -> &'r [u8] {
     let udp = if net.is_ipv4() { net.udp_header(payload.len()) } else { net.udp_header_with_checksum(payload) };
     let area = net.to_grh(payload.len());

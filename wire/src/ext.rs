@@ -56,7 +56,7 @@ impl Aeth {
     }
 }
 
-/// The verdict of an AETH (IBA §9.7.5.2, table 47).
+/// Result in an AETH (IBA §9.7.5.2, table 47).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Syndrome {
     /// Positive: everything up to this PSN was executed.
@@ -64,7 +64,7 @@ pub enum Syndrome {
         /// Encoded count of receive requests available, 5 bits; 31 means "no limit given".
         credits: u8,
     },
-    /// Receiver not ready: try again after the timer.
+    /// Receiver not ready: retransmit after the timer.
     RnrNak {
         /// Encoded time to wait, 5 bits.
         timer: u8,
@@ -107,11 +107,11 @@ impl Syndrome {
 /// Reason why a request was refused (IBA §9.7.5.2.8, table 49).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NakCode {
-    /// A packet is missing before the refused one: send again from the PSN in the BTH.
+    /// A packet is missing before the refused one: retransmit from the PSN in the BTH.
     PsnSequence,
     /// The request is malformed or not supported.
     InvalidRequest,
-    /// The key, the range or the access right does not allow it.
+    /// The key, the range or the access right does not allow the access.
     RemoteAccess,
     /// The responder failed locally.
     RemoteOperation,
@@ -152,7 +152,7 @@ pub struct AtomicEth {
     pub va: u64,
     /// Key of the remote memory.
     pub rkey: RKey,
-    /// The new value, or what to add; a number, not bytes of memory.
+    /// The new value, or the addend; a number, not bytes of memory.
     pub swap_or_add: u64,
     /// The value to compare with; 0 for FETCH ADD.
     pub compare: u64,
@@ -228,7 +228,7 @@ impl Ieth {
 /// Datagram extended header: Q_Key and sender.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Deth {
-    /// Must equal the receiving QP's key.
+    /// Q_Key; must equal that of the receiving QP.
     pub qkey: Qkey,
     /// The sending QP.
     pub src_qpn: Qpn,
@@ -271,7 +271,7 @@ impl XrcEth {
 }
 
 /// FLUSH extended header: the memory that must become visible or persistent before the response.
-// Aligned like immediate data.
+// Aligned, so that headers are copied in words: unaligned loads stall on earlier stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(align(4))]
 pub struct Feth {
@@ -421,7 +421,7 @@ mod tests {
 
     // clause: AETH-SYNDROME
     #[test]
-    fn every_syndrome_byte_is_kept() {
+    fn every_syndrome_byte_roundtrips() {
         for byte in 0..=255 {
             assert_eq!(Syndrome::from_u8(byte).to_u8(), byte);
         }

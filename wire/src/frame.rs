@@ -5,7 +5,8 @@ pub mod checksum;
 
 use core::ops::Range;
 
-const LEN: usize = 64;
+/// Length of a [`FrameKey`] in bytes.
+const KEY_LEN: usize = 64;
 
 /// A header field for conditions, in network byte order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -70,13 +71,13 @@ impl Field {
 
 /// The header fields of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FrameKey([u8; LEN]);
+pub struct FrameKey([u8; KEY_LEN]);
 
 impl FrameKey {
-    /// The key of a frame; `None` if it is shorter than an Ethernet header.
+    /// Returns the key of a frame; `None` if it is shorter than an Ethernet header.
     pub fn of(frame: &[u8]) -> Option<Self> {
         let layout = Layout::of(frame)?;
-        let mut key = Self([0; LEN]);
+        let mut key = Self([0; KEY_LEN]);
         key.set(Field::DstMac, frame.get(..ETH_LEN)?);
         key.set(Field::SrcMac, frame.get(6..ETH_LEN)?);
         key.set(Field::EtherType, &layout.ether_type.to_be_bytes());
@@ -127,7 +128,7 @@ impl FrameKey {
         room.iter_mut().zip(value).for_each(|(to, from)| *to = *from);
     }
 
-    /// The bytes of a field; all zero where the frame does not have it.
+    /// Returns the bytes of a field; all zero where the frame does not have it.
     pub fn get(&self, field: Field) -> &[u8] {
         self.0.get(field.range()).unwrap_or_default()
     }
@@ -138,7 +139,7 @@ impl FrameKey {
     }
 }
 
-/// No frame can match: two conditions require different values of one bit.
+/// Error of conditions that no frame can match: two of them require different values of one bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contradiction;
 
@@ -146,13 +147,13 @@ pub struct Contradiction;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameMatch {
     /// Required values of the bits in `mask`; the other bits are zero.
-    value: [u8; LEN],
-    mask: [u8; LEN],
+    value: [u8; KEY_LEN],
+    mask: [u8; KEY_LEN],
 }
 
 impl Default for FrameMatch {
     fn default() -> Self {
-        Self { value: [0; LEN], mask: [0; LEN] }
+        Self { value: [0; KEY_LEN], mask: [0; KEY_LEN] }
     }
 }
 
@@ -175,7 +176,8 @@ impl FrameMatch {
         Ok(())
     }
 
-    /// As [`FrameMatch::require`], with all bits of `value`.
+    /// Adds the condition that `field` equals `value`, like [`FrameMatch::require`] with a mask of
+    /// all ones.
     ///
     /// # Errors
     /// As [`FrameMatch::require`].
@@ -246,7 +248,8 @@ pub(super) struct L4 {
 }
 
 impl Layout {
-    /// Returns `None` if the frame is shorter than an Ethernet header.
+    /// Finds the headers of a frame. Returns `None` if the frame is shorter than an Ethernet
+    /// header.
     pub(super) fn of(frame: &[u8]) -> Option<Self> {
         let mut at = ETH_LEN;
         let (mut tag, mut ether_type) = (None, u16_at(frame, at - 2)?);

@@ -16,8 +16,8 @@ pub const LEN: usize = 4;
 /// CRC register after the 8 bytes of ones.
 const AFTER_PREFIX: u32 = !0x2144_df1c;
 
-/// Below this many bytes, table lookups are faster than setting up a wide CRC.
-const FEW: usize = 64;
+/// Length in bytes below which table lookups are faster than setting up a wide CRC.
+const TABLE_LIMIT: usize = 64;
 
 /// Returns the ICRC of `packet`, from the BTH to the end of the pad.
 pub fn compute(net: &NetHeader, packet: &[u8]) -> u32 {
@@ -60,7 +60,7 @@ pub struct Tables;
 
 impl Crc for Tables {
     fn update(register: u32, bytes: &[u8]) -> u32 {
-        if bytes.len() < FEW {
+        if bytes.len() < TABLE_LIMIT {
             return update_bytes(register, bytes);
         }
         let mut hasher = Hasher::new_with_initial(!register);
@@ -100,7 +100,7 @@ impl Default for Sealer {
 }
 
 impl Sealer {
-    /// A sealer for packets between the addresses of `net`.
+    /// Creates a sealer for packets between the addresses of `net`.
     pub fn new(net: &NetHeader) -> Self {
         let is_ipv4 = net.is_ipv4();
         let plain = if is_ipv4 {
@@ -128,7 +128,8 @@ impl Sealer {
         *icrc = known.unwrap_or_else(|| self.icrc::<C>(ident, packet)).to_le_bytes();
     }
 
-    /// As [`solve_ident`], for packets between this sealer's addresses.
+    /// Returns the identification like [`solve_ident`], for packets between this sealer's
+    /// addresses.
     // clause: IP-IDENT
     pub fn solve_ident<C: Crc>(&mut self, udp_payload: &[u8], likely: u16) -> Option<u16> {
         let (packet, icrc) = udp_payload.split_last_chunk::<LEN>()?;
@@ -150,8 +151,8 @@ impl Sealer {
         }
     }
 
-    /// The ICRC of `packet` without reading the summed part; `None` if that part is not within the
-    /// packet after the BTH.
+    /// Returns the ICRC of `packet` without reading the summed part; `None` if that part is not
+    /// within the packet after the BTH.
     fn icrc_around<C: Crc>(&mut self, ident: u16, packet: &[u8], summed: &Summed) -> Option<u32> {
         let (bth, rest) = packet.split_first_chunk()?;
         let (before, rest) = rest.split_at_checked(summed.start.checked_sub(Bth::LEN)?)?;
@@ -162,7 +163,7 @@ impl Sealer {
         Some(if after.is_empty() { !register } else { !C::update(register, after) })
     }
 
-    /// The lane of the BTH of a packet of `len` bytes.
+    /// Returns the lane of the BTH of a packet of `len` bytes.
     #[inline]
     fn lane(&mut self, ident: u16, len: usize, bth: &[u8; Bth::LEN]) -> u128 {
         let [a, b, c, d, _, e, f, g, h, i, j, k] = *bth;
@@ -187,8 +188,8 @@ impl Sealer {
     }
 }
 
-/// IPv4 and UDP header with ones for fields that routers change, and without fields that differ
-/// between packets.
+/// Returns the IPv4 and UDP header with ones for fields that routers change, and without fields
+/// that differ between packets.
 fn masked_ipv4(net: &NetHeader) -> [u8; IPV4_LEN + UDP_LEN] {
     let mut headers = [0; IPV4_LEN + UDP_LEN];
     headers[..20].copy_from_slice(&net.ipv4_header(0));
@@ -205,7 +206,7 @@ fn masked_ipv4(net: &NetHeader) -> [u8; IPV4_LEN + UDP_LEN] {
     headers
 }
 
-/// IPv6 and UDP header with ones for fields that routers change, and without lengths.
+/// Returns the IPv6 and UDP header with ones for fields that routers change, and without lengths.
 fn masked_ipv6(net: &NetHeader) -> [u8; IPV6_LEN + UDP_LEN] {
     let mut headers = [0; IPV6_LEN + UDP_LEN];
     headers[..40].copy_from_slice(&net.ipv6_header(0));
@@ -241,8 +242,8 @@ pub fn solve_ident(net: &NetHeader, udp_payload: &[u8], likely: u16) -> Option<u
     Sealer::new(net).solve_ident::<Tables>(udp_payload, likely)
 }
 
-/// The identification of a packet of `len` bytes whose ICRC differs by `difference` from that of
-/// `ident`.
+/// Returns the identification of a packet of `len` bytes whose ICRC differs by `difference` from
+/// that of `ident`.
 #[cold]
 fn ident_for(difference: u32, len: usize, ident: u16) -> Option<u16> {
     // Between the identification and the ICRC: the end of the IP header, the UDP header, the
@@ -256,10 +257,10 @@ fn ident_for(difference: u32, len: usize, ident: u16) -> Option<u16> {
 #[cfg(test)]
 mod tests;
 
-// CRC of a few bytes by table, and the effect of single header fields on it.
+// Tables for the CRC of a few bytes, and for the effect of single header fields on the CRC.
 
 /// Effect on the register of a byte that 0 to 3 other bytes follow.
-static BYTES: [[u32; 256]; 4] = [bytes(8), bytes(16), bytes(24), bytes(32)];
+static BYTES: [[u32; 256]; 4] = [byte_table(8), byte_table(16), byte_table(24), byte_table(32)];
 
 /// Effect of the two bytes of a header field on the register after the UDP header.
 struct Field([[u32; 256]; 2]);
@@ -272,7 +273,7 @@ static IDENT: Field = Field::preceding(22);
 
 impl Field {
     const fn preceding(others: u32) -> Self {
-        Self([bytes(8 * others + 16), bytes(8 * others + 8)])
+        Self([byte_table(8 * others + 16), byte_table(8 * others + 8)])
     }
 
     #[inline]
@@ -293,8 +294,8 @@ fn update_bytes(register: u32, data: &[u8]) -> u32 {
     rest.iter().fold(register, step)
 }
 
-/// Every byte times x^`n`.
-const fn bytes(n: u32) -> [u32; 256] {
+/// Returns every byte times x^`n`.
+const fn byte_table(n: u32) -> [u32; 256] {
     let power = power_of_x(n);
     let mut table = [0; 256];
     let mut byte = 0;
@@ -316,23 +317,23 @@ const LOW: [u32; 256] = powers(divide_by_x(ONE, 8));
 const HIGH: [u32; 256] = powers(divide_by_x(ONE, 8 * 256));
 const BLOCK_POWER: u32 = power_of_x(8 * 256);
 /// Value of each 4 bits of a register, lowest first, after 0 to 16 times 256 zero bytes.
-static LATER: [[[u32; 16]; 8]; 17] = later();
+static SHIFTED: [[[u32; 16]; 8]; 17] = shift_table();
 
 /// Returns `register` after `blocks` times 256 zero bytes; `None` for more than 16.
 #[inline]
 fn shift(register: u32, blocks: u8) -> Option<u32> {
-    let fours = LATER.get(usize::from(blocks))?.iter().enumerate();
-    Some(fours.fold(0, |sum, (at, later)| sum ^ later[(register >> (4 * at) & 15) as usize]))
+    let nibbles = SHIFTED.get(usize::from(blocks))?.iter().enumerate();
+    Some(nibbles.fold(0, |sum, (at, shifted)| sum ^ shifted[(register >> (4 * at) & 15) as usize]))
 }
 
-const fn later() -> [[[u32; 16]; 8]; 17] {
+const fn shift_table() -> [[[u32; 16]; 8]; 17] {
     let mut table = [[[0; 16]; 8]; 17];
     let (mut blocks, mut power) = (0, ONE);
     while blocks < 17 {
         let mut at = 0;
         while at < 8 * 16 {
-            let (four, value) = (at / 16, at % 16);
-            table[blocks][four][value] = multiply(power, (value as u32) << (4 * four));
+            let (nibble, value) = (at / 16, at % 16);
+            table[blocks][nibble][value] = multiply(power, (value as u32) << (4 * nibble));
             at += 1;
         }
         power = multiply(BLOCK_POWER, power);
@@ -367,7 +368,7 @@ const fn divide_by_x(value: u32, times: u32) -> u32 {
     value
 }
 
-/// x^`n` modulo the polynomial of CRC-32, reflected: the highest bit is x^0.
+/// Returns x^`n` modulo the polynomial of CRC-32, reflected: the highest bit is x^0.
 pub const fn power_of_x(n: u32) -> u32 {
     let (mut value, mut square, mut left) = (ONE, ONE >> 1, n);
     while left > 0 {

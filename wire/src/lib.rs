@@ -32,8 +32,8 @@
 //!
 //! let mut datagram = vec![0; header.padded_len(5) + icrc::LEN];
 //! let room = datagram.len() - icrc::LEN;
-//! header.emit(5, &mut datagram[..room]).expect("emit into a slot of exact
-//! size").copy_from_slice(b"hello");
+//! let slot = header.emit(5, &mut datagram[..room]).expect("the slot has the exact size");
+//! slot.copy_from_slice(b"hello");
 //! icrc::seal(&net, &mut datagram);
 //!
 //! assert!(icrc::verify(&net, &datagram));

@@ -57,7 +57,7 @@ impl NetHeader {
         self.traffic_class |= ECN;
     }
 
-    /// The 40 bytes before the payload in a UD receive buffer: the IPv6 header, or 20 zero
+    /// Returns the 40 bytes before the payload in a UD receive buffer: the IPv6 header, or 20 zero
     /// bytes and the IPv4 header with a valid checksum. `udp_payload_len` counts from the BTH to
     /// the ICRC.
     // clause: UD-GRH
@@ -87,8 +87,8 @@ impl NetHeader {
         }
     }
 
-    /// As [`parse_ip`](Self::parse_ip) for a truncated packet with at least its UDP header; also
-    /// returns the original length of the UDP payload.
+    /// Parses a truncated packet like [`parse_ip`](Self::parse_ip). The packet must contain at
+    /// least its UDP header. Also returns the original length of the UDP payload.
     ///
     /// # Errors
     /// As [`parse_ip`](Self::parse_ip).
@@ -114,7 +114,7 @@ impl NetHeader {
         Ok((net, payload, len, is_whole))
     }
 
-    /// The IPv4 header with DF set and checksum 0.
+    /// Returns the IPv4 header with DF set and checksum 0.
     pub(crate) fn ipv4_header(&self, udp_payload_len: usize) -> [u8; IPV4_LEN] {
         let [len_high, len_low] = wire_length(IPV4_LEN + UDP_LEN, udp_payload_len);
         let [id_high, id_low] = self.ident.to_be_bytes();
@@ -145,7 +145,7 @@ impl NetHeader {
         header
     }
 
-    /// The UDP header without a checksum, as RoCEv2 packets are sent.
+    /// Returns the UDP header without a checksum, as RoCEv2 packets are sent.
     pub(crate) fn udp_header(&self, udp_payload_len: usize) -> [u8; UDP_LEN] {
         let [s0, s1] = self.src_port.to_be_bytes();
         let [d0, d1] = ROCE_PORT.to_be_bytes();
@@ -153,7 +153,7 @@ impl NetHeader {
         [s0, s1, d0, d1, len_high, len_low, 0, 0]
     }
 
-    /// The UDP header of `payload`, with the checksum that IPv6 requires.
+    /// Returns the UDP header of `payload`, with the checksum that IPv6 requires.
     pub(crate) fn udp_header_with_checksum(&self, payload: &[u8]) -> [u8; UDP_LEN] {
         let mut header = self.udp_header(payload.len());
         let ends = word_sum(&self.src.0) + word_sum(&self.dst.0);
@@ -168,26 +168,26 @@ impl NetHeader {
     }
 }
 
-/// Sum of the 16-bit words of `bytes` for the Internet checksum; an odd last byte counts as
-/// followed by zero.
+/// Returns the sum of the 16-bit words of `bytes` for the Internet checksum; an odd last byte
+/// counts as followed by zero.
 pub(crate) fn word_sum(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<2>();
     let last = rest.first().map_or(0, |byte| u64::from(*byte) << 8);
     words.iter().map(|word| u64::from(u16::from_be_bytes(*word))).sum::<u64>() + last
 }
 
-/// Returns true if the Internet checksum over `bytes`, which include it, is right (RFC 1071).
+/// Returns true if the Internet checksum in `bytes` is correct (RFC 1071).
 pub fn checksum_is_right(bytes: &[u8]) -> bool {
     fold(word_sum(bytes)) == 0
 }
 
-/// Length field for headers and payload. It wraps for impossible lengths.
+/// Returns the length field for headers and payload. It wraps for impossible lengths.
 #[inline]
 pub(crate) fn wire_length(headers: usize, udp_payload_len: usize) -> [u8; 2] {
     (headers.wrapping_add(udp_payload_len) as u16).to_be_bytes()
 }
 
-/// The Internet checksum of the word sum `sum`, with the checksum field 0.
+/// Returns the Internet checksum of the word sum `sum`, with the checksum field 0.
 pub(crate) fn fold(sum: u64) -> u16 {
     let mut sum = sum;
     while sum > 0xffff {
@@ -196,10 +196,10 @@ pub(crate) fn fold(sum: u64) -> u16 {
     !(sum as u16)
 }
 
-/// Header fields, protocol, available IP payload, and the payload length that the header gives.
+/// Header fields, protocol, available IP payload, and the payload length that the header declares.
 type IpParts<'a> = (NetHeader, u8, &'a [u8], usize);
 
-/// The first `len` bytes; all if there are fewer.
+/// Returns the first `len` bytes; all if there are fewer.
 fn first(bytes: &[u8], len: usize) -> &[u8] {
     bytes.get(..len).unwrap_or(bytes)
 }
@@ -232,7 +232,7 @@ fn parse_ipv6(packet: &[u8]) -> Result<IpParts<'_>, ParseError> {
     Ok((net, protocol, first(rest.0, len), len))
 }
 
-/// Returns source port, available payload and the payload length that the header gives, of a
+/// Returns source port, available payload and the payload length that the header declares, of a
 /// datagram to the RoCEv2 port. `max` is the length that the IP header leaves for the datagram.
 fn parse_udp(datagram: &[u8], max: usize) -> Result<(u16, &[u8], usize), ParseError> {
     let mut rest = Reader(datagram);
@@ -259,7 +259,7 @@ mod tests {
         0xc1, 0x32, 0x12, 0xb7, 0, 8, 0, 0, // UDP
     ];
 
-    fn with(changes: &[(usize, u8)]) -> Result<usize, ParseError> {
+    fn parse_with(changes: &[(usize, u8)]) -> Result<usize, ParseError> {
         let mut packet = PACKET;
         changes.iter().for_each(|(at, byte)| packet[*at] = *byte);
         NetHeader::parse_ip(&packet).map(|(_, payload)| payload.len())
@@ -268,17 +268,17 @@ mod tests {
     // clause: UDP-PORT, IP-PLAIN, IP-LENGTH
     #[test]
     fn only_plain_udp_to_port_4791_is_parsed() {
-        assert_eq!(with(&[]), Ok(0));
-        assert_eq!(with(&[(0, 0x46)]), Err(ParseError::NotIp), "options");
-        assert_eq!(with(&[(0, 0x55)]), Err(ParseError::NotIp), "version 5");
-        assert_eq!(with(&[(6, 0x20)]), Err(ParseError::NotIp), "more fragments");
-        assert_eq!(with(&[(7, 1)]), Err(ParseError::NotIp), "fragment offset");
-        assert_eq!(with(&[(9, 6)]), Err(ParseError::NotRoce), "TCP");
-        assert_eq!(with(&[(23, 0xb8)]), Err(ParseError::NotRoce), "port 4792");
-        assert_eq!(with(&[(3, 29)]), Err(ParseError::Truncated), "IP length beyond the frame");
-        assert_eq!(with(&[(3, 19)]), Err(ParseError::Truncated), "IP length below the header");
-        assert_eq!(with(&[(25, 9)]), Err(ParseError::Truncated), "UDP length beyond the packet");
-        assert_eq!(with(&[(25, 7)]), Err(ParseError::Truncated), "UDP length below the header");
+        assert_eq!(parse_with(&[]), Ok(0));
+        assert_eq!(parse_with(&[(0, 0x46)]), Err(ParseError::NotIp), "options");
+        assert_eq!(parse_with(&[(0, 0x55)]), Err(ParseError::NotIp), "version 5");
+        assert_eq!(parse_with(&[(6, 0x20)]), Err(ParseError::NotIp), "more fragments");
+        assert_eq!(parse_with(&[(7, 1)]), Err(ParseError::NotIp), "fragment offset");
+        assert_eq!(parse_with(&[(9, 6)]), Err(ParseError::NotRoce), "TCP");
+        assert_eq!(parse_with(&[(23, 0xb8)]), Err(ParseError::NotRoce), "port 4792");
+        assert_eq!(parse_with(&[(3, 29)]), Err(ParseError::Truncated), "IP length beyond the frame");
+        assert_eq!(parse_with(&[(3, 19)]), Err(ParseError::Truncated), "IP length below the header");
+        assert_eq!(parse_with(&[(25, 9)]), Err(ParseError::Truncated), "UDP length beyond the packet");
+        assert_eq!(parse_with(&[(25, 7)]), Err(ParseError::Truncated), "UDP length below the header");
         assert_eq!(NetHeader::parse_ip(&[]), Err(ParseError::Truncated));
     }
 

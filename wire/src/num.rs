@@ -16,12 +16,12 @@ macro_rules! narrow {
         pub struct $name($int);
 
         impl $name {
-            #[doc = concat!("The low ", $bits, " bits of `value`.")]
+            #[doc = concat!("Creates the number from the low ", $bits, " bits of `value`.")]
             pub const fn new(value: $int) -> Self {
                 Self(value & ((1 << $bits) - 1))
             }
 
-            #[doc = concat!("The number, below 2^", $bits, ", host order.")]
+            #[doc = concat!("Returns the number, below 2^", $bits, ", in host order.")]
             pub const fn get(self) -> $int {
                 self.0
             }
@@ -45,26 +45,26 @@ narrow! {
 }
 
 impl Psn {
-    /// The PSN `n` after this one.
+    /// Returns the PSN `n` after this one.
     #[must_use]
     pub const fn add(self, n: u32) -> Self {
         Self(self.0.wrapping_add(n) & MASK_24)
     }
 
-    /// The PSN `n` before this one.
+    /// Returns the PSN `n` before this one.
     #[must_use]
     pub const fn sub(self, n: u32) -> Self {
         Self(self.0.wrapping_sub(n) & MASK_24)
     }
 
-    /// The next PSN.
+    /// Returns the next PSN.
     #[must_use]
     pub const fn next(self) -> Self {
         self.add(1)
     }
 
-    /// `self - other` as a signed 24-bit difference: negative when `self` is older, 0 when equal,
-    /// positive when newer.
+    /// Returns `self - other` as a signed 24-bit difference: negative when `self` is older, 0 when
+    /// equal, positive when newer.
     // clause: PSN-24BIT
     #[allow(clippy::cast_possible_wrap)]
     pub const fn distance(self, other: Self) -> i32 {
@@ -89,7 +89,7 @@ impl fmt::Display for Psn {
 }
 
 impl Msn {
-    /// The next MSN.
+    /// Returns the next MSN.
     #[must_use]
     pub const fn next(self) -> Self {
         Self(self.0.wrapping_add(1) & MASK_24)
@@ -168,12 +168,13 @@ impl Gid {
         v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
     }
 
-    /// Returns true for an IPv4-mapped GID, whose packets have an IPv4 header.
+    /// Returns true if the GID is IPv4-mapped: packets have an IPv4 header.
     pub fn is_ipv4(self) -> bool {
         matches!(self.to_ip(), IpAddr::V4(_))
     }
 
-    /// Returns true for a multicast group: first byte 0xff, or an IPv4-mapped 224.0.0.0/4.
+    /// Returns true if the GID is a multicast group: first byte 0xff, or an IPv4-mapped
+    /// 224.0.0.0/4.
     pub fn is_multicast(self) -> bool {
         self.to_ip().is_multicast()
     }
@@ -226,20 +227,20 @@ impl PathMtu {
     /// All values, smallest first.
     pub const ALL: [Self; 5] = [Self::Mtu256, Self::Mtu512, Self::Mtu1024, Self::Mtu2048, Self::Mtu4096];
 
-    /// Payload bytes of a full packet: 256..=4096.
+    /// Returns the payload bytes of a full packet: 256..=4096.
     pub const fn bytes(self) -> u32 {
         128 << (self as u32)
     }
 
-    /// The MTU with this code, 1..=5.
+    /// Returns the MTU with this code; `None` if the code is not in 1..=5.
     // clause: MTU-PATH
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|mtu| *mtu as u8 == code)
     }
 
-    /// The largest path MTU that a network device with this MTU (bytes of an IP packet) carries:
-    /// the largest value not above `netdev_mtu` − 96 (40 GRH + 8 UDP + 12 BTH + 4 XRCETH + 28
-    /// AtomicETH + 4 ICRC), as the kernel's core rule.
+    /// Returns the largest path MTU that a network device with this MTU (bytes of an IP packet)
+    /// carries: like the kernel's RDMA core, the largest value not above `netdev_mtu` − 96 (40 GRH
+    /// + 8 UDP + 12 BTH + 4 XRCETH + 28 AtomicETH + 4 ICRC).
     // clause: MTU-NETDEV
     pub fn for_netdev(netdev_mtu: u32) -> Option<Self> {
         Self::ALL.into_iter().rev().find(|mtu| mtu.bytes() + 96 <= netdev_mtu)
@@ -263,7 +264,7 @@ mod tests {
         assert_eq!(Psn::new(3).sub(5), Psn::new(0xff_fffe));
     }
 
-    /// All 2^24 differences, from places on both sides of every limit.
+    /// Checks all 2^24 differences from PSNs on both sides of every limit.
     // clause: PSN-24BIT
     #[test]
     #[cfg_attr(miri, ignore = "84 million numbers take Miri too long")]
@@ -293,7 +294,7 @@ mod tests {
 
     // clause: MTU-NETDEV
     #[test]
-    fn path_mtu_follows_the_core_rule() {
+    fn path_mtu_follows_the_kernel_rule() {
         let at = |netdev| PathMtu::for_netdev(netdev).map(PathMtu::bytes);
         assert_eq!(at(1500), Some(1024));
         assert_eq!(at(4191), Some(2048));

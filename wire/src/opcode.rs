@@ -67,7 +67,7 @@ pub enum Operation {
     SendOnlyInvalidate = 0x17,
     Flush = 0x1c,
     AtomicWrite = 0x1d,
-    /// Low bits 1, like SEND_MIDDLE; bit 5 distinguishes the two.
+    /// The low 5 bits equal those of SEND_MIDDLE; bit 5 distinguishes the two.
     Cnp = 0x21,
 }
 
@@ -176,7 +176,7 @@ impl Operation {
         }
     }
 
-    /// Returns true for a response.
+    /// Returns true if this is a response.
     pub const fn is_response(self) -> bool {
         matches!(
             self,
@@ -194,7 +194,7 @@ impl Operation {
         self as u8 <= Self::WriteOnlyImm as u8
     }
 
-    /// The operation with these low 5 bits in a connected service. 0x15 (RESYNC) belongs to
+    /// Returns the operation with these low 5 bits in a connected service. 0x15 (RESYNC) belongs to
     /// reliable datagrams.
     const fn from_low_bits(bits: u8) -> Option<Self> {
         let mut rest: &[Self] = &Self::ALL;
@@ -220,29 +220,31 @@ pub struct Opcode {
 }
 
 impl Opcode {
-    /// `operation` must exist in `service`: callers take both from a [`crate::Kind`].
+    /// Creates an opcode. `operation` must exist in `service`: callers take both from a
+    /// [`crate::Kind`].
     pub(crate) const fn new(service: Service, operation: Operation) -> Self {
         Self { service, operation }
     }
 
-    /// The opcode with this byte; `None` for reserved ones, reliable datagrams and vendors' own.
+    /// Returns the opcode with this byte; `None` if the byte is reserved, belongs to reliable
+    /// datagrams or is left to vendors.
     #[inline]
     pub const fn from_u8(byte: u8) -> Option<Self> {
         OPCODES[byte as usize]
     }
 
-    /// The byte on the wire.
+    /// Returns the byte on the wire.
     #[inline]
     pub const fn to_u8(self) -> u8 {
         (self.service as u8) << 5 | self.operation as u8 & 0x1f
     }
 
-    /// The transport service.
+    /// Returns the transport service.
     pub const fn service(self) -> Service {
         self.service
     }
 
-    /// The operation, without its service.
+    /// Returns the operation, without its service.
     pub const fn operation(self) -> Operation {
         self.operation
     }
@@ -271,7 +273,7 @@ impl Opcode {
     }
 }
 
-/// [`Opcode::decode`] of every byte.
+/// Results of [`Opcode::decode`] for every byte.
 const OPCODES: [Option<Opcode>; 256] = {
     let mut table = [None; 256];
     let mut byte = 0;
@@ -383,7 +385,7 @@ impl Kind {
         }
     }
 
-    /// Returns the request, if it is one of a connection.
+    /// Returns the request; `None` for a datagram, a response or a CNP.
     #[inline]
     pub const fn request(&self) -> Option<&Request> {
         match self {
@@ -419,7 +421,7 @@ impl Kind {
 }
 
 impl Request {
-    /// The operation of this request.
+    /// Returns the operation of this request.
     pub const fn operation(&self) -> Operation {
         use Operation as O;
         match self {
@@ -502,7 +504,7 @@ fn write_imm(imm: Option<ImmDt>, to: &mut impl Sink) -> Option<()> {
 }
 
 impl Response {
-    /// The operation of this response.
+    /// Returns the operation of this response.
     pub const fn operation(&self) -> Operation {
         match self {
             Self::ReadFirst(_) => Operation::ReadResponseFirst,
@@ -577,7 +579,7 @@ mod tests {
     use std::fmt::Write;
     use std::string::String;
 
-    /// The whole table as text, so that a change to it is visible in review.
+    /// Compares the whole table as text, so that a change is visible in review.
     // clause: OPCODE-TABLE
     #[test]
     fn opcodes_match_the_reviewed_table() {

@@ -27,7 +27,7 @@ pub struct Form {
 }
 
 impl Form {
-    /// Size in bytes of headers, payload and pad: everything but the ICRC.
+    /// Returns the size in bytes of headers, payload and pad: everything but the ICRC.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "a packet is never empty")]
     pub const fn len(&self) -> usize {
@@ -91,15 +91,16 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// Parses a sequence of packets. If one is as long as the previous one and their BTHs differ only
-/// in PSN and AckReq, only these and the extended headers are parsed.
+/// Parser of a sequence of packets. If a packet is as long as the previous one and their BTHs
+/// differ only in PSN and AckReq, only these and the extended headers are parsed.
 #[derive(Clone, Copy, Debug)]
 pub struct PacketReader<'a> {
     packet: Packet<'a>,
-    /// Opcode of the previous packet, its BTH up to the PSN, and its length; length 0 before the
-    /// first.
+    /// Opcode of the previous packet.
     opcode: Opcode,
+    /// BTH of the previous packet up to the PSN.
     start: [u8; 8],
+    /// Length of the previous packet in bytes; 0 before the first.
     len: usize,
 }
 
@@ -111,8 +112,8 @@ impl Default for PacketReader<'_> {
 }
 
 impl<'a> PacketReader<'a> {
-    /// As [`Packet::parse`]. Returns a reference, because copying a struct that was just written
-    /// stalls on store forwarding.
+    /// Parses a packet like [`Packet::parse`]. Returns a reference, because copying a struct that
+    /// was just written stalls on store forwarding.
     ///
     /// # Errors
     /// As [`Packet::parse`].
@@ -158,7 +159,7 @@ fn strip_pad(rule: PayloadRule, pad: usize, body: &[u8]) -> Result<&[u8], ParseE
     body.get(..len).ok_or(ParseError::Pad)
 }
 
-/// Pad bytes that bring a payload of `len` bytes to a multiple of 4.
+/// Returns the pad bytes that bring a payload of `len` bytes to a multiple of 4.
 // clause: BTH-PAD
 const fn pad_of(len: usize) -> usize {
     len.wrapping_neg() & 3
@@ -180,14 +181,14 @@ impl Header {
         }
     }
 
-    /// Size in bytes of BTH and extended headers.
+    /// Returns the size in bytes of BTH and extended headers.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
     pub const fn len(&self) -> usize {
         self.len_as(self.opcode())
     }
 
-    /// Size in bytes of BTH and extended headers when the opcode is known.
+    /// Returns the size in bytes of BTH and extended headers when the opcode is known.
     #[inline]
     const fn len_as(&self, opcode: Opcode) -> usize {
         let of_service = match self.kind {
@@ -198,7 +199,8 @@ impl Header {
         Bth::LEN + of_service + opcode.facts().ext_len
     }
 
-    /// Size in bytes of headers, `payload` bytes of payload and the pad: everything but the ICRC.
+    /// Returns the size in bytes of headers, `payload` bytes of payload and the pad: everything but
+    /// the ICRC.
     #[inline]
     pub const fn padded_len(&self, payload: usize) -> usize {
         self.len().saturating_add(payload).saturating_add(pad_of(payload))
@@ -212,8 +214,8 @@ impl Header {
         self.emit_as(&self.form(payload_len)?, out)
     }
 
-    /// The form of a packet with `payload_len` bytes of payload; `None` if the operation cannot
-    /// carry so many.
+    /// Returns the form of a packet with `payload_len` bytes of payload; `None` if the operation
+    /// cannot carry so many.
     #[inline]
     pub fn form(&self, payload_len: usize) -> Option<Form> {
         let opcode = self.opcode();
@@ -222,7 +224,8 @@ impl Header {
         opcode.facts().payload.allows(payload_len).then_some(Form { opcode, payload_len, pad, len })
     }
 
-    /// As [`Header::emit`], with the form of this header or of one that differs only in its BTH.
+    /// Writes headers and pad like [`Header::emit`], with the form of this header or of one that
+    /// differs only in its BTH.
     #[inline]
     pub fn emit_as<'b>(&self, form: &Form, mut out: &'b mut [u8]) -> Option<&'b mut [u8]> {
         debug_assert_eq!(form.opcode, self.opcode(), "the form of another packet");
@@ -239,8 +242,8 @@ impl Header {
         Some(payload)
     }
 
-    /// As [`Header::emit_as`], into memory shared with another process: stores byte by byte, reads
-    /// none.
+    /// Writes headers and pad like [`Header::emit_as`], into memory shared with another process:
+    /// stores byte by byte, reads none.
     #[inline]
     pub fn emit_shared_as<'b>(&self, form: &Form, mut out: &'b [AtomicU8]) -> Option<&'b [AtomicU8]> {
         debug_assert_eq!(form.opcode, self.opcode(), "the form of another packet");
@@ -256,7 +259,7 @@ impl Header {
 }
 
 impl fmt::Display for Packet<'_> {
-    /// One line: opcode, base header, extended headers, payload length.
+    /// Writes one line: opcode, base header, extended headers, payload length.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.header.opcode(), self.header.bth)?;
         self.header.kind.fmt_headers(f)?;

@@ -131,7 +131,7 @@ impl Case {
         result.map_err(|broken| Box::new(Failure { broken, faults }))
     }
 
-    /// The world of the case: active ends are in RTS.
+    /// Returns the world of the case: active ends are in RTS.
     fn world(&self) -> World<Rng> {
         let mut world = World::new(self.topology(), Rng::new(self.seed));
         world.wire.pause_faults_after = (!self.work.mishaps).then_some(3);
@@ -185,7 +185,7 @@ impl Case {
         setup
     }
 
-    /// The places of both ends of a connection.
+    /// Returns the places of both ends of a connection.
     fn places(&self, connection: usize) -> [Place; 2] {
         let (n, others) = (self.nodes, self.nodes - 1);
         let first = if self.net == Net::Incast { 1 + connection % others } else { connection % n };
@@ -200,9 +200,9 @@ impl fmt::Display for Case {
         write!(f, "service={} net={}", name_of(&SERVICES, self.service), name_of(&NETS, self.net))?;
         write!(f, " nodes={} latency={}us", self.nodes, link.latency.as_micros())?;
         let gbps = link.bandwidth.map(|bandwidth| bandwidth / 1_000_000_000);
-        show(f, "gbps", gbps)?;
-        show(f, "queue", link.queue)?;
-        show(f, "mark", link.mark_above)?;
+        write_word(f, "gbps", gbps)?;
+        write_word(f, "queue", link.queue)?;
+        write_word(f, "mark", link.mark_above)?;
         write!(f, "{}", if self.mixed { " mixed" } else { "" })?;
         write!(f, " connections={}", self.connections)?;
         if let Some(only) = &self.only {
@@ -213,8 +213,8 @@ impl fmt::Display for Case {
         for (word, is_set) in [(" mishaps", work.mishaps), (" dcqcn", self.dcqcn), (" early_wait", self.early_wait)] {
             f.write_str(if is_set { word } else { "" })?;
         }
-        show(f, "receives", self.receives)?;
-        show(f, "window", self.window)?;
+        write_word(f, "receives", self.receives)?;
+        write_word(f, "window", self.window)?;
         for (after, accident) in &self.accidents {
             match accident {
                 Accident::Error(end) => write!(f, " error={end}@{}us", after.as_micros())?,
@@ -229,7 +229,7 @@ impl fmt::Display for Case {
     }
 }
 
-fn show(f: &mut fmt::Formatter<'_>, name: &str, value: Option<impl fmt::Display>) -> fmt::Result {
+fn write_word(f: &mut fmt::Formatter<'_>, name: &str, value: Option<impl fmt::Display>) -> fmt::Result {
     value.map_or(Ok(()), |value| write!(f, " {name}={value}"))
 }
 
@@ -244,18 +244,18 @@ impl FromStr for Case {
         let (words, rules) = text.trim().split_once('\n').unwrap_or((text, ""));
         let mut case = Self { rules: rules.parse().map_err(|error| format!("{error}"))?, ..Self::default() };
         for word in words.split_whitespace() {
-            case.take(word).ok_or_else(|| format!("{word:?} is not a word of a case"))?;
+            case.parse_word(word).ok_or_else(|| format!("{word:?} is not a word of a case"))?;
         }
         let known = |end: usize| end < 2 * case.connections;
-        let sane = case.nodes >= 2
+        let is_valid = case.nodes >= 2
             && case.only.iter().flatten().all(|&connection| known(2 * connection))
             && case.accidents.iter().all(|(_, accident)| !matches!(accident, Accident::Error(end) if !known(*end)));
-        if sane { Ok(case) } else { Err("a node or end in it does not exist".into()) }
+        if is_valid { Ok(case) } else { Err("a node or an end of the case does not exist".into()) }
     }
 }
 
 impl Case {
-    fn take(&mut self, word: &str) -> Option<()> {
+    fn parse_word(&mut self, word: &str) -> Option<()> {
         let (name, value) = word.split_once('=').unwrap_or((word, ""));
         match name {
             "service" => self.service = SERVICES.iter().find(|(name, _)| *name == value)?.1,
@@ -288,12 +288,12 @@ fn micros(text: &str) -> Option<Duration> {
 }
 
 fn accident(name: &str, value: &str) -> Option<(Duration, Accident)> {
-    let (whom, after) = value.split_once('@')?;
-    let whom = whom.parse().ok()?;
-    Some((micros(after)?, if name == "gone" { Accident::Gone(whom) } else { Accident::Error(whom) }))
+    let (number, after) = value.split_once('@')?;
+    let number = number.parse().ok()?;
+    Some((micros(after)?, if name == "gone" { Accident::Gone(number) } else { Accident::Error(number) }))
 }
 
-const BUDGET: u32 = 2000;
+const MAX_RUNS: u32 = 2000;
 
 /// Result of [`shrink`].
 #[derive(Clone, Debug)]
@@ -304,7 +304,7 @@ pub struct Smallest {
 }
 
 impl fmt::Display for Smallest {
-    /// The broken promise, and the text of the case.
+    /// Writes the broken promise, and the text of the case.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}\nthe smallest run that does it (found in {} runs):\n{}", self.broken, self.runs, self.case)
     }
@@ -345,7 +345,7 @@ impl Search<'_> {
     }
 
     fn failure(&mut self, case: &Case, faults: Option<&[Fault]>) -> Option<Box<Failure>> {
-        if self.runs >= BUDGET {
+        if self.runs >= MAX_RUNS {
             return None;
         }
         self.runs += 1;
@@ -365,8 +365,8 @@ impl Search<'_> {
         Some(failure)
     }
 
-    /// The faults of a run, rounded to what rules can express; `None` if they alone do not make it
-    /// fail.
+    /// Returns the faults of a run, rounded to what rules can express; `None` if they alone do not
+    /// make it fail.
     fn faults_of(&mut self, case: &Case) -> Option<Vec<Fault>> {
         let faults: Vec<Fault> = self.failure(case, None)?.faults.into_iter().map(rounded).collect();
         self.fails(case, Some(&faults)).then_some(faults)
@@ -413,9 +413,9 @@ impl Search<'_> {
 
 /// Rounds the times of a fault to microseconds, the unit of rules.
 fn rounded(mut fault: Fault) -> Fault {
-    let whole = |time: Duration| Duration::from_micros(u64::try_from(time.as_nanos().div_ceil(1000)).unwrap_or(0));
-    fault.verdict.delay = whole(fault.verdict.delay);
-    fault.verdict.copies_after = whole(fault.verdict.copies_after);
+    let to_micros = |time: Duration| Duration::from_micros(u64::try_from(time.as_nanos().div_ceil(1000)).unwrap_or(0));
+    fault.verdict.delay = to_micros(fault.verdict.delay);
+    fault.verdict.copies_after = to_micros(fault.verdict.copies_after);
     fault
 }
 
@@ -439,15 +439,15 @@ fn rules_of_one(fault: &Fault) -> impl Iterator<Item = Rule> {
     actions.into_iter().flatten().map(move |action| {
         // A rule counts only packets that its action can affect.
         let nth = match action {
-            Action::Corrupt(Part::Payload) => fault.nth.loaded,
-            Action::Rnr => fault.nth.received,
+            Action::Corrupt(Part::Payload) => fault.nth.with_payload,
+            Action::Rnr => fault.nth.with_receive,
             _ => fault.nth.all,
         };
         Rule { dir, qp: Some(QpSelector::Ordinal(end)), nth: Spans::new(vec![(nth, nth)]), ..Rule::new(action) }
     })
 }
 
-/// The damaged part of the packet; the pad counts as payload.
+/// Returns the damaged part of the packet; the pad counts as payload.
 fn part_of(fault: &Fault, at: usize) -> Part {
     match at {
         at if at < fault.header => Part::Header,

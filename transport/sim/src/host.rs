@@ -82,13 +82,13 @@ pub struct Flow {
     pub others: u32,
     pub peak: u32,
     pub refused: bool,
-    /// True if reservations are released (RC), so that `own` must equal `reserved`.
-    pub returns: bool,
+    /// True if the QP releases its reservations (RC), so that `own` must equal `reserved`.
+    pub releases: bool,
 }
 
 impl Flow {
     /// Reserves `bytes` if they exceed the limit by at most `beyond`.
-    fn take(&mut self, bytes: u32, beyond: u32) -> bool {
+    fn try_reserve(&mut self, bytes: u32, beyond: u32) -> bool {
         let fits = self.limit.is_none_or(|limit| self.reserved + self.others + bytes <= limit.saturating_add(beyond));
         if fits {
             self.reserved = self.reserved.saturating_add(bytes);
@@ -117,7 +117,7 @@ pub struct SimHost {
 }
 
 impl SimHost {
-    /// A host whose completion queues hold `depth` entries without allocating.
+    /// Creates a host whose completion queues hold `depth` entries without allocating.
     pub fn with_depth(depth: usize) -> Self {
         let queue = || VecDeque::with_capacity(depth);
         Self { sends: queue(), recvs: queue(), ..Self::default() }
@@ -184,7 +184,7 @@ impl Memory for SimHost {
     }
 
     fn bind(&mut self, bind: &Bind) -> Result<(), MemError> {
-        self.memory.open(bind)
+        self.memory.bind_window(bind)
     }
 }
 
@@ -257,18 +257,18 @@ impl FlowControl for SimHost {
 
     fn reserve(&mut self, _av: &Av, _qpn: Qpn, bytes: u32, own: u32) -> bool {
         let flow = &mut self.flow;
-        assert!(!flow.returns || own == flow.reserved, "QP claims {own} bytes under way, reserved {}", flow.reserved);
-        let fits = flow.take(bytes, if own == 0 { u32::MAX } else { 0 });
+        assert!(!flow.releases || own == flow.reserved, "QP claims {own} bytes in flight, reserved {}", flow.reserved);
+        let fits = flow.try_reserve(bytes, if own == 0 { u32::MAX } else { 0 });
         flow.refused |= !fits;
         fits
     }
 
     fn reserve_in_run(&mut self, _av: &Av, _qpn: Qpn, bytes: u32) -> bool {
-        self.flow.take(bytes, self.flow.in_run)
+        self.flow.try_reserve(bytes, self.flow.in_run)
     }
 
     fn reserve_ahead(&mut self, _av: &Av, _qpn: Qpn, bytes: u32) -> bool {
-        self.flow.take(bytes, 0)
+        self.flow.try_reserve(bytes, 0)
     }
 
     fn release(&mut self, _av: &Av, _qpn: Qpn, bytes: u32) {
@@ -337,7 +337,7 @@ struct Region {
 #[derive(Debug, Default)]
 pub struct VecMemory {
     regions: Vec<Region>,
-    /// Bound windows. Every key that is not of a region is one.
+    /// Bound windows.
     windows: Vec<Bind>,
     pub flushes: u32,
 }
@@ -353,7 +353,8 @@ impl VecMemory {
         self.register_across(pd, len, access, None)
     }
 
-    /// As [`Self::register_in`]. The address of byte `edge` is a multiple of 4 GiB.
+    /// Registers `len` zero bytes in the domain `pd`, so that the address of byte `edge` is a
+    /// multiple of 4 GiB.
     pub fn register_across(&mut self, pd: u32, len: u32, access: Access, edge: Option<u64>) -> Mr {
         let index = u32::try_from(self.regions.len()).expect("few regions");
         // An unmapped page between regions catches overruns.
@@ -448,12 +449,12 @@ impl VecMemory {
     ) -> Result<(), MemError> {
         let (mut skip, mut done) = (u64::from(offset), 0);
         for sge in sges {
-            let here = u64::from(sge.length);
-            if skip >= here {
-                skip -= here;
+            let sge_len = u64::from(sge.length);
+            if skip >= sge_len {
+                skip -= sge_len;
                 continue;
             }
-            let take = (here - skip).min((len - done) as u64);
+            let take = (sge_len - skip).min((len - done) as u64);
             if take == 0 {
                 break;
             }
@@ -466,7 +467,7 @@ impl VecMemory {
         if done == len { Ok(()) } else { Err(MemError::Range) }
     }
 
-    /// Start of the region with this key; 0 if there is none.
+    /// Returns the start of the region with this key; 0 if there is none.
     fn base_of(&self, rkey: RKey) -> u64 {
         index_of(rkey.0).and_then(|i| self.regions.get(i)).map_or(0, |r| r.mr.addr)
     }
@@ -487,7 +488,7 @@ impl VecMemory {
     }
 
     /// Binds a window, unless its index is in use.
-    fn open(&mut self, bind: &Bind) -> Result<(), MemError> {
+    fn bind_window(&mut self, bind: &Bind) -> Result<(), MemError> {
         self.access_region(bind.lkey.0, bind.addr, bind.length, Access::MW_BIND)?;
         if self.windows.iter().any(|window| window.rkey.0 >> 8 == bind.rkey.0 >> 8) {
             return Err(MemError::Access);
@@ -497,7 +498,7 @@ impl VecMemory {
     }
 }
 
-/// Table index of a key; key 0 is invalid.
+/// Returns the table index of a key; `None` for key 0, which is invalid.
 fn index_of(key: u32) -> Option<usize> {
     (key >> 8).checked_sub(1).map(|i| i as usize)
 }

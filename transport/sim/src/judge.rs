@@ -38,7 +38,7 @@ pub enum Promise {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Broken {
     pub promise: Promise,
-    /// End that broke it; `None` if unknown.
+    /// End that broke the promise; `None` if unknown.
     pub end: Option<usize>,
     pub at: Instant,
     pub detail: String,
@@ -73,13 +73,13 @@ const WINDOW: i32 = 1 << 23;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Watch {
     last: Option<Probe>,
-    /// True in the error state after the last NAK.
+    /// True if the QP has sent its last NAK in the error state.
     silenced: bool,
-    /// Bytes of this QP in the sum of its node.
+    /// Bytes of this QP that its window counts.
     pub(crate) counted: u32,
 }
 
-/// Returns true if the send queue runs. In other states a flush changes the PSNs.
+/// Returns true if the send queue runs. In other states a flush may change the PSNs.
 fn is_sending(probe: &Probe) -> bool {
     matches!(probe.state, QpState::Rts | QpState::Sqd)
 }
@@ -128,7 +128,7 @@ impl Watch {
                 ensure!(inside, Windows, None, at, "request {psn} outside {}..{}", probe.una, probe.sent);
             }
             Kind::RcResponse(response) | Kind::XrcResponse(response) => {
-                let newest = newest_answer(response, probe.expected);
+                let newest = newest_response_psn(response, probe.expected);
                 ensure!(psn.distance(newest) <= 0, Windows, None, at, "{response:?} {psn} is beyond {newest}");
             }
             _ => {}
@@ -137,9 +137,9 @@ impl Watch {
     }
 }
 
-/// Newest PSN of a response: a NAK carries the PSN of the expected request, all others the one
-/// before.
-fn newest_answer(response: &Response, expected: Psn) -> Psn {
+/// Returns the newest legal PSN of a response: a NAK carries the PSN of the expected request, all
+/// others the one before.
+fn newest_response_psn(response: &Response, expected: Psn) -> Psn {
     match response {
         Response::Ack(aeth) if is_nak(aeth.syndrome) => expected,
         _ => expected.sub(1),
@@ -150,8 +150,8 @@ fn is_nak(syndrome: Syndrome) -> bool {
     matches!(syndrome, Syndrome::Nak(_) | Syndrome::RnrNak { .. })
 }
 
-/// A timer runs only in RTS and SQD, and only while work is in flight, held back, or waits for the
-/// peer.
+/// Checks that a timer runs only in RTS and SQD, and only while work is in flight, held back, or
+/// waits for the peer.
 fn check_timer(qp: &Qp, now: &Probe, at: Instant) -> Result<(), Broken> {
     let waits = is_sending(now) && (now.sends > 0 || !qp.is_quiescent());
     ensure!(waits || qp.poll_timeout().is_none(), Timers, None, at, "a timer runs without work: {now:?}");
@@ -171,7 +171,7 @@ fn check_order(now: &Probe, at: Instant) -> Result<(), Broken> {
     Ok(())
 }
 
-/// The reservation equals what the QP holds; outside RTS and SQD it holds nothing.
+/// Checks that the reservation equals what the QP holds; outside RTS and SQD it holds nothing.
 fn check_credit(now: &Probe, host: &SimHost, at: Instant) -> Result<(), Broken> {
     let (reserved, held) = (host.flow.reserved, now.held);
     ensure!(reserved == held, Credit, None, at, "{reserved} bytes reserved, {held} held");
@@ -179,7 +179,7 @@ fn check_credit(now: &Probe, host: &SimHost, at: Instant) -> Result<(), Broken> 
     Ok(())
 }
 
-/// PSNs never go back while the connection lasts.
+/// Checks that PSNs never go back while the connection lasts.
 fn check_progress(last: &Probe, now: &Probe, at: Instant) -> Result<(), Broken> {
     let back = |from: Psn, to: Psn| to.distance(from) < 0;
     if is_sending(last) && is_sending(now) {
@@ -192,8 +192,8 @@ fn check_progress(last: &Probe, now: &Probe, at: Instant) -> Result<(), Broken> 
     Ok(())
 }
 
-/// The responder has received what the requester considers acknowledged, and nothing that was not
-/// sent.
+/// Checks that the responder has received what the requester considers acknowledged, and nothing
+/// that was not sent.
 fn check_belief(requester: &Probe, responder: &Probe, at: Instant) -> Result<(), Broken> {
     if is_sending(requester) && is_receiving(responder) {
         let (sent, arrived) = (requester.sent, responder.expected);

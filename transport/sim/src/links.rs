@@ -10,8 +10,9 @@ use roxe_wire::{ECN, Gid, NetHeader};
 
 /// Bytes around a UDP payload over IPv4: preamble, Ethernet header, checksum, gap, IPv4 and UDP
 /// header.
-const AROUND_IPV4: usize = 8 + 14 + 4 + 12 + 20 + 8;
-const IPV6_MORE: usize = 20;
+const IPV4_OVERHEAD: usize = 8 + 14 + 4 + 12 + 20 + 8;
+/// Additional bytes of an IPv6 header.
+const IPV6_EXTRA: usize = 20;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkSpec {
@@ -29,7 +30,7 @@ impl LinkSpec {
         Self { latency, bandwidth: None, queue: None, mark_above: None }
     }
 
-    /// A link with a bandwidth in Gbit/s.
+    /// Creates the specification of a link with a bandwidth in Gbit/s.
     pub const fn gigabits(latency: Duration, gigabits: u64) -> Self {
         Self { latency, bandwidth: Some(gigabits * 1_000_000_000), queue: None, mark_above: None }
     }
@@ -40,6 +41,7 @@ pub struct LinkTally {
     pub carried: u64,
     pub overflowed: u64,
     pub marked: u64,
+    /// Maximum queue length in bytes.
     pub longest: u64,
 }
 
@@ -63,7 +65,7 @@ impl Link {
             self.tally.carried += 1;
             return Some(now.after(self.spec.latency));
         };
-        let size = (len + AROUND_IPV4 + if net.dst.is_ipv4() { 0 } else { IPV6_MORE }) as u64;
+        let size = (len + IPV4_OVERHEAD + if net.dst.is_ipv4() { 0 } else { IPV6_EXTRA }) as u64;
         let waiting = self.free_at.since(now).as_nanos() * u128::from(bandwidth) / 8_000_000_000;
         let waiting = u64::try_from(waiting).unwrap_or(u64::MAX);
         if self.spec.queue.is_some_and(|queue| waiting + size > u64::from(queue)) {
@@ -93,11 +95,11 @@ pub fn node_at(gid: Gid) -> Option<usize> {
     (u32::from_be_bytes([0, high, mid, low]) as usize).checked_sub(1)
 }
 
-/// The links of a route, in order; at most three.
+/// The links from one node to another, in order; at most three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Way([Option<u32>; 3]);
+pub struct LinkPath([Option<u32>; 3]);
 
-impl Way {
+impl LinkPath {
     pub fn next_link(&mut self) -> Option<usize> {
         let [first, second, third] = self.0;
         self.0 = [second, third, None];
@@ -122,18 +124,18 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// A direct link with latency only between every two nodes.
+    /// Creates direct links, which only delay, between every two nodes.
     pub fn direct(latency: Duration) -> Self {
         Self { shape: Shape::Direct, links: vec![Link::new(LinkSpec::delay(latency))] }
     }
 
-    /// `nodes` nodes around a switch; the link from the switch to a node has the queue of an output
-    /// port.
+    /// Creates a star of `nodes` nodes around a switch; the link from the switch to a node has the
+    /// queue of an output port.
     pub fn star(nodes: usize, spec: LinkSpec) -> Self {
         Self { shape: Shape::Star, links: vec![Link::new(spec); 2 * nodes] }
     }
 
-    /// Two switches with the even and the odd nodes around them, joined by `trunk` in each
+    /// Creates two switches with the even and the odd nodes around them, joined by `trunk` in each
     /// direction.
     pub fn dumbbell(nodes: usize, spec: LinkSpec, trunk: LinkSpec) -> Self {
         let mut links = vec![Link::new(spec); 2 * nodes];
@@ -141,10 +143,12 @@ impl Topology {
         Self { shape: Shape::Dumbbell, links }
     }
 
+    /// Returns the link from `node` to its switch.
     pub fn up(&mut self, node: usize) -> &mut Link {
         self.link(2 * node)
     }
 
+    /// Returns the link from its switch to `node`.
     pub fn down(&mut self, node: usize) -> &mut Link {
         self.link(2 * node + 1)
     }
@@ -153,18 +157,18 @@ impl Topology {
         &self.links
     }
 
-    /// Returns a link by its number in a [`Way`].
+    /// Returns a link by its number in a [`LinkPath`].
     pub fn link(&mut self, index: usize) -> &mut Link {
         &mut self.links[index]
     }
 
-    pub fn way(&self, from: usize, to: usize) -> Way {
+    pub fn path(&self, from: usize, to: usize) -> LinkPath {
         let index = |link: usize| u32::try_from(link).ok();
         let (up, down) = (index(2 * from), index(2 * to + 1));
         match self.shape {
-            Shape::Direct => Way([Some(0), None, None]),
-            Shape::Dumbbell if from % 2 != to % 2 => Way([up, index(self.links.len() - 2 + from % 2), down]),
-            Shape::Star | Shape::Dumbbell => Way([up, down, None]),
+            Shape::Direct => LinkPath([Some(0), None, None]),
+            Shape::Dumbbell if from % 2 != to % 2 => LinkPath([up, index(self.links.len() - 2 + from % 2), down]),
+            Shape::Star | Shape::Dumbbell => LinkPath([up, down, None]),
         }
     }
 }
@@ -182,10 +186,10 @@ mod tests {
     }
 
     /// A payload that makes a packet of 1,000 bytes.
-    const LEN: usize = 1000 - AROUND_IPV4;
+    const LEN: usize = 1000 - IPV4_OVERHEAD;
 
     #[test]
-    fn packets_follow_each_other_at_the_bandwidth() {
+    fn packets_arrive_at_the_bandwidth() {
         let mut link = Link::new(LinkSpec::gigabits(5 * US, 8));
         let arrivals = [0, 0, 0, 10_000].map(|now| link.carry(Instant(now), &mut net(0), LEN));
         assert_eq!(arrivals, [6_000, 7_000, 8_000, 16_000].map(|at| Some(Instant(at))));
@@ -193,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_drops_and_empties_with_time() {
+    fn full_queue_drops_until_packets_leave() {
         let mut link = Link::new(LinkSpec { queue: Some(2000), ..LinkSpec::gigabits(US, 8) });
         let passed = [0, 0, 0, 999, 1000].map(|now| link.carry(Instant(now), &mut net(0), LEN).is_some());
         assert_eq!(passed, [true, true, false, false, true]);
@@ -214,17 +218,17 @@ mod tests {
     }
 
     #[test]
-    fn a_link_without_bandwidth_only_delays() {
+    fn link_without_bandwidth_only_delays() {
         let mut link = Link::new(LinkSpec { queue: Some(1), ..LinkSpec::delay(7 * US) });
         assert_eq!([0, 0].map(|now| link.carry(Instant(now), &mut net(0), LEN)), [Some(Instant(7000)); 2]);
     }
 
-    fn links(mut way: Way) -> Vec<usize> {
-        core::iter::from_fn(|| way.next_link()).collect()
+    fn links(mut path: LinkPath) -> Vec<usize> {
+        core::iter::from_fn(|| path.next_link()).collect()
     }
 
     #[test]
-    fn addresses_name_nodes() {
+    fn node_addresses_roundtrip() {
         for node in [0, 1, 254, 255, 256, 70_000] {
             assert_eq!(node_at(address(node)), Some(node));
         }
@@ -233,13 +237,13 @@ mod tests {
     }
 
     #[test]
-    fn routes_pass_the_switches() {
+    fn paths_pass_through_the_switches() {
         let spec = LinkSpec::delay(Duration::ZERO);
-        assert_eq!(links(Topology::direct(Duration::ZERO).way(0, 1)), [0]);
-        assert_eq!(links(Topology::star(4, spec).way(0, 3)), [0, 7]);
+        assert_eq!(links(Topology::direct(Duration::ZERO).path(0, 1)), [0]);
+        assert_eq!(links(Topology::star(4, spec).path(0, 3)), [0, 7]);
         let dumbbell = Topology::dumbbell(4, spec, spec);
-        assert_eq!(links(dumbbell.way(0, 2)), [0, 5]);
-        assert_eq!(links(dumbbell.way(0, 3)), [0, 8, 7]);
-        assert_eq!(links(dumbbell.way(3, 0)), [6, 9, 1]);
+        assert_eq!(links(dumbbell.path(0, 2)), [0, 5]);
+        assert_eq!(links(dumbbell.path(0, 3)), [0, 8, 7]);
+        assert_eq!(links(dumbbell.path(3, 0)), [6, 9, 1]);
     }
 }

@@ -38,14 +38,14 @@ impl<C> DerefMut for Pair<C> {
 }
 
 impl Pair {
-    /// Two connected QPs in RTS over a network without faults.
+    /// Creates two connected QPs in RTS over a network without faults.
     pub fn new(setup: Setup) -> Self {
         Self::with_choices(setup, Rng::new(1))
     }
 }
 
 impl<C: Choices> Pair<C> {
-    /// Two connected QPs in RTS with random decisions by `choices`.
+    /// Creates two connected QPs in RTS with random decisions by `choices`.
     pub fn with_choices(setup: Setup, choices: C) -> Self {
         let mut pair = Self::idle(setup, choices);
         for side in [Peer::A, Peer::B] {
@@ -134,12 +134,12 @@ impl<C: Choices> Pair<C> {
         self.act(|world| world.transmit(side.index()));
     }
 
-    /// Runs `deed` after the test may have called any method of its ends.
-    fn act<T>(&mut self, deed: impl FnOnce(&mut World<C>) -> Result<T, Broken>) -> T {
+    /// Calls `action` after the test may have called any method of its ends.
+    fn act<T>(&mut self, action: impl FnOnce(&mut World<C>) -> Result<T, Broken>) -> T {
         self.world.touch_all();
-        let done = deed(&mut self.world).unwrap_or_else(|broken| panic!("{broken}"));
+        let result = action(&mut self.world).unwrap_or_else(|broken| panic!("{broken}"));
         self.world.sync_clocks();
-        done
+        result
     }
 
     /// Delivers a packet to `to` as if its peer had sent it, bypassing the network.
@@ -174,7 +174,7 @@ impl<C: Choices> Pair<C> {
     }
 }
 
-/// A pair with a random setup and random faults up to `worst` per thousand of each kind.
+/// Creates a pair with a random setup and random faults up to `worst` per thousand of each kind.
 ///
 /// A `hardy` pair has maximum retries, and faults pause before they are spent, so that everything
 /// can succeed. Other pairs have random retry counts.
@@ -190,13 +190,13 @@ pub fn random_pair<C: Choices>(service: Service, worst: u32, hardy: bool, mut ch
     pair
 }
 
-/// Transmit faults of every kind with random rates up to `worst` per thousand.
+/// Returns transmit faults of every kind with random rates up to `worst` per thousand.
 pub fn random_faults(worst: u32, latency: Duration, choices: &mut impl Choices) -> Rules {
-    let while_ = |from: u32, to: u32| Hold { min: latency * from / 10, max: latency * to / 10 };
+    let hold_between = |from: u32, to: u32| Hold { min: latency * from / 10, max: latency * to / 10 };
     let actions = [
         Action::Drop,
-        Action::Duplicate { copies: 1, after: while_(1, 40) },
-        Action::Delay(while_(1, 40)),
+        Action::Duplicate { copies: 1, after: hold_between(1, 40) },
+        Action::Delay(hold_between(1, 40)),
         Action::Corrupt(Part::Payload),
         Action::Corrupt(Part::Header),
     ];

@@ -30,7 +30,7 @@ pub trait Choices: Sized {
 pub struct Rng(u64);
 
 impl Rng {
-    /// A generator with this seed.
+    /// Creates a generator with this seed.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -88,7 +88,7 @@ impl<'a> Script<'a> {
 }
 
 impl Choices for Script<'_> {
-    /// Both sources use alternate bytes from here on.
+    /// Splits the rest of the input: both sources use alternate bytes from here on.
     fn fork(&mut self) -> Self {
         let bytes = self.bytes.get(self.step..).unwrap_or_default();
         self.step *= 2;
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_generator_is_splitmix64() {
+    fn generator_matches_published_splitmix64() {
         // First outputs for seed 1234567, as published with the algorithm (Steele, Lea, Flood
         // 2014).
         let mut rng = Rng::new(1_234_567);
@@ -123,14 +123,14 @@ mod tests {
     fn forks_of_a_script_share_its_bytes() {
         let mut first = Script::new(&[0, 1, 2, 3, 4, 5, 6, 7]);
         let (mut second, mut third) = (first.fork(), first.fork());
-        let turn = [&mut first, &mut second, &mut third].map(|script| script.below(9));
-        assert_eq!(turn, [0, 1, 2]);
+        let firsts = [&mut first, &mut second, &mut third].map(|script| script.below(9));
+        assert_eq!(firsts, [0, 1, 2]);
         let rest = [&mut first, &mut second, &mut third].map(|script| [script.below(9), script.below(9)]);
         assert_eq!(rest, [[4, 0], [3, 5], [6, 0]]);
     }
 
     #[test]
-    fn an_exhausted_script_makes_plain_choices() {
+    fn exhausted_script_makes_plain_choices() {
         let mut script = Script::new(&[7]);
         assert_eq!(script.below(5), 2);
         assert_eq!(script.below(1000), 0);

@@ -30,7 +30,7 @@ use std::collections::VecDeque;
 const UNTOUCHED: u8 = 0x5a;
 /// Numbers of the SRQs of an XRC target.
 const QUEUES: [u32; 2] = [0x21, 0x4_0022];
-/// Key of the one window that an end binds.
+/// Key of the window that an end binds.
 const WINDOW: u32 = 0xff00_0017;
 /// Steps per end after which an unfinished run counts as stuck.
 const STEP_LIMIT: usize = 200_000;
@@ -42,7 +42,7 @@ pub struct Work {
     pub messages: u32,
     pub max_len: u32,
     /// True if work requests may be wrong and QPs may change state: then only "at most once, in
-    /// order, right" is checked.
+    /// order, correct" is checked.
     pub mishaps: bool,
 }
 
@@ -82,7 +82,8 @@ struct Slot {
 #[derive(Debug)]
 enum Expect {
     Nothing,
-    /// These bytes; if `modelled`, as in the memory model, which is exact only without failures.
+    /// Placed bytes. If `modelled`, they are those of the memory model, which is exact only without
+    /// failures.
     Bytes {
         slot: Slot,
         data: Vec<u8>,
@@ -136,11 +137,13 @@ struct UcWrite {
 
 /// One end with its work and its expected results.
 struct Side<C> {
+    /// Decides when to post.
     when: C,
+    /// Decides what to post.
     what: C,
     active: bool,
     quota: u32,
-    /// True if failures are allowed at this end: only "at most once, in order, right" is checked.
+    /// True if failures are allowed at this end: only "at most once, in order, correct" is checked.
     fragile: bool,
     source: Mr,
     sink: Mr,
@@ -159,9 +162,10 @@ struct Side<C> {
     /// Index of the peer's SRQ for the next send (XRC).
     queue: usize,
     flushes: u32,
-    /// True after the post of a window on `shared`, and its key once it is bound.
+    /// True if the bind of a window on `shared` was posted.
     window: bool,
-    open: Option<RKey>,
+    /// Key of that window once it is bound.
+    window_key: Option<RKey>,
     /// True if a READ of mutable memory may be outstanding: the next change of it must be fenced.
     read_pending: bool,
     ok_sends: u64,
@@ -170,7 +174,9 @@ struct Side<C> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accident {
+    /// This end enters the error state.
     Error(usize),
+    /// This node is removed.
     Gone(usize),
 }
 
@@ -225,22 +231,22 @@ impl<C: Choices> Scenario<C> {
     }
 
     fn drive(&mut self) -> Result<(), Broken> {
-        let everyone = 0..self.sides.len();
-        let mut news: Vec<usize> = everyone.clone().collect();
+        let all_ids = 0..self.sides.len();
+        let mut changed: Vec<usize> = all_ids.clone().collect();
         let mut quiet = 0;
         for turn in 0..STEP_LIMIT * self.sides.len() {
             self.cause_accidents()?;
             let mut posted = false;
-            for &id in &news {
+            for &id in &changed {
                 posted |= self.post_some(id)?;
             }
             if self.work.mishaps && self.world.choices.chance(10) {
                 self.change_state()?;
             }
             let moved = self.world.step()?;
-            self.world.take_news(&mut news);
-            for &id in &news {
-                self.reap(id)?;
+            self.world.take_news(&mut changed);
+            for &id in &changed {
+                self.check_completions(id)?;
             }
             if !moved && self.living().all(|id| self.has_done(id)) {
                 return Ok(());
@@ -255,10 +261,10 @@ impl<C: Choices> Scenario<C> {
                 return Ok(());
             }
             if moved {
-                news.push(turn % everyone.len());
+                changed.push(turn % all_ids.len());
             } else {
-                news.clear();
-                news.extend(everyone.clone());
+                changed.clear();
+                changed.extend(all_ids.clone());
             }
         }
         let tally = self.world.wire.tally;
@@ -323,7 +329,7 @@ impl<C: Choices> Scenario<C> {
         Ok(posted)
     }
 
-    /// With mishaps: requests a random state, legal or not.
+    /// Requests a random state of a random end, legal or not; called only with mishaps.
     fn change_state(&mut self) -> Result<(), Broken> {
         let ends = u32::try_from(self.sides.len()).unwrap_or(u32::MAX);
         let id = self.world.choices.below(ends) as usize;
@@ -370,7 +376,7 @@ impl<C: Choices> Scenario<C> {
         while self.world.step()? {}
         let living: Vec<usize> = self.living().collect();
         for id in living {
-            self.reap(id)?;
+            self.check_completions(id)?;
             self.check_flushed(id)?;
         }
         Ok(())
@@ -388,7 +394,7 @@ impl<C: Choices> Scenario<C> {
         };
         ensure!(side.recvs.len() == kept, Completions, Some(id), at, "receives not flushed: {:?}", side.recvs);
         let flow = &end.host.flow;
-        ensure!(!flow.returns || flow.reserved == 0, Credit, Some(id), at, "{} bytes leaked", flow.reserved);
+        ensure!(!flow.releases || flow.reserved == 0, Credit, Some(id), at, "{} bytes leaked", flow.reserved);
         Ok(())
     }
 }
@@ -399,8 +405,8 @@ impl<C: Choices> Side<C> {
         let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let everything = Access::LOCAL_WRITE | remote | Access::FLUSH_GLOBAL | Access::MW_BIND;
         let used = u32::from(active);
-        let source = memory.register(used * 4 * room(work.max_len), Access::REMOTE_READ);
-        let shared = memory.register(used * 2 * room(work.max_len), everything);
+        let source = memory.register(used * 4 * region_unit(work.max_len), Access::REMOTE_READ);
+        let shared = memory.register(used * 2 * region_unit(work.max_len), everything);
         let sink = memory.register(used * slots * slot_size(work.max_len), Access::LOCAL_WRITE);
         Self {
             active,
@@ -423,7 +429,7 @@ impl<C: Choices> Side<C> {
             queue: 0,
             flushes: 0,
             window: false,
-            open: None,
+            window_key: None,
             read_pending: false,
             ok_sends: 0,
             ok_recvs: 0,
@@ -437,7 +443,7 @@ impl<C: Choices> Side<C> {
 }
 
 impl<C: Choices> Scenario<C> {
-    fn reap(&mut self, id: usize) -> Result<(), Broken> {
+    fn check_completions(&mut self, id: usize) -> Result<(), Broken> {
         while let Some(cqe) = self.world.ends[id].host.sends.pop_front() {
             self.check_send(id, &cqe)?;
         }
@@ -461,32 +467,32 @@ impl<C: Choices> Scenario<C> {
             let posted = self.sides[id].sends.pop_front();
             ensure!(posted.is_some(), Completions, me, at, "of no outstanding send: {cqe:?}");
             let Some(posted) = posted else { return Ok(()) };
-            let this = posted.wr_id == cqe.wr_id;
-            ensure!(this || !posted.signaled, Completions, me, at, "{cqe:?} came before {posted:?}");
-            if this && cqe.status != WcStatus::Success {
-                self.forget(id, &posted.expect);
+            let is_match = posted.wr_id == cqe.wr_id;
+            ensure!(is_match || !posted.signaled, Completions, me, at, "{cqe:?} completed before {posted:?}");
+            if is_match && cqe.status != WcStatus::Success {
+                self.free_slot(id, &posted.expect);
                 return Ok(());
             }
-            ensure!(!this || posted.signaled, Completions, me, at, "unsignaled success reported: {cqe:?}");
-            ensure!(!this || posted.matches(cqe), Completions, me, at, "{cqe:?} for {posted:?}");
+            ensure!(!is_match || posted.signaled, Completions, me, at, "unsignaled success reported: {cqe:?}");
+            ensure!(!is_match || posted.matches(cqe), Completions, me, at, "{cqe:?} for {posted:?}");
             self.sides[id].ok_sends += 1;
-            self.check_landed(id, &posted)?;
+            self.check_placed(id, &posted)?;
             if posted.opcode == WcOpcode::BindWindow {
-                self.sides[id].open = Some(RKey(WINDOW));
+                self.sides[id].window_key = Some(RKey(WINDOW));
             }
-            if this {
+            if is_match {
                 return Ok(());
             }
         }
     }
 
-    fn forget(&mut self, id: usize, expect: &Expect) {
+    fn free_slot(&mut self, id: usize, expect: &Expect) {
         if let Expect::Bytes { slot, .. } = expect {
             self.sides[id].free.push(slot.index);
         }
     }
 
-    fn check_landed(&mut self, id: usize, posted: &PostedSend) -> Result<(), Broken> {
+    fn check_placed(&mut self, id: usize, posted: &PostedSend) -> Result<(), Broken> {
         let Expect::Bytes { slot, data, modelled } = &posted.expect else { return Ok(()) };
         // After failures the order at the peer is not modelled.
         if !(*modelled && self.sides[id].fragile) {
@@ -494,7 +500,7 @@ impl<C: Choices> Scenario<C> {
             ensure!(right, Bytes, Some(id), self.world.now(), "wrong bytes landed for {}", posted.wr_id);
         }
         self.check_guard(id, *slot, slot.len)?;
-        self.forget(id, &posted.expect);
+        self.free_slot(id, &posted.expect);
         Ok(())
     }
 
@@ -511,14 +517,14 @@ impl<C: Choices> Scenario<C> {
         Ok(())
     }
 
-    /// Checks a completed receive of our queue, or of the shared one with this index.
+    /// Checks a completed receive of the end's own queue, or of its SRQ with this index.
     fn check_recv(&mut self, id: usize, queue: usize, cqe: &Cqe) -> Result<(), Broken> {
         let (me, at) = (Some(id), self.world.now());
         let recvs = &mut self.sides[id].recvs;
         let posted = recvs.iter().position(|recv| recv.queue == queue).and_then(|at| recvs.remove(at));
         ensure!(posted.is_some(), Completions, me, at, "of no outstanding receive: {cqe:?}");
         let Some(posted) = posted else { return Ok(()) };
-        ensure!(posted.wr_id == cqe.wr_id, Completions, me, at, "{cqe:?} came before {posted:?}");
+        ensure!(posted.wr_id == cqe.wr_id, Completions, me, at, "{cqe:?} completed before {posted:?}");
         let may_fail = self.sides[id].fragile;
         ensure!(cqe.status == WcStatus::Success || may_fail, Completions, me, at, "failed: {cqe:?}");
         if cqe.status == WcStatus::Success {
@@ -601,8 +607,8 @@ impl<C: Choices> Scenario<C> {
 /// Guard bytes after each slot, which must stay untouched.
 const GUARD: u32 = 16;
 
-/// Unit of the region sizes in bytes, larger than the longest message.
-fn room(max_len: u32) -> u32 {
+/// Returns the unit of the region sizes in bytes, larger than the longest message.
+fn region_unit(max_len: u32) -> u32 {
     (max_len + 1).next_multiple_of(1024)
 }
 

@@ -36,7 +36,7 @@ impl Peer {
         self as usize
     }
 
-    /// The end of its connection that is number `end` of a world: even ones are A.
+    /// Returns A if the number `end` of an end of a world is even, else B.
     pub const fn of_end(end: usize) -> Self {
         if end.is_multiple_of(2) { Self::A } else { Self::B }
     }
@@ -58,7 +58,7 @@ pub struct Endpoints {
 }
 
 impl Endpoints {
-    pub(crate) const fn way(&self) -> (usize, usize) {
+    pub(crate) const fn nodes(&self) -> (usize, usize) {
         (self.here.node, self.there.node)
     }
 
@@ -106,7 +106,7 @@ pub struct Setup {
     /// True if early packets wait ([`roxe_transport::qp::EarlyPackets`]). The network must then
     /// lose nothing, and every message must arrive, even without acknowledgements.
     pub early_wait: bool,
-    /// True records every packet.
+    /// True if every sent packet is logged.
     pub log: bool,
 }
 
@@ -141,7 +141,7 @@ impl Default for Setup {
 }
 
 impl Setup {
-    /// Maximum bytes of the remaining packets of a run.
+    /// Returns the maximum bytes of the remaining packets of a run.
     pub(crate) fn in_run(&self) -> u32 {
         self.run.saturating_sub(1) * SimHost::charge(self.path_mtu.bytes())
     }
@@ -185,7 +185,7 @@ impl Setup {
         host.tags = self.tag_matching.then(|| TagList::new(MAX_TAGS, SRQ_MAX_SGE as u32));
         host.flow.limit = self.flow_limit;
         host.flow.in_run = self.in_run();
-        host.flow.returns = self.service.is_reliable();
+        host.flow.releases = self.service.is_reliable();
         (Qp::new(config), host)
     }
 

@@ -10,7 +10,7 @@ const NEVER: Instant = Instant(u64::MAX);
 struct Entry<T> {
     at: Instant,
     order: u64,
-    what: T,
+    event: T,
 }
 
 /// Earliest first in a max-heap.
@@ -52,9 +52,9 @@ impl<T> Timeline<T> {
         self.heap.reserve(events);
     }
 
-    pub fn push(&mut self, at: Instant, what: T) {
+    pub fn push(&mut self, at: Instant, event: T) {
         self.order += 1;
-        self.heap.push(Entry { at, order: self.order, what });
+        self.heap.push(Entry { at, order: self.order, event });
     }
 
     pub fn next(&self) -> Option<Instant> {
@@ -66,7 +66,7 @@ impl<T> Timeline<T> {
         if self.next()? > now {
             return None;
         }
-        self.heap.pop().map(|entry| entry.what)
+        self.heap.pop().map(|entry| entry.event)
     }
 
     pub fn len(&self) -> usize {
@@ -126,12 +126,12 @@ mod tests {
     #[test]
     fn events_of_one_instant_keep_their_order() {
         let mut line = Timeline::default();
-        for (at, what) in [(5, 'c'), (3, 'a'), (5, 'd'), (3, 'b')] {
-            line.push(Instant(at), what);
+        for (at, event) in [(5, 'c'), (3, 'a'), (5, 'd'), (3, 'b')] {
+            line.push(Instant(at), event);
         }
         let mut order = String::new();
-        while let Some(what) = line.pop_due(Instant(4)) {
-            order.push(what);
+        while let Some(event) = line.pop_due(Instant(4)) {
+            order.push(event);
         }
         assert_eq!((order.as_str(), line.len(), line.next()), ("ab", 2, Some(Instant(5))));
     }

@@ -4,7 +4,7 @@
 //! [`crate::world`] maps packets to ends. Buffers are recycled between pool, batch and network, so
 //! that nothing allocates after the start.
 
-use crate::links::{Topology, Way, node_at};
+use crate::links::{LinkPath, Topology, node_at};
 pub use crate::setup::Peer;
 use crate::timeline::Timeline;
 use core::time::Duration;
@@ -15,8 +15,8 @@ use roxe_transport::wr::Av;
 use roxe_wire::{NetHeader, Packet, Psn, Qpn, icrc};
 use std::collections::BTreeMap;
 
-/// Decides about every packet of an end, by its number (from 0, counted since this was set) and
-/// content. `None` leaves the packet to the rules.
+/// Decides about every packet of an end, by its content and its number (from 0, counted since the
+/// script was set). `None` leaves the packet to the rules.
 pub type Scripted = Box<dyn FnMut(u64, &Packet<'_>) -> Option<Verdict> + Send>;
 
 pub const LOST: Verdict = Verdict { drop: true, ..Verdict::PASS };
@@ -29,7 +29,7 @@ pub const fn twice(by: Duration) -> Verdict {
     Verdict { copies: 1, copies_after: by, ..Verdict::PASS }
 }
 
-/// Verdict that flips a bit of byte `at`.
+/// Returns a verdict that flips a bit of byte `at`.
 pub const fn damaged(at: u16) -> Verdict {
     Verdict { corrupt: Some(Corruption { at, mask: 1 << (at % 8) }), ..Verdict::PASS }
 }
@@ -38,7 +38,7 @@ pub const fn damaged(at: u16) -> Verdict {
 pub struct InTransit {
     pub net: NetHeader,
     pub bytes: Vec<u8>,
-    way: Way,
+    path: LinkPath,
     judged: bool,
 }
 
@@ -49,10 +49,10 @@ pub struct Tally {
     pub duplicated: u64,
     pub delayed: u64,
     pub corrupted: u64,
-    /// Dropped by the receiver for a wrong ICRC.
+    /// Packets that the receiver dropped for a wrong ICRC.
     pub bad_icrc: u64,
     pub overflowed: u64,
-    /// Marked by a full queue or a rule.
+    /// Packets marked by a full queue or a rule.
     pub marked: u64,
 }
 
@@ -87,18 +87,19 @@ struct Stream {
     counts: [Counts; 2],
 }
 
+/// Numbers of packets of one end in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub all: u64,
-    pub loaded: u64,
-    pub received: u64,
+    pub with_payload: u64,
+    pub with_receive: u64,
 }
 
 impl Counts {
     fn add(&mut self, packet: &Packet<'_>) {
         self.all += 1;
-        self.loaded += u64::from(!packet.payload.is_empty());
-        self.received += u64::from(roxe_transport::qp::takes_receive(&packet.header.kind));
+        self.with_payload += u64::from(!packet.payload.is_empty());
+        self.with_receive += u64::from(roxe_transport::qp::takes_receive(&packet.header.kind));
     }
 }
 
@@ -122,8 +123,8 @@ impl Source {
 pub struct Wire {
     pub topology: Topology,
     pub tally: Tally,
-    /// Number of retries without progress after which faults pause, so that a bounded `retry_cnt`
-    /// is never spent by bad luck; `None`: never.
+    /// Number of retries without progress after which faults pause, so that bad luck never uses up
+    /// a bounded `retry_cnt`; `None`: never.
     pub pause_faults_after: Option<u32>,
     pub record: Option<Vec<Fault>>,
     pub pool: Pool,
@@ -186,16 +187,16 @@ impl Wire {
     /// Returns a packet that has arrived by `now`.
     pub fn arrived(&mut self, now: Instant) -> Option<InTransit> {
         while let Some(packet) = self.timeline.pop_due(now) {
-            if let Some(packet) = self.pass_on(now, packet) {
+            if let Some(packet) = self.forward(now, packet) {
                 return Some(packet);
             }
         }
         None
     }
 
-    /// Puts a packet on its next link; returns it if there is none.
-    fn pass_on(&mut self, now: Instant, mut packet: InTransit) -> Option<InTransit> {
-        let Some(link) = packet.way.next_link() else { return Some(packet) };
+    /// Puts a packet on its next link; returns the packet if it has passed all links.
+    fn forward(&mut self, now: Instant, mut packet: InTransit) -> Option<InTransit> {
+        let Some(link) = packet.path.next_link() else { return Some(packet) };
         let link = self.topology.link(link);
         let marked = link.tally.marked;
         let arrival = link.carry(now, &mut packet.net, packet.bytes.len());
@@ -218,8 +219,8 @@ impl Wire {
         let verdict = self.judge(now, end, qpn, Direction::Tx, &net, &bytes);
         match node_at(net.src).zip(node_at(net.dst)) {
             Some((from, to)) => {
-                let way = self.topology.way(from, to);
-                self.carry(now, InTransit { net, bytes, way, judged: false }, verdict);
+                let path = self.topology.path(from, to);
+                self.carry(now, InTransit { net, bytes, path, judged: false }, verdict);
             }
             None => self.pool.put(bytes),
         }
@@ -291,24 +292,24 @@ impl Wire {
         let forge = |forged: Forged| forged.packet(&Packet::parse(&packet.bytes).ok()?);
         if let Some(mut bytes) = verdict.forged.and_then(forge) {
             icrc::seal(&packet.net, &mut bytes);
-            let InTransit { net, way, judged, .. } = packet;
-            self.set_out(now, verdict.delay, InTransit { bytes, net, way, judged });
+            let InTransit { net, path, judged, .. } = packet;
+            self.send_out(now, verdict.delay, InTransit { bytes, net, path, judged });
         }
         self.tally.delayed += u64::from(!verdict.delay.is_zero());
         self.tally.duplicated += u64::from(verdict.copies);
         for _ in 0..verdict.copies {
-            let (net, way, judged) = (packet.net, packet.way, packet.judged);
-            let copy = InTransit { bytes: self.pool.copy(&packet.bytes), net, way, judged };
-            self.set_out(now, verdict.delay + verdict.copies_after, copy);
+            let (net, path, judged) = (packet.net, packet.path, packet.judged);
+            let copy = InTransit { bytes: self.pool.copy(&packet.bytes), net, path, judged };
+            self.send_out(now, verdict.delay + verdict.copies_after, copy);
         }
-        self.set_out(now, verdict.delay, packet);
+        self.send_out(now, verdict.delay, packet);
     }
 
     /// Puts a packet on its first link after a delay.
-    fn set_out(&mut self, now: Instant, later: Duration, packet: InTransit) {
+    fn send_out(&mut self, now: Instant, later: Duration, packet: InTransit) {
         if later.is_zero() && !packet.judged {
-            let back = self.pass_on(now, packet);
-            debug_assert!(back.is_none(), "every way has a link");
+            let back = self.forward(now, packet);
+            debug_assert!(back.is_none(), "every path has a link");
         } else {
             self.timeline.push(now.after(later), packet);
         }
@@ -354,8 +355,8 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Opens the batch for `packets` packets with buffers from `pool`. `joins`: join packets;
-    /// `run`: packets of one size that leave together, 0 for none.
+    /// Opens the batch for `packets` packets with buffers from `pool`. `joins` is true if the batch
+    /// joins packets; `run` is the number of packets of one size that leave together, 0 for none.
     pub fn open<'b>(&'b mut self, pool: &'b mut Pool, packets: usize, joins: bool, run: u32) -> OpenBatch<'b> {
         self.room = packets;
         self.packets.reserve(packets);
@@ -391,18 +392,20 @@ pub struct OpenBatch<'b> {
 #[derive(Clone, Copy, Debug, Default)]
 struct Joined {
     len: usize,
-    /// Number of packets, and of those added by the last extension.
+    /// Number of joined packets.
     packets: usize,
+    /// Number of packets added by the last extension.
     newest: usize,
 }
 
 impl OpenBatch<'_> {
-    fn part(&mut self) {
+    /// Splits the joined packets at the end of the batch into single packets.
+    fn split_joined(&mut self) {
         let Joined { len, packets, .. } = core::mem::take(&mut self.joined);
         let Some((av, note, mut all)) = (if packets > 0 { self.batch.packets.pop() } else { None }) else { return };
         let rest = all.split_off(all.len() - icrc::LEN - packets * len);
         all.resize(all.len() + icrc::LEN, POISON);
-        let mut header = Packet::parse(&all).expect("what others are joined to does not parse").header;
+        let mut header = Packet::parse(&all).expect("the packet that others are joined to does not parse").header;
         self.batch.packets.push((av, note, all));
         for payload in rest[..packets * len].chunks(len) {
             header.bth = header.bth.next_joined();
@@ -417,13 +420,13 @@ impl OpenBatch<'_> {
 
 impl Drop for OpenBatch<'_> {
     fn drop(&mut self) {
-        self.part();
+        self.split_joined();
     }
 }
 
 impl TxBatch for OpenBatch<'_> {
     fn slot(&mut self, av: &Av, _to: Qpn, len: usize, note: &PacketNote) -> Option<TxRoom<'_>> {
-        self.part();
+        self.split_joined();
         if self.batch.packets.len() >= self.batch.room {
             return None;
         }
@@ -486,16 +489,20 @@ pub fn net_header(av: &Av) -> NetHeader {
 /// Rewinds of one requester, observed in its packets.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Rewinds {
+    /// PSN of the last packet.
     last: Option<Psn>,
+    /// Newest PSN sent.
     high: Psn,
+    /// PSN at which the last rewind began.
     start: Psn,
-    /// Rewinds since the last one that went further than its predecessor.
+    /// Number of rewinds since the requester last made progress between two of them.
     count: u32,
     /// PSN at which the pause of faults ends.
     calm_until: Psn,
 }
 
 impl Rewinds {
+    /// Number of new packets after a rewind until faults may resume.
     const FRESH: u32 = 32;
 
     /// Records a packet. Responses (RC opcodes 0x0d..=0x12) and CNPs (0x81) are ignored.
@@ -516,7 +523,7 @@ impl Rewinds {
         self.last = Some(psn);
     }
 
-    /// Returns true while faults must pause: the requester is stuck and has not sent enough new
+    /// Returns true if faults must pause: the requester is stuck and has not sent enough new
     /// packets since.
     pub(crate) fn is_stuck(&self, limit: u32) -> bool {
         self.count >= limit && !self.high.is_after(self.calm_until)

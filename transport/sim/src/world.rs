@@ -46,25 +46,28 @@ pub struct World<C = Rng> {
     pub timeouts: Vec<u64>,
     /// Changes packets between the network and the QPs.
     pub tamper: Option<Tamper>,
-    /// True if no packet is forged and no QP restarted: then what one end believes of the other is
+    /// True if no packet is forged and no QP restarts, so that each end's view of the other can be
     /// checked.
     pub honest: bool,
     now: Instant,
     batch: Batch,
     deadlines: Deadlines,
     by_place: BTreeMap<(usize, u32), usize>,
-    /// By source and destination node.
+    /// Flow control windows by source and destination node.
     windows: BTreeMap<(usize, usize), Window>,
+    /// Removed nodes.
     gone: Vec<usize>,
     /// Ends that changed and have not sent since.
     ready: Vec<usize>,
-    news: Vec<usize>,
+    /// Ends that changed since the last [`World::take_news`].
+    changed: Vec<usize>,
 }
 
 /// Flow control window between two nodes, shared by all QPs.
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
     reserved: u32,
+    /// Bytes by which the QPs together may exceed the limit.
     beyond: u32,
 }
 
@@ -90,7 +93,7 @@ impl<C: Choices> World<C> {
             windows: BTreeMap::new(),
             gone: Vec::new(),
             ready: Vec::new(),
-            news: Vec::new(),
+            changed: Vec::new(),
         }
     }
 
@@ -106,7 +109,7 @@ impl<C: Choices> World<C> {
             let known = self.by_place.insert((endpoints.here.node, endpoints.here.qpn.get()), self.ends.len());
             assert_eq!(known, None, "{:?} is taken", endpoints.here);
             let beyond = SimHost::charge_alone(setup.path_mtu.bytes()) + setup.in_run();
-            self.windows.entry(endpoints.way()).or_default().beyond += beyond;
+            self.windows.entry(endpoints.nodes()).or_default().beyond += beyond;
             self.ends.push(End::new((qp, host), *setup, endpoints, self.now));
             self.wire.add_end();
             self.delivered.push(0);
@@ -169,7 +172,7 @@ impl<C: Choices> World<C> {
         self.transmit_ready()?;
         let Some(at) = self.next_wake() else { return Ok(self.pace()) };
         self.now = at.max(self.now);
-        self.work()?;
+        self.handle_due()?;
         Ok(true)
     }
 
@@ -180,18 +183,19 @@ impl<C: Choices> World<C> {
             self.step()?;
         }
         self.now = end;
-        self.work()
+        self.handle_due()
     }
 
-    /// Moves the ends that changed since the last call into `news`, in order.
-    pub fn take_news(&mut self, news: &mut Vec<usize>) {
-        news.clear();
-        core::mem::swap(news, &mut self.news);
-        news.sort_unstable();
-        news.iter().for_each(|&id| self.ends[id].told = false);
+    /// Moves the ends that changed since the last call into `changed`, in order.
+    pub fn take_news(&mut self, changed: &mut Vec<usize>) {
+        changed.clear();
+        core::mem::swap(changed, &mut self.changed);
+        changed.sort_unstable();
+        changed.iter().for_each(|&id| self.ends[id].is_in_changed = false);
     }
 
-    fn work(&mut self) -> Result<(), Broken> {
+    /// Handles the arrivals and deadlines that are due, then sends.
+    fn handle_due(&mut self) -> Result<(), Broken> {
         while let Some(flight) = self.wire.arrived(self.now) {
             self.deliver(flight)?;
         }
@@ -203,12 +207,13 @@ impl<C: Choices> World<C> {
         self.transmit_ready()
     }
 
-    /// UC and UD never release reservations: grants new room when everything sent has arrived.
+    /// Grants new room to UC and UD ends when everything sent has arrived, because they never
+    /// release reservations. Returns true if an end got room.
     fn pace(&mut self) -> bool {
         let mut freed = false;
         for id in 0..self.ends.len() {
             let flow = &mut self.ends[id].host.flow;
-            if flow.refused && !flow.returns {
+            if flow.refused && !flow.releases {
                 *flow = crate::host::Flow { limit: flow.limit, ..Default::default() };
                 self.touch(id);
                 freed = true;
@@ -222,7 +227,7 @@ impl<C: Choices> World<C> {
     }
 
     fn touch(&mut self, id: usize) {
-        if !core::mem::replace(&mut self.ends[id].touched, true) {
+        if !core::mem::replace(&mut self.ends[id].is_in_ready, true) {
             self.ready.push(id);
         }
     }
@@ -245,8 +250,8 @@ impl<C: Choices> World<C> {
     fn enter(&mut self, id: usize) {
         let end = &mut self.ends[id];
         end.host.clock = self.now;
-        if end.host.flow.returns && end.host.flow.limit.is_some() {
-            let reserved = self.windows.get(&end.endpoints.way()).map_or(0, |window| window.reserved);
+        if end.host.flow.releases && end.host.flow.limit.is_some() {
+            let reserved = self.windows.get(&end.endpoints.nodes()).map_or(0, |window| window.reserved);
             end.host.flow.others = reserved - end.watch.counted;
         }
     }
@@ -265,8 +270,8 @@ impl<C: Choices> World<C> {
     fn count_window(&mut self, id: usize) -> Result<(), Broken> {
         let end = &mut self.ends[id];
         let flow = &end.host.flow;
-        let (Some(limit), true) = (flow.limit, flow.returns) else { return Ok(()) };
-        let window = self.windows.entry(end.endpoints.way()).or_default();
+        let (Some(limit), true) = (flow.limit, flow.releases) else { return Ok(()) };
+        let window = self.windows.entry(end.endpoints.nodes()).or_default();
         window.reserved = window.reserved - end.watch.counted + flow.reserved;
         end.watch.counted = flow.reserved;
         let Window { reserved, beyond } = *window;
@@ -281,7 +286,7 @@ impl<C: Choices> World<C> {
         end.watch.check(&end.qp, &end.host, other, self.now).map_err(|broken| Broken { end: Some(id), ..broken })
     }
 
-    /// Handles a deadline of an end: its timer, or its link has become free.
+    /// Handles a deadline of an end: its timer, or the time when its link becomes free.
     fn wake(&mut self, id: usize) -> Result<(), Broken> {
         let is_due = |end: &End, now| end.qp.poll_timeout().is_some_and(|at| at <= now);
         if is_due(&self.ends[id], self.now) {
@@ -301,10 +306,10 @@ impl<C: Choices> World<C> {
     }
 
     fn deliver(&mut self, flight: InTransit) -> Result<(), Broken> {
-        let whole = icrc::verify(&flight.net, &flight.bytes);
-        let id = if whole { self.receiver(&flight.net, &flight.bytes) } else { None };
+        let is_intact = icrc::verify(&flight.net, &flight.bytes);
+        let id = if is_intact { self.receiver(&flight.net, &flight.bytes) } else { None };
         let Some(id) = id.filter(|&id| !self.is_gone(id)) else {
-            self.wire.tally.bad_icrc += u64::from(!whole);
+            self.wire.tally.bad_icrc += u64::from(!is_intact);
             self.wire.pool.put(flight.bytes);
             return Ok(());
         };
@@ -324,19 +329,19 @@ impl<C: Choices> World<C> {
         self.by_place.get(&(node_at(net.dst)?, packet.header.bth.dest_qpn.get())).copied()
     }
 
-    /// Delivers a packet to an end, whatever its destination.
+    /// Delivers a packet to an end, regardless of its destination.
     pub(crate) fn deliver_to_qp(
         &mut self,
         id: usize,
         net: &NetHeader,
         packet: &Packet<'_>,
-        starved: bool,
+        without_receive: bool,
     ) -> Result<(), Broken> {
         self.delivered[id] += 1;
         self.enter(id);
         let end = &mut self.ends[id];
-        if starved || !end.keep_early(net, packet) {
-            end.handle(net, packet, starved);
+        if without_receive || !end.keep_early(net, packet) {
+            end.handle(net, packet, without_receive);
         }
         self.leave(id)
     }
@@ -346,9 +351,9 @@ impl<C: Choices> World<C> {
         for at in 0..self.ready.len() {
             let id = self.ready[at];
             self.transmit(id)?;
-            self.ends[id].touched = false;
-            if !core::mem::replace(&mut self.ends[id].told, true) {
-                self.news.push(id);
+            self.ends[id].is_in_ready = false;
+            if !core::mem::replace(&mut self.ends[id].is_in_changed, true) {
+                self.changed.push(id);
             }
         }
         self.ready.clear();
@@ -363,7 +368,7 @@ impl<C: Choices> World<C> {
         }
         if !self.ends[id].early.is_empty() {
             self.enter(id);
-            self.ends[id].hand_over_early();
+            self.ends[id].deliver_early();
             self.leave(id)?;
         }
         while self.ends[id].busy_until <= self.now {
@@ -452,15 +457,17 @@ pub struct End {
     pub setup: Setup,
     pub endpoints: Endpoints,
     pub events: QpEvents,
+    /// Last drop reason, and number of dropped packets.
     pub dropped: (Option<DropReason>, u32),
     pub early: EarlyPackets<()>,
     pub link: LinkState,
     pub(crate) watch: Watch,
     /// End of the time in which the link is busy with a full batch.
     pub(crate) busy_until: Instant,
-    /// True if it is in `ready`, and true if it is in `news`.
-    pub(crate) touched: bool,
-    pub(crate) told: bool,
+    /// True if the end is in `ready`.
+    pub(crate) is_in_ready: bool,
+    /// True if the end is in `changed`.
+    pub(crate) is_in_changed: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -486,8 +493,8 @@ impl End {
             link: LinkState::Open,
             watch: Watch::default(),
             busy_until: now,
-            touched: false,
-            told: false,
+            is_in_ready: false,
+            is_in_changed: false,
         }
     }
 
@@ -500,9 +507,9 @@ impl End {
         self.qp.post_recv(req)
     }
 
-    pub(crate) fn handle(&mut self, net: &NetHeader, packet: &Packet<'_>, starved: bool) {
+    pub(crate) fn handle(&mut self, net: &NetHeader, packet: &Packet<'_>, without_receive: bool) {
         let Self { qp, host, dropped, .. } = self;
-        let result = match starved {
+        let result = match without_receive {
             true => qp.handle_packet_without_receive(host, net, packet),
             false => qp.handle_packet(host, net, packet),
         };
@@ -514,13 +521,13 @@ impl End {
         self.setup.early_wait && self.early.keep(&mut self.qp, &mut self.host, (net, packet), (), || true)
     }
 
-    /// Delivers the early packets whose turn has come.
-    pub(crate) fn hand_over_early(&mut self) {
+    /// Delivers the packets that are no longer early.
+    pub(crate) fn deliver_early(&mut self) {
         let Self { qp, host, early, dropped, .. } = self;
         early.deliver(qp, host, |_, _, result| note_drop(dropped, result));
     }
 
-    /// Next deadline of its queue pair or of an early packet.
+    /// Returns the next deadline of the queue pair or of an early packet.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.qp.poll_timeout().into_iter().chain(self.early.deadline()).min()
     }

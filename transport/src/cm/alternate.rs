@@ -97,7 +97,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Reason to refuse a path without a decision of the program.
+    /// Returns the reason to refuse a path without asking the program.
     fn why_not(&self, lap: &Lap) -> Option<AprStatus> {
         if !self.takes_alternates || self.orphan {
             Some(AprStatus::Unsupported)
@@ -137,14 +137,14 @@ impl Connection {
         Ok(())
     }
 
-    /// Accepts messages from the path that both ends have loaded.
+    /// Accepts messages from `route` once both ends have loaded that path.
     fn note_alternate(&mut self, status: AprStatus, route: Route) {
         if status == AprStatus::Success {
             self.alternate = Some(route);
         }
     }
 
-    /// Asks the peer to wait for our program's answer.
+    /// Sends an MRA, so that the peer waits for our program's answer.
     // clause: CM-MRA
     pub(super) fn delay_alternate(&mut self, service_timeout: TimeCode, out: &mut Outbox) -> Result<(), CmError> {
         let (message, to) = (messages::mra(self, service_timeout), self.route());
@@ -157,14 +157,14 @@ impl Connection {
     // clause: CM-RETRIES
     pub(super) fn on_alternate_timeout(&mut self, now: Instant, out: &mut Outbox) {
         let Loading::LapSent { lap, .. } = &self.loading else { return self.timer.stop() };
-        if self.timer.again(now) {
+        if self.timer.restart(now) {
             out.send_mad(self.terms.route, (**lap).clone());
         } else {
             self.give_up_alternate(out);
         }
     }
 
-    /// Abandons our own proposal, if any.
+    /// Abandons the local proposal, if any.
     fn give_up_alternate(&mut self, out: &mut Outbox) {
         if matches!(self.loading, Loading::LapSent { .. }) {
             self.timer.stop();
@@ -173,8 +173,8 @@ impl Connection {
         }
     }
 
-    /// Our queue pair has migrated: messages use the new path. The old one stays valid, because
-    /// the peer may migrate later.
+    /// Handles the migration of our queue pair: messages use the new path. The old path stays
+    /// valid, because the peer may migrate later.
     // clause: CM-MIGRATED
     pub(super) fn migrate(&mut self) -> Result<(), CmError> {
         let alternate = self.alternate.as_mut().ok_or(CmError::State)?;

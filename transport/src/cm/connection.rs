@@ -62,33 +62,34 @@ pub(super) struct Timer {
     /// Time of expiry; `None` while stopped.
     pub(super) due: Option<Instant>,
     wait: Duration,
-    left: u8,
+    retries_left: u8,
     retries: u8,
 }
 
 impl Timer {
     pub(super) const fn new(wait: Duration, retries: Small<4>) -> Self {
-        Self { due: None, wait, left: 0, retries: retries.get() }
+        Self { due: None, wait, retries_left: 0, retries: retries.get() }
     }
 
     /// Starts the wait for the answer to a message sent now.
     pub(super) fn start(&mut self, now: Instant) {
-        (self.due, self.left) = (Some(now.after(self.wait)), self.retries);
+        (self.due, self.retries_left) = (Some(now.after(self.wait)), self.retries);
     }
 
     pub(super) fn stop(&mut self) {
         self.due = None;
     }
 
-    /// Restarts the wait; returns false if no repetition is left.
-    pub(super) fn again(&mut self, now: Instant) -> bool {
-        let more = self.left > 0;
-        self.left = self.left.saturating_sub(1);
-        self.due = more.then(|| now.after(self.wait));
-        more
+    /// Restarts the wait for a retransmission; returns false if no retry is left.
+    pub(super) fn restart(&mut self, now: Instant) -> bool {
+        let is_left = self.retries_left > 0;
+        self.retries_left = self.retries_left.saturating_sub(1);
+        self.due = is_left.then(|| now.after(self.wait));
+        is_left
     }
 }
 
+/// Negotiation of an alternate path.
 #[derive(Debug, Default)]
 pub(super) enum Loading {
     #[default]
@@ -108,7 +109,7 @@ pub(super) struct Connection {
     pub(super) remote: Option<Remote>,
     pub(super) qpn: Qpn,
     pub(super) transport: Transport,
-    /// Complete when both the peer and our program have answered.
+    /// Attributes of the queue pair; complete when both the peer and our program have answered.
     pub(super) terms: QpTerms,
     pub(super) lifetime: TimeCode,
     /// Transaction of the pending request, ours or the peer's.
@@ -116,10 +117,10 @@ pub(super) struct Connection {
     pub(super) timer: Timer,
     /// Retries while the peer has no listener.
     pub(super) req_retry: ReqRetry,
-    pub(super) last: Option<Mad>,
-    /// Released by our program: emits no events.
+    pub(super) last_sent: Option<Mad>,
+    /// True if our program has released the connection: it emits no events.
     pub(super) orphan: bool,
-    /// True on the side that sent the REQ.
+    /// True if our side sent the REQ.
     pub(super) is_active: bool,
     pub(super) alternate_offered: bool,
     pub(super) takes_alternates: bool,
@@ -133,7 +134,7 @@ impl Connection {
         self.terms.route
     }
 
-    /// The peer's id; 0 while unknown, as in messages.
+    /// Returns the peer's id; 0 while unknown, as in messages.
     pub(super) fn remote_id(&self) -> CommId {
         self.remote.map_or(CommId::NONE, |remote| remote.id)
     }
@@ -148,19 +149,20 @@ impl Connection {
         if self.remote.is_some_and(|remote| remote.id != theirs) { Err(Ignored::UnknownId) } else { Ok(()) }
     }
 
-    /// Sends `message` and keeps it for [`repeat`](Self::repeat).
+    /// Sends `message` and keeps it for [`retransmit`](Self::retransmit).
     pub(super) fn send(&mut self, message: impl Into<Message>, out: &mut Outbox) {
         self.send_with(0, message, out);
     }
 
-    /// As [`send`](Self::send), with a MAD attribute modifier, which holds vendor options.
+    /// Sends `message` like [`send`](Self::send), with a MAD attribute modifier, which holds vendor
+    /// options.
     pub(super) fn send_with(&mut self, modifier: u32, message: impl Into<Message>, out: &mut Outbox) {
-        self.last = Some(Mad { tid: self.tid, modifier, message: message.into() });
-        self.repeat(out);
+        self.last_sent = Some(Mad { tid: self.tid, modifier, message: message.into() });
+        self.retransmit(out);
     }
 
-    pub(super) fn repeat(&self, out: &mut Outbox) {
-        if let Some(mad) = &self.last {
+    pub(super) fn retransmit(&self, out: &mut Outbox) {
+        if let Some(mad) = &self.last_sent {
             out.send_mad(self.route(), mad.clone());
         }
     }
@@ -189,7 +191,7 @@ impl Connection {
         self.state == State::TimeWait && self.timer.due.is_some_and(|due| due <= now)
     }
 
-    /// The peer process on which an accepted connection depends.
+    /// Returns the peer process on which an accepted connection depends.
     pub(super) fn peer(&self) -> Option<Peer> {
         let depends = matches!(self.state, State::RepSent | State::MraRepRcvd | State::Established | State::DreqSent);
         self.remote.filter(|_| depends).map(|remote| Peer { id: self.id, route: self.route(), theirs: remote.id })
@@ -211,7 +213,7 @@ pub(super) struct ReqRetry {
     length: Duration,
     until: Option<Instant>,
     pause: Duration,
-    /// True between a rejection and the next retry.
+    /// True if a retry is scheduled after a rejection.
     pub(super) is_pausing: bool,
 }
 
@@ -237,15 +239,15 @@ impl ReqRetry {
 /// Maximum wait that a message can request, as a code: 65.5 s, the kernel's own MRA value.
 const LONGEST_WAIT: u8 = 24;
 
-/// The wait of a 5-bit code: 4.096 µs · 2^code, rounded like the kernel to at least one
+/// Returns the wait of a 5-bit code: 4.096 µs · 2^code, rounded like the kernel to at least one
 /// millisecond.
 // clause: CM-WAIT
 pub(super) fn wait(code: TimeCode) -> Duration {
     Duration::from_millis(1 << code.get().min(LONGEST_WAIT).saturating_sub(8))
 }
 
-/// The ACK timeout code of a path with this packet `lifetime` to a card that answers within `delay`
-/// (both codes): about log2(2 · 2^lifetime + 2^delay), in the kernel's arithmetic.
+/// Returns the ACK timeout code of a path with this packet `lifetime` to a card that answers within
+/// `delay` (both codes): about log2(2 · 2^lifetime + 2^delay), in the kernel's arithmetic.
 // clause: CM-ACK-TIMEOUT
 pub(super) fn ack_timeout(delay: TimeCode, lifetime: TimeCode) -> TimeCode {
     let (delay, there_and_back) = (delay.get(), lifetime.get() + 1);
@@ -274,7 +276,7 @@ mod tests {
 
     // clause: CM-ACK-TIMEOUT
     #[test]
-    fn ack_timeout_equals_the_kernels() {
+    fn ack_timeout_equals_the_kernel_value() {
         let known = [((15, 16), 17), ((16, 16), 18), ((15, 18), 19), ((0, 16), 17), ((31, 31), 31), ((20, 3), 20)];
         for ((delay, lifetime), code) in known {
             let [delay, lifetime, code] = [delay, lifetime, code].map(TimeCode::new);

@@ -55,7 +55,7 @@ struct Listener {
 }
 
 impl Listen {
-    /// A listener for one service at all addresses with any private data.
+    /// Creates a listener for one service at all addresses with any private data.
     pub const fn new(service_id: ServiceId, takes: Takes, backlog: usize) -> Self {
         Self { service_id, service_mask: u64::MAX, local: None, addresses: Addresses::Unchecked, takes, backlog }
     }
@@ -100,7 +100,7 @@ impl Listeners {
         Ok(id)
     }
 
-    /// Returns false if there is no such listener.
+    /// Removes a listener. Returns false if there is none with this id.
     pub(super) fn remove(&mut self, id: ListenId) -> bool {
         let Some(listener) = self.by_id.remove(&id) else { return false };
         let service = listener.listen.service_id;
@@ -119,13 +119,13 @@ impl Listeners {
     // clause: CM-LISTEN
     pub(super) fn find(&self, service_id: ServiceId, local: Gid, wanted: Takes) -> Option<(ListenId, Addresses)> {
         let of_service = self.by_service.get(&service_id).map_or(&[][..], Vec::as_slice);
-        let taking = |at: Option<Gid>| {
+        let listener_at = |at: Option<Gid>| {
             let fits =
                 |listen: &&Listen| listen.local == at && listen.takes(wanted) && listen.serves(service_id, local);
             let found = |id: &ListenId| self.by_id.get(id).map(|l| &l.listen).filter(fits).map(|l| (*id, l.addresses));
             of_service.iter().chain(&self.masked).find_map(found)
         };
-        taking(Some(local)).or_else(|| taking(None))
+        listener_at(Some(local)).or_else(|| listener_at(None))
     }
 
     /// Takes a place in the backlog. Returns false if it is full.

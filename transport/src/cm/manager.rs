@@ -57,7 +57,7 @@ pub struct Cm {
 }
 
 impl Cm {
-    /// A state machine without connections.
+    /// Creates a state machine without connections.
     pub fn new(settings: Settings) -> Self {
         Self {
             settings,
@@ -98,7 +98,7 @@ impl Cm {
         Ok(id)
     }
 
-    /// Passive side: accepts a request. The queue pair must be ready to receive.
+    /// Accepts a request (passive side). The queue pair must be ready to receive.
     ///
     /// # Errors
     /// [`CmError::UnknownId`] or [`CmError::State`] if the request was withdrawn or is answered.
@@ -106,7 +106,7 @@ impl Cm {
         self.with(id, |conn, settings, out| conn.accept(cx.now, accept, settings, out))
     }
 
-    /// Active side: confirms the peer's REP. The queue pair must be ready to receive and send.
+    /// Confirms the peer's REP (active side). The queue pair must be ready to receive and send.
     ///
     /// # Errors
     /// Those of [`accept`](Self::accept).
@@ -114,7 +114,7 @@ impl Cm {
         self.with(id, |conn, _, out| conn.confirm(private_data, out))
     }
 
-    /// Rejects a REQ or REP of the peer. The id is free.
+    /// Rejects a REQ or REP of the peer. The id is free afterwards.
     ///
     /// # Errors
     /// Those of [`accept`](Self::accept).
@@ -122,8 +122,8 @@ impl Cm {
         self.with(id, |conn, _, out| conn.reject(refusal, out))
     }
 
-    /// Requests the peer to wait for our answer, at least for the 5-bit time code. Without this
-    /// verb a peer that retransmits its message is requested to wait for
+    /// Requests the peer to wait for our answer, for at least `service_timeout`. If the program
+    /// does not call this, a peer that retransmits its message is requested to wait for
     /// [`Settings::service_timeout`].
     ///
     /// # Errors
@@ -132,7 +132,8 @@ impl Cm {
         self.with(id, |conn, _, out| conn.delay(service_timeout, out))
     }
 
-    /// Passive side: data arrived over the connection, so the peer has our REP.
+    /// Handles data that arrived over the connection: the peer has our REP, although its RTU is
+    /// late or lost (passive side).
     ///
     /// # Errors
     /// Those of [`accept`](Self::accept).
@@ -183,7 +184,8 @@ impl Cm {
         self.with(id, |conn, _, out| conn.answer_alternate(answer, out))
     }
 
-    /// The queue pair has migrated to the alternate path; messages now use it too.
+    /// Handles the migration of the queue pair to the alternate path: messages now use that path
+    /// too.
     ///
     /// # Errors
     /// [`CmError::UnknownId`]; [`CmError::State`] if there is no alternate path.
@@ -191,8 +193,8 @@ impl Cm {
         self.with(id, |conn, _, _| conn.migrate())
     }
 
-    /// The peer process has died: handles the DREQ that the peer's system would have sent. Ends in
-    /// [`Disconnected`](super::EventKind::Disconnected).
+    /// Handles the death of the peer process, like the DREQ that the peer's system would have sent.
+    /// Ends in [`Disconnected`](super::EventKind::Disconnected).
     ///
     /// # Errors
     /// [`CmError::UnknownId`]; [`CmError::State`] if the connection does not depend on the process.
@@ -206,8 +208,8 @@ impl Cm {
         self.handle_message(cx, route, &mad).map_err(|_| CmError::State)
     }
 
-    /// The network reports that the peer does not exist: gives up, as after the last retry. Ends in
-    /// [`Unreachable`](super::EventKind::Unreachable).
+    /// Handles a report of the network that the peer does not exist: gives up, as after the last
+    /// retry. Ends in [`Unreachable`](super::EventKind::Unreachable).
     ///
     /// # Errors
     /// [`CmError::UnknownId`]; [`CmError::State`] if `id` is not an unanswered request.
@@ -230,7 +232,7 @@ impl Cm {
         Ok(id)
     }
 
-    /// Answers a lookup. The id is free.
+    /// Answers a lookup. The id is free afterwards.
     ///
     /// # Errors
     /// [`CmError::UnknownId`].
@@ -254,9 +256,9 @@ impl Cm {
         })
     }
 
-    /// The process ends: as [`destroy`](Self::destroy), for each id of [`all`](Self::all). Further
-    /// calls retransmit the final message, because no process will be left to do so over a
-    /// lossy network.
+    /// Releases a connection or a lookup at the end of the process, like
+    /// [`destroy`](Self::destroy). Call it for each id of [`all`](Self::all). Further calls
+    /// retransmit the final message, because no process will be left to do so over a lossy network.
     // clause: CM-PARTING
     pub fn shut_down(&mut self, cx: &mut Cx<'_>, id: CommId) {
         let tid = cx.tid();
@@ -265,7 +267,7 @@ impl Cm {
             return;
         }
         if table.with(id, listeners, |conn| conn.shut_down(cx.now, tid, settings, out)).is_none() {
-            closed.repeat(cx.now, id, out);
+            closed.retransmit(cx.now, id, out);
         }
     }
 
@@ -301,7 +303,7 @@ impl Cm {
 
     /// Handles expired timers, if any.
     pub fn handle_timeout(&mut self, now: Instant) {
-        while let Some(id) = self.table.due(now) {
+        while let Some(id) = self.table.due_connection(now) {
             self.act_on_timer(now, id);
         }
         self.sidr.handle_timeout(now, &mut self.out);
@@ -309,7 +311,7 @@ impl Cm {
 
     pub(super) fn act_on_timer(&mut self, now: Instant, id: CommId) {
         let Self { table, listeners, settings, out, closed, .. } = self;
-        table.get(id).into_iter().for_each(|conn| closed.note(now, conn));
+        table.get(id).into_iter().for_each(|conn| closed.keep_if_ended(now, conn));
         let is_flooded = table.is_flooded();
         table.with(id, listeners, |conn| conn.on_timeout(now, settings, is_flooded, out));
     }
@@ -324,7 +326,8 @@ impl Cm {
         self.out.events.pop_front()
     }
 
-    /// The time of the next [`handle_timeout`](Self::handle_timeout).
+    /// Returns the time of the next [`handle_timeout`](Self::handle_timeout); `None` if no timer
+    /// runs.
     pub fn poll_timeout(&self) -> Option<Instant> {
         [self.table.next_due(), self.sidr.next_due()].into_iter().flatten().min()
     }
@@ -340,25 +343,25 @@ impl Cm {
         self.table.get(id).map(Connection::alternate_state)
     }
 
-    /// The attributes for the queue pair, once the peer has answered. Before the request is
-    /// accepted, depths are the peer's offer and `rq_psn` is the program's choice.
+    /// Returns the attributes for the queue pair; `None` until the peer has answered. Before the
+    /// request is accepted, depths are the peer's offer and `rq_psn` is the program's choice.
     pub fn qp_terms(&self, id: CommId) -> Option<QpTerms> {
         let conn = self.table.get(id).filter(|conn| !conn.awaits_rep())?;
         Some(conn.terms)
     }
 
-    /// All connections and lookups with their routes, including released ones and closed ones for
-    /// which [`shut_down`](Self::shut_down) may retransmit a message.
+    /// Returns all connections and lookups with their routes, including released ones and closed
+    /// ones for which [`shut_down`](Self::shut_down) may retransmit a message.
     pub fn all(&self) -> impl Iterator<Item = (CommId, Route)> {
         self.table.iter().map(|conn| (conn.id, conn.route())).chain(self.sidr.all()).chain(self.closed.all())
     }
 
-    /// The connections that end with the peer process.
+    /// Returns the connections that end with the peer process.
     pub fn peers(&self) -> impl Iterator<Item = Peer> {
         self.table.iter().filter_map(Connection::peer)
     }
 
-    /// Number of connections and lookups, including those in TimeWait.
+    /// Returns the number of connections and lookups, including those in TimeWait.
     pub fn len(&self) -> usize {
         self.table.len() + self.sidr.len()
     }
@@ -376,7 +379,7 @@ pub enum Addressee {
     Service(ServiceId),
     /// The one that created this id.
     Id(CommId),
-    /// Returns the connection with the sender, which does not know our id.
+    /// The one that has a connection with the sender, which does not know our id.
     Anyone,
 }
 
@@ -492,7 +495,7 @@ impl Cm {
         })
     }
 
-    /// The peer uses the queue pair of this connection for a new one: it is over.
+    /// Ends a connection whose queue pair the peer now uses for a new one.
     fn end_stale(&mut self, cx: &mut Cx<'_>, id: CommId) {
         let tid = cx.tid();
         // A connection that is not established ends by its own timer.
@@ -516,7 +519,8 @@ impl Cm {
         self.apply(id, |conn, _, out| conn.on_rej(cx.now, rej, out))
     }
 
-    /// A peer that gives up may not know our id; it then sends its GUID.
+    /// Returns the connection of a peer that gives up without knowing our id: its REJ carries its
+    /// GUID.
     fn find_by_guid(&self, route: Route, rej: &Rej) -> Option<CommId> {
         let guid: &[u8; 8] = rej.info.as_bytes().first_chunk().filter(|_| rej.reason == RejReason::Timeout)?;
         let id = self.table.by_remote_id(route.remote, Guid(u64::from_be_bytes(*guid)), rej.local_comm_id)?;
@@ -575,8 +579,8 @@ impl Cm {
         }
     }
 
-    /// Ends a TimeWait that is over and returns true. The peer may reuse its id of that connection
-    /// before our timer is handled.
+    /// Ends the TimeWait of a connection if its time is over; returns true in that case. The peer
+    /// may reuse its id of that connection before our timer is handled.
     // clause: CM-TIMEWAIT
     fn ends_time_wait(&mut self, now: Instant, id: CommId) -> bool {
         let is_over = self.table.get(id).is_some_and(|conn| conn.is_over(now));
@@ -586,7 +590,7 @@ impl Cm {
         is_over
     }
 
-    /// Checks a new REQ; returns its listener, or the rejection.
+    /// Checks a new REQ. Returns an id, the listener and the path MTU, or the rejection.
     fn check_new_request(
         &mut self,
         cx: &mut Cx<'_>,
@@ -636,7 +640,7 @@ impl Cm {
         }
     }
 
-    /// Checks a new lookup; returns its listener, or the rejection.
+    /// Checks a new lookup. Returns an id and the listener, or the status of the rejection.
     fn check_new_lookup(
         &mut self,
         cx: &mut Cx<'_>,

@@ -55,7 +55,8 @@ fn path(connect: &Connect, settings: &Settings) -> Path {
     }
 }
 
-/// RoCE ports have no LID; 0xffff is the permissive LID for packets through routers.
+/// Returns the LID of a RoCE port, which has none: 0, or the permissive LID 0xffff for packets
+/// through routers.
 const fn lid(subnet_local: bool) -> u16 {
     if subnet_local { 0 } else { 0xffff }
 }
@@ -130,7 +131,7 @@ pub(super) fn lap(conn: &Connection, alternate: &Alternate, settings: &Settings)
     }
 }
 
-/// The answer to a LAP; the connection may be unknown.
+/// Returns the answer to a LAP; the connection may be unknown.
 pub(super) const fn apr(ours: CommId, theirs: CommId, answer: &AlternateAnswer) -> Apr {
     let AlternateAnswer { status, info, private_data } = *answer;
     Apr { local_comm_id: ours, remote_comm_id: theirs, info, status, private_data }
@@ -145,12 +146,12 @@ pub(super) fn dreq(conn: &Connection) -> Dreq {
     }
 }
 
-/// The answer to a DREQ; the connection may be unknown.
+/// Returns the answer to a DREQ; the connection may be unknown.
 pub(super) const fn drep(ours: CommId, theirs: CommId) -> Drep {
     Drep { local_comm_id: ours, remote_comm_id: theirs, private_data: PrivateData::EMPTY }
 }
 
-/// The peer's message that our program has not answered.
+/// Returns the peer's message that our program has not answered.
 const fn answered(conn: &Connection) -> Answered {
     match conn.state {
         State::ReqRcvd | State::MraReqSent => Answered::Req,
@@ -159,7 +160,7 @@ const fn answered(conn: &Connection) -> Answered {
     }
 }
 
-/// A rejection by the program. In ReqRcvd it carries no id of ours.
+/// Returns a rejection by the program. In ReqRcvd it carries no id of ours.
 // clause: CM-REJECT
 pub(super) fn rejection(conn: &Connection, refusal: &Refusal) -> Rej {
     let local_comm_id = if conn.state == State::ReqRcvd { CommId::NONE } else { conn.id };
@@ -173,7 +174,8 @@ pub(super) fn rejection(conn: &Connection, refusal: &Refusal) -> Rej {
     }
 }
 
-/// A rejection because the peer does not answer. It may know us only by our GUID.
+/// Returns a rejection because the peer does not answer. It carries our GUID, because the peer may
+/// not know our id.
 // clause: CM-RETRIES
 pub(super) fn timeout(conn: &Connection, guid: Guid) -> Rej {
     let info = Info::new(&guid.0.to_be_bytes()).unwrap_or_default();
@@ -214,12 +216,12 @@ pub(super) fn sidr_rep(request: &SidrReq, resolution: &Resolution) -> SidrRep {
 /// Reason and additional information of a rejected REQ.
 pub(super) type Rejection = (RejReason, Info);
 
-/// Rejects a path whose address differs from the REQ's own; `right` is the correct one.
-fn wrong_gid(right: Gid) -> Rejection {
-    (RejReason::InvalidGid, Info::new(&right.0).unwrap_or_default())
+/// Returns the rejection of a path whose address differs from that of the REQ's packet, `correct`.
+fn wrong_gid(correct: Gid) -> Rejection {
+    (RejReason::InvalidGid, Info::new(&correct.0).unwrap_or_default())
 }
 
-/// Checks that a REQ can become a connection, whatever the listener.
+/// Checks that a REQ can become a connection, independently of the listener.
 // clause: CM-REQ-CHECKS
 pub(super) fn check_request(route: Route, req: &Req) -> Result<PathMtu, Rejection> {
     let path = &req.primary;

@@ -35,7 +35,7 @@ pub(super) struct Sidr {
     client: BTreeMap<CommId, ClientLookup>,
     due: BTreeSet<(Instant, CommId)>,
     server: BTreeMap<CommId, ServerLookup>,
-    /// By the client's address and its id of the lookup.
+    /// Keys of `server` by the client's address and its id of the lookup.
     by_client: BTreeMap<([u8; 16], CommId), CommId>,
 }
 
@@ -97,8 +97,8 @@ impl Sidr {
         Ok(())
     }
 
-    /// Schedules a retry while the peer has no listener; returns false if their time is over, and
-    /// an error if one is scheduled already.
+    /// Schedules a retry while the peer has no listener. Returns false if the time for retries is
+    /// over, and an error if a retry is scheduled already.
     // clause: CM-REQ-AGAIN
     fn schedule_retry(&mut self, now: Instant, id: CommId) -> Result<bool, Ignored> {
         let lookup = self.client.get_mut(&id).ok_or(Ignored::UnknownId)?;
@@ -162,7 +162,7 @@ impl Sidr {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// Repeats or gives up lookups whose timer is due.
+    /// Retransmits or gives up lookups whose timer is due.
     pub(super) fn handle_timeout(&mut self, now: Instant, out: &mut Outbox) {
         while let Some((due, id)) = self.due.first().copied().filter(|(due, _)| *due <= now) {
             self.due.remove(&(due, id));
@@ -171,7 +171,7 @@ impl Sidr {
             if was_pausing {
                 lookup.timer.start(now);
             }
-            if was_pausing || lookup.timer.again(now) {
+            if was_pausing || lookup.timer.restart(now) {
                 out.send_mad(lookup.route, lookup.mad.clone());
                 self.due.extend(lookup.timer.due.map(|due| (due, id)));
             } else {

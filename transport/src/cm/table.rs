@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Address, GUID and id or QPN of a peer. The address is included so that no host can name
 /// another's connections (DESIGN D8).
-type Theirs = ([u8; 16], Guid, u32);
+type RemoteKey = ([u8; 16], Guid, u32);
 
 #[derive(Debug)]
 struct Entry {
@@ -32,8 +32,8 @@ pub(super) const MANY_HALF_OPEN: usize = 256;
 #[derive(Debug, Default)]
 pub(super) struct Table {
     entries: BTreeMap<CommId, Entry>,
-    by_remote_id: BTreeMap<Theirs, CommId>,
-    by_remote_qpn: BTreeMap<Theirs, CommId>,
+    by_remote_id: BTreeMap<RemoteKey, CommId>,
+    by_remote_qpn: BTreeMap<RemoteKey, CommId>,
     due: BTreeSet<(Instant, CommId)>,
     /// Number of accepted connections not confirmed by the peer.
     half_open: usize,
@@ -130,13 +130,13 @@ impl Table {
         }
     }
 
-    /// The connection with the peer's id `theirs`.
+    /// Returns the connection with the peer's id `theirs`.
     pub(super) fn by_remote_id(&self, remote: Gid, guid: Guid, theirs: CommId) -> Option<CommId> {
         self.by_remote_id.get(&(remote.0, guid, theirs.0)).copied()
     }
 
-    /// The connection to this queue pair of this peer. TimeWait does not count: the peer may reuse
-    /// the queue pair, and the kernel accepts that too.
+    /// Returns the connection to this queue pair of this peer. TimeWait does not count: the peer
+    /// may reuse the queue pair, and the kernel accepts that too.
     // clause: CM-STALE
     pub(super) fn by_remote_qpn(&self, remote: Gid, guid: Guid, qpn: Qpn) -> Option<CommId> {
         let id = self.by_remote_qpn.get(&(remote.0, guid, qpn.get())).copied()?;
@@ -147,13 +147,13 @@ impl Table {
         self.due.first().map(|(due, _)| *due)
     }
 
-    pub(super) fn due(&self, now: Instant) -> Option<CommId> {
+    pub(super) fn due_connection(&self, now: Instant) -> Option<CommId> {
         self.due.first().filter(|(due, _)| *due <= now).map(|(_, id)| *id)
     }
 }
 
 /// Removes `key` unless it now belongs to another connection.
-fn forget(map: &mut BTreeMap<Theirs, CommId>, key: Theirs, id: CommId) {
+fn forget(map: &mut BTreeMap<RemoteKey, CommId>, key: RemoteKey, id: CommId) {
     if map.get(&key) == Some(&id) {
         map.remove(&key);
     }
@@ -161,10 +161,10 @@ fn forget(map: &mut BTreeMap<Theirs, CommId>, key: Theirs, id: CommId) {
 
 /// Time after TimeWait in which a peer may retransmit its DREQ: rdma_cm retransmits after this and
 /// the lifetime of two packets, which TimeWait covers.
-const REPEAT_WITHIN: TimeCode = TimeCode::new(20);
-/// Maximum number of closed connections; the oldest are dropped.
+const DREQ_RETRY_TIME: TimeCode = TimeCode::new(20);
+/// Maximum number of closed connections kept; the oldest are dropped.
 // clause: CM-BOUNDS
-const MOST: usize = 1024;
+const MAX_CLOSED: usize = 1024;
 
 #[derive(Debug)]
 struct Closed {
@@ -180,22 +180,22 @@ struct Closed {
 pub(super) struct ClosedConnections(VecDeque<Closed>);
 
 impl ClosedConnections {
-    /// Remembers a connection whose timer is due, if that ends it and the peer had sent a DREQ.
+    /// Keeps a connection whose timer is due, if that ends it and the peer had sent a DREQ.
     // clause: CM-PARTING
-    pub(super) fn note(&mut self, now: Instant, conn: &Connection) {
+    pub(super) fn keep_if_ended(&mut self, now: Instant, conn: &Connection) {
         if conn.state != State::TimeWait || !conn.ended_by_peer() {
             return;
         }
-        while self.0.front().is_some_and(|oldest| oldest.until <= now || self.0.len() >= MOST) {
+        while self.0.front().is_some_and(|oldest| oldest.until <= now || self.0.len() >= MAX_CLOSED) {
             self.0.pop_front();
         }
         let (id, theirs, tid, route) = (conn.id, conn.remote_id(), conn.tid, conn.route());
-        self.0.push_back(Closed { id, theirs, tid, route, until: now.after(wait(REPEAT_WITHIN)) });
+        self.0.push_back(Closed { id, theirs, tid, route, until: now.after(wait(DREQ_RETRY_TIME)) });
     }
 
-    /// Repeats the DREP of connection `id` while the peer may still need it.
+    /// Retransmits the DREP of connection `id` while the peer may still need it.
     // clause: CM-PARTING
-    pub(super) fn repeat(&self, now: Instant, id: CommId, out: &mut Outbox) {
+    pub(super) fn retransmit(&self, now: Instant, id: CommId, out: &mut Outbox) {
         if let Some(closed) = self.0.iter().find(|closed| closed.id == id && now < closed.until) {
             out.send(closed.route, closed.tid, messages::drep(closed.id, closed.theirs));
         }

@@ -52,7 +52,7 @@ pub struct Connect {
     pub responder_resources: u8,
     /// Maximum number of READs and atomics that we issue at a time.
     pub initiator_depth: u8,
-    /// True requests end-to-end flow control.
+    /// True if end-to-end flow control is requested.
     pub flow_control: bool,
     /// Retries of the queue pairs.
     pub retry_count: Small<3>,
@@ -81,7 +81,8 @@ pub struct Connect {
 }
 
 impl Connect {
-    /// A reliable connection as rdma_cm makes it, without READs and atomics.
+    /// Creates the parameters of a reliable connection with the defaults of rdma_cm, without READs
+    /// and atomics.
     pub const fn new(route: Route, service_id: ServiceId, qpn: Qpn, psn: Psn) -> Self {
         Self {
             route,
@@ -122,7 +123,7 @@ pub struct Accept {
     pub responder_resources: u8,
     /// Maximum number of READs and atomics that we issue at a time; at most the request's value.
     pub initiator_depth: u8,
-    /// True requests end-to-end flow control.
+    /// True if end-to-end flow control is requested.
     pub flow_control: bool,
     /// RNR retries of the peer's queue pair; 7 is infinite.
     pub rnr_retry_count: Small<3>,
@@ -133,7 +134,7 @@ pub struct Accept {
 }
 
 impl Accept {
-    /// Accepts with this queue pair, without READs and atomics.
+    /// Creates the parameters of an acceptance with this queue pair, without READs and atomics.
     pub fn new(qpn: Qpn, psn: Psn) -> Self {
         Self { qpn, psn, rnr_retry_count: Small::MAX, ..Self::default() }
     }
@@ -151,7 +152,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// A rejection by the program, as `rdma_reject` sends it.
+    /// Creates a rejection by the program, as `rdma_reject` sends it.
     pub const fn new(private_data: PrivateData<148>) -> Self {
         Self { reason: RejReason::ConsumerDefined, info: Info::EMPTY, private_data }
     }
@@ -168,14 +169,14 @@ pub struct Resolve {
     pub response_timeout: TimeCode,
     /// Retries.
     pub max_cm_retries: Small<4>,
-    /// As [`Connect::retry_for`].
+    /// Duration of retries, as in [`Connect::retry_for`].
     pub retry_for: Duration,
     /// For the server.
     pub private_data: PrivateData<216>,
 }
 
 impl Resolve {
-    /// A lookup as rdma_cm makes it.
+    /// Creates the parameters of a lookup with the defaults of rdma_cm.
     pub const fn new(route: Route, service_id: ServiceId) -> Self {
         Self {
             route,
@@ -200,7 +201,7 @@ pub struct Resolution {
 }
 
 impl Resolution {
-    /// A refusal.
+    /// Creates a refusal with this status.
     pub const fn refused(status: SidrStatus) -> Self {
         Self { service: Err(status), ece: Ece::NONE, private_data: PrivateData::EMPTY }
     }
@@ -226,7 +227,7 @@ pub struct Alternate {
 }
 
 impl Alternate {
-    /// A path like those of [`Connect::new`].
+    /// Creates the parameters of a path with the same defaults as [`Connect::new`].
     pub const fn new(route: Route) -> Self {
         Self {
             route,
@@ -252,7 +253,7 @@ pub struct AlternateAnswer {
 }
 
 impl AlternateAnswer {
-    /// An answer with this status only.
+    /// Creates an answer with this status and no further information.
     pub const fn new(status: AprStatus) -> Self {
         Self { status, info: Info::EMPTY, private_data: PrivateData::EMPTY }
     }
@@ -306,7 +307,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The settings of rdma_cm over rxe, and room for 65,536 connections.
+    /// Creates the settings of rdma_cm over rxe, and room for 65,536 connections.
     pub const fn new(guid: Guid) -> Self {
         Self {
             guid,
@@ -407,7 +408,7 @@ pub enum EventKind {
     LookupReply(Box<SidrRep>, Ece),
 }
 
-/// Names a listener, unique in the state machine.
+/// Identifier of a listener, unique in the state machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListenId(pub(super) u64);
 
@@ -420,7 +421,7 @@ pub struct Origin {
     pub route: Route,
 }
 
-/// Kind of end of a connection.
+/// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// The peer sent a DREQ.
@@ -445,14 +446,14 @@ impl Outbox {
     /// only when very many timers are due at once; dropped messages are retransmitted like lost
     /// ones.
     // clause: CM-BOUNDS
-    pub(super) const MOST: usize = 4096;
+    pub(super) const MAX_MESSAGES: usize = 4096;
 
     pub(super) fn send(&mut self, route: Route, tid: TransactionId, message: impl Into<Message>) {
         self.send_mad(route, Mad { tid, modifier: 0, message: message.into() });
     }
 
     pub(super) fn send_mad(&mut self, route: Route, mad: Mad) {
-        if self.messages.len() < Self::MOST {
+        if self.messages.len() < Self::MAX_MESSAGES {
             self.messages.push_back(Outgoing { route, mad });
         }
     }

@@ -28,7 +28,7 @@ impl Connection {
             remote: None,
             qpn: connect.qpn,
             transport: connect.transport,
-            // The REP completes them.
+            // The REP supplies the missing values.
             terms: QpTerms {
                 route: connect.route,
                 dest_qpn: Qpn::default(),
@@ -48,7 +48,7 @@ impl Connection {
             tid,
             timer: Timer::new(answer, connect.max_cm_retries),
             req_retry: ReqRetry::new(connect.retry_for),
-            last: None,
+            last_sent: None,
             orphan: false,
             is_active: true,
             alternate_offered: false,
@@ -88,8 +88,8 @@ impl Connection {
     pub(super) fn on_duplicate_rep(&mut self, settings: &Settings, out: &mut Outbox) -> Result<(), Ignored> {
         match self.state {
             State::RepRcvd => self.delay(settings.service_timeout, out).map_err(|_| Ignored::State)?,
-            State::MraRepSent => self.repeat(out),
-            State::Established if self.is_active => self.repeat(out),
+            State::MraRepSent => self.retransmit(out),
+            State::Established if self.is_active => self.retransmit(out),
             _ => return Err(Ignored::State),
         }
         Ok(())
@@ -110,7 +110,7 @@ impl Connection {
             remote: Some(Remote { id: req.local_comm_id, guid: req.local_ca_guid, qpn: req.local_qpn }),
             qpn: Qpn::default(),
             transport: req.transport,
-            // Our program completes them.
+            // `accept` supplies our PSN and depths.
             terms: QpTerms {
                 route,
                 dest_qpn: req.local_qpn,
@@ -132,7 +132,7 @@ impl Connection {
             tid,
             timer: Timer::new(wait(req.local_cm_response_timeout), req.max_cm_retries),
             req_retry: ReqRetry::NONE,
-            last: None,
+            last_sent: None,
             orphan: false,
             is_active: false,
             alternate_offered: req.has_alternate(),
@@ -154,11 +154,11 @@ impl Connection {
     ) {
         match self.state {
             // clause: CM-FLOOD
-            State::RepSent if is_flooded => self.repeat(out),
+            State::RepSent if is_flooded => self.retransmit(out),
             State::ReqRcvd => {
                 let _ = self.delay(settings.service_timeout, out);
             }
-            State::MraReqSent => self.repeat(out),
+            State::MraReqSent => self.retransmit(out),
             State::TimeWait => {
                 out.send(self.route(), tid, messages::reject_req(req, RejReason::StaleConnection, Info::EMPTY))
             }
@@ -184,7 +184,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The peer has our REP: it confirmed, or sent data while its RTU is late or lost.
+    /// Handles proof that the peer has our REP: its RTU, or data while the RTU is late or lost.
     // clause: CM-ESTABLISH
     pub(super) fn establish(&mut self, out: &mut Outbox) -> Result<(), CmError> {
         self.check_state(&[State::RepSent, State::MraRepRcvd])?;
@@ -236,8 +236,8 @@ impl Connection {
 
     // clause: CM-REJ-RECEIVED
     pub(super) fn on_rej(&mut self, now: Instant, rej: &Rej, out: &mut Outbox) -> Result<(), Ignored> {
-        let was = self.state;
-        match was {
+        let old_state = self.state;
+        match old_state {
             State::ReqSent if rej.reason == RejReason::InvalidServiceId && self.req_retry.is_pausing => {
                 return Err(Ignored::Duplicate);
             }
@@ -251,9 +251,9 @@ impl Connection {
             _ => self.emit(EventKind::Rejected(Box::new(rej.clone())), out),
         }
         self.orphan = true;
-        // Packets may be in the network if the queue pairs knew each other, or one knows an older
-        // connection.
-        if rej.reason == RejReason::StaleConnection || matches!(was, State::RepRcvd | State::MraRepSent) {
+        // Late packets may still be in the network if the queue pairs were connected, or if one of
+        // them has an older connection.
+        if rej.reason == RejReason::StaleConnection || matches!(old_state, State::RepRcvd | State::MraRepSent) {
             self.enter_time_wait(now);
         } else {
             self.finish();
@@ -294,7 +294,7 @@ impl Connection {
 
     /// Returns true if our DREP ended the connection; the peer may not have got it.
     pub(super) fn ended_by_peer(&self) -> bool {
-        self.last.as_ref().is_some_and(|mad| matches!(mad.message, Message::Drep(_)))
+        self.last_sent.as_ref().is_some_and(|mad| matches!(mad.message, Message::Drep(_)))
     }
 
     fn answer_dreq(&mut self, tid: TransactionId, out: &mut Outbox) {
@@ -315,13 +315,13 @@ impl Connection {
         }
     }
 
-    /// The process ends: sends or retransmits the message that ends the connection.
+    /// Ends the connection at the end of the process: sends or retransmits the final message.
     // clause: CM-PARTING
     pub(super) fn shut_down(&mut self, now: Instant, tid: TransactionId, settings: &Settings, out: &mut Outbox) {
         self.orphan = true;
         match self.state {
-            State::DreqSent => self.repeat(out),
-            State::TimeWait if self.ended_by_peer() => self.repeat(out),
+            State::DreqSent => self.retransmit(out),
+            State::TimeWait if self.ended_by_peer() => self.retransmit(out),
             _ => self.destroy(now, tid, settings, out),
         }
     }
@@ -372,25 +372,25 @@ impl Connection {
         match self.state {
             State::ReqSent if self.req_retry.is_pausing => {
                 self.req_retry.is_pausing = false;
-                self.repeat(out);
+                self.retransmit(out);
                 self.timer.start(now);
             }
             // clause: CM-FLOOD
             State::RepSent | State::MraRepRcvd if is_flooded => {
-                if !self.timer.again(now) {
+                if !self.timer.restart(now) {
                     self.emit(EventKind::Unreachable, out);
                     self.finish();
                 }
             }
             State::ReqSent | State::MraReqRcvd | State::RepSent | State::MraRepRcvd => {
-                if self.timer.again(now) {
-                    self.repeat(out);
+                if self.timer.restart(now) {
+                    self.retransmit(out);
                 } else {
                     self.give_up(settings, out);
                 }
             }
             State::Established => self.on_alternate_timeout(now, out),
-            State::DreqSent if self.timer.again(now) => self.repeat(out),
+            State::DreqSent if self.timer.restart(now) => self.retransmit(out),
             State::DreqSent => {
                 self.enter_time_wait(now);
                 self.emit(EventKind::Disconnected(Ending::TimedOut), out);
@@ -403,7 +403,8 @@ impl Connection {
         }
     }
 
-    /// Gives up on a silent peer and sends it a REJ, because only the peer's messages may be lost.
+    /// Gives up on a silent peer. Sends it a REJ, because perhaps only the peer's messages are
+    /// lost.
     // clause: CM-RETRIES
     pub(super) fn give_up(&mut self, settings: &Settings, out: &mut Outbox) {
         out.send(self.route(), self.tid, messages::timeout(self, settings.guid));
@@ -411,7 +412,8 @@ impl Connection {
         self.finish();
     }
 
-    /// Schedules a retry while the peer has no listener; returns false if their time is over.
+    /// Schedules a retry while the peer has no listener. Returns false if the time for retries is
+    /// over.
     // clause: CM-REQ-AGAIN
     pub(super) fn schedule_retry(&mut self, now: Instant) -> bool {
         let next = self.req_retry.pause(now);

@@ -1,6 +1,6 @@
 //! Rules about calls of verbs, about completions and about events, as values with their text.
 
-use super::rule::{Hold, QpSelector, Rate, Spans, Window, word};
+use super::rule::{Hold, QpSelector, Rate, Spans, Window, write_word};
 use crate::wr::{WcOpcode, WcStatus};
 use core::fmt::{self, Display, Formatter};
 
@@ -28,7 +28,7 @@ errnos! {
 }
 
 impl Errno {
-    /// The error number `name`, such as `ENOMEM`.
+    /// Returns the error number `name`, such as `ENOMEM`.
     pub fn named(name: &str) -> Option<Self> {
         ERRNOS.iter().find(|errno| errno.name == name).copied()
     }
@@ -40,10 +40,10 @@ pub struct Verb {
     /// The function of `verbs.h`, `rdma_cma.h` or `rsocket.h`. Variants of a call (`_ex`, `_iova`,
     /// `_iova2`) count as the call.
     pub name: &'static str,
-    /// Errors that its man page allows or that the kernel gives, the default first.
+    /// Errors that its man page allows or that the kernel returns, the default first.
     pub errnos: &'static [Errno],
-    /// False for calls that fail only if the program misuses them, such as `ibv_destroy_qp`, which
-    /// a sweep leaves alone.
+    /// True if the call can fail although the program uses it correctly. A sweep leaves the other
+    /// calls, such as `ibv_destroy_qp`, alone.
     pub fails_alone: bool,
 }
 
@@ -167,15 +167,15 @@ pub const VERBS: &[Verb] = &[
 ];
 
 impl Verb {
-    /// The verb `name`: a function, or its name without `ibv_` or `rdma_` if that is unambiguous
-    /// (`rdma_create_qp` needs its prefix).
+    /// Returns the verb `name`: a function, or its name without `ibv_` or `rdma_` if that is
+    /// unambiguous (`rdma_create_qp` needs its prefix).
     pub fn named(name: &str) -> Option<&'static Self> {
         let is = |verb: &&Self| verb.name == name || verb.name.strip_prefix("ibv_") == Some(name);
         let is_rdma = |verb: &&Self| verb.name.strip_prefix("rdma_") == Some(name);
         VERBS.iter().find(is).or_else(|| VERBS.iter().find(is_rdma))
     }
 
-    /// The verb that a call of `function` counts as; `None` for functions that never fail.
+    /// Returns the verb that a call of `function` counts as; `None` for functions that never fail.
     pub fn called(function: &str) -> Option<&'static Self> {
         let name = ["_iova2", "_iova", "_ex"].iter().find_map(|variant| function.strip_suffix(variant));
         let is = |verb: &&Self| verb.name == name.unwrap_or(function);
@@ -222,32 +222,32 @@ const EVENTS: [(&str, EventFault); 10] = [
 ];
 
 impl EventFault {
-    /// The event `name`.
+    /// Returns the event `name`.
     pub fn named(name: &str) -> Option<Self> {
         EVENTS.iter().find(|(event, _)| *event == name).map(|(_, event)| *event)
     }
 
-    /// All names.
+    /// Returns all names.
     pub fn names() -> impl Iterator<Item = &'static str> {
         EVENTS.iter().map(|(name, _)| *name)
     }
 
-    /// The name in rules.
+    /// Returns the name in rules.
     pub fn name(self) -> &'static str {
         EVENTS.iter().find(|(_, event)| *event == self).map_or("", |(name, _)| name)
     }
 
-    /// Returns true for events of the device, which any call may raise.
+    /// Returns true if this is an event of the device, which any call may raise.
     pub(super) const fn is_of_device(self) -> bool {
         matches!(self, Self::PortErr | Self::GidChange | Self::DeviceFatal)
     }
 
-    /// Returns true for events that a completion raises.
+    /// Returns true if a completion raises this event.
     pub(super) const fn is_of_completion(self) -> bool {
         matches!(self, Self::QpFatal | Self::CqErr)
     }
 
-    /// Returns true for events that accept `by=TIME`.
+    /// Returns true if the event accepts `by=TIME`.
     pub(super) const fn takes_time(self) -> bool {
         matches!(self, Self::PortErr | Self::Disconnected)
     }
@@ -271,12 +271,12 @@ const STATUSES: [(&str, WcStatus); 14] = [
     ("GENERAL_ERR", WcStatus::GeneralErr),
 ];
 
-/// The status `name`.
+/// Returns the status `name`.
 pub(super) fn status_named(name: &str) -> Option<WcStatus> {
     STATUSES.iter().find(|(status, _)| *status == name).map(|(_, status)| *status)
 }
 
-/// The names of all statuses.
+/// Returns the names of all statuses.
 pub(super) fn status_names() -> Vec<&'static str> {
     STATUSES.iter().map(|(name, _)| *name).collect()
 }
@@ -301,22 +301,23 @@ const OPERATIONS: [(&str, &[WcOpcode]); 7] = [
 pub struct WcOps(u8);
 
 impl WcOps {
-    /// The operation `name`: `SEND`, `WRITE`, `READ`, `ATOMIC`, `BIND`, `INVALIDATE` or `RECV`.
+    /// Returns the operation `name`: `SEND`, `WRITE`, `READ`, `ATOMIC`, `BIND`, `INVALIDATE` or
+    /// `RECV`.
     pub fn named(name: &str) -> Option<Self> {
         OPERATIONS.iter().position(|(operation, _)| operation.eq_ignore_ascii_case(name)).map(|at| Self(1 << at))
     }
 
-    /// All names.
+    /// Returns all names.
     pub fn names() -> impl Iterator<Item = &'static str> {
         OPERATIONS.iter().map(|(name, _)| *name)
     }
 
-    /// The name of the operation of a completion; `None` for others, such as tag matching.
+    /// Returns the name of the operation of a completion; `None` for others, such as tag matching.
     pub fn name_of(opcode: WcOpcode) -> Option<&'static str> {
         OPERATIONS.iter().find(|(_, opcodes)| opcodes.contains(&opcode)).map(|(name, _)| *name)
     }
 
-    /// The union of both sets.
+    /// Returns the union of both sets.
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
@@ -358,7 +359,7 @@ pub enum CallAction {
     Event {
         /// The event.
         event: EventFault,
-        /// The call that raises an event of the device; `None`: that of the device's opening.
+        /// The call that raises an event of the device; `None` is the opening of the device.
         call: Option<&'static Verb>,
         /// Time, for events that have one.
         by: Option<Hold>,
@@ -392,7 +393,7 @@ pub struct CallRule {
 }
 
 impl CallRule {
-    /// A rule that applies `action` to each of its calls, completions or events.
+    /// Creates a rule that applies `action` to each of its calls, completions or events.
     pub fn new(action: CallAction) -> Self {
         let (rate, process, site, at, qp, ops, wr_id, nth, times) = Default::default();
         Self { action, rate, process, site, at, qp, ops, wr_id, nth, times }
@@ -409,8 +410,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// The process with this command line, as in `/proc/PID/cmdline`: each argument ends with a
-    /// zero byte.
+    /// Returns the process with this command line, as in `/proc/PID/cmdline`: each argument ends
+    /// with a zero byte.
     pub fn of_command_line(line: &[u8]) -> Self {
         let end = line.iter().position(|byte| *byte == 0).unwrap_or(line.len());
         let program = String::from_utf8_lossy(&line[..end]);
@@ -435,15 +436,15 @@ impl Display for Process {
 impl Display for CallRule {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.action)?;
-        word(f, "", self.rate.as_ref())?;
-        word(f, "process=", self.process.as_ref())?;
-        word(f, "site=", self.site.as_ref())?;
-        word(f, "at=", self.at.as_ref())?;
-        word(f, "qp=", self.qp.as_ref())?;
-        word(f, "op=", self.ops.as_ref())?;
-        word(f, "wr_id=", self.wr_id.as_ref())?;
-        word(f, "nth=", self.nth.as_ref())?;
-        word(f, "times=", self.times.as_ref())
+        write_word(f, "", self.rate.as_ref())?;
+        write_word(f, "process=", self.process.as_ref())?;
+        write_word(f, "site=", self.site.as_ref())?;
+        write_word(f, "at=", self.at.as_ref())?;
+        write_word(f, "qp=", self.qp.as_ref())?;
+        write_word(f, "op=", self.ops.as_ref())?;
+        write_word(f, "wr_id=", self.wr_id.as_ref())?;
+        write_word(f, "nth=", self.nth.as_ref())?;
+        write_word(f, "times=", self.times.as_ref())
     }
 }
 
@@ -452,20 +453,20 @@ impl Display for CallAction {
         match self {
             Self::Fail { verb, state, errno, illegal } => {
                 write!(f, "fail {}", verb.name)?;
-                word(f, "", state.as_ref())?;
+                write_word(f, "", state.as_ref())?;
                 write!(f, " errno={}", errno.name)?;
                 if *illegal { f.write_str(" illegal") } else { Ok(()) }
             }
             Self::Slow { verb, state, by } => {
                 write!(f, "slow {}", verb.name)?;
-                word(f, "", state.as_ref())?;
+                write_word(f, "", state.as_ref())?;
                 write!(f, " by={by}")
             }
             Self::Complete(status) => write!(f, "complete {}", status_name(*status)),
             Self::Event { event, call, by } => {
                 write!(f, "event {}", event.name())?;
-                word(f, "call=", call.map(|verb| verb.name).as_ref())?;
-                word(f, "by=", by.as_ref())
+                write_word(f, "call=", call.map(|verb| verb.name).as_ref())?;
+                write_word(f, "by=", by.as_ref())
             }
         }
     }
@@ -527,7 +528,7 @@ impl CallRule {
         };
         is_about
             && self.at.is_none_or(|window| window.contains(done.at))
-            && self.qp.is_none_or(|qp| qp.is(done.qpn, done.ordinal))
+            && self.qp.is_none_or(|qp| qp.selects(done.qpn, done.ordinal))
             && self.ops.is_none_or(|ops| ops.contains(done.opcode))
             && self.wr_id.as_ref().is_none_or(|ids| ids.contains(done.wr_id))
     }

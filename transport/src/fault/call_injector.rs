@@ -105,7 +105,7 @@ pub struct CallInjector {
 }
 
 impl CallInjector {
-    /// An injector for [`Rules::calls`]; `random` is the seed if they set none.
+    /// Creates an injector for [`Rules::calls`]; `random` is the seed if they set none.
     pub fn new(rules: &Rules, random: u64) -> Self {
         let list = rules.calls();
         let judged = list.iter().enumerate().map(|(at, rule)| {

@@ -26,7 +26,7 @@ struct Stream {
 #[derive(Debug)]
 struct Flow {
     streams: [Stream; 2],
-    /// Learned from a full-size packet.
+    /// Path MTU, learned from a full-size packet.
     mtu: Option<PathMtu>,
 }
 
@@ -42,7 +42,7 @@ impl Flow {
         match header.kind {
             Kind::Cnp => None,
             Kind::RcResponse(_) | Kind::XrcResponse(_) => {
-                self.streams[seen.dir.other() as usize].messages.as_ref()?.find(header.bth.psn, self.mtu)
+                self.streams[seen.dir.other() as usize].messages.as_ref()?.message_of(header.bth.psn, self.mtu)
             }
             _ => self.streams[seen.dir as usize].messages.as_mut()?.of_request(header, self.mtu),
         }
@@ -53,7 +53,7 @@ impl Flow {
 struct Judged {
     rule: Rule,
     id: RuleId,
-    /// Makes the random decisions of this rule independent of other rules.
+    /// Number that makes the random decisions of this rule independent of other rules.
     salt: u64,
     total: Count,
 }
@@ -83,15 +83,15 @@ impl fmt::Display for RuleReport<'_> {
 #[derive(Debug)]
 pub struct Injector {
     seed: u64,
-    /// The rules, `drop` first, because nothing else can happen to a dropped packet.
+    /// The rules, `drop` first, because no other action can apply to a dropped packet.
     rules: Vec<Judged>,
     flows: HashMap<u32, Flow>,
     counts_messages: bool,
 }
 
 impl Injector {
-    /// An injector for `rules`. `random` is the seed if they set none; print [`Injector::seed`] so
-    /// that a run can be repeated.
+    /// Creates an injector for `rules`. `random` is the seed if they set none; print
+    /// [`Injector::seed`] so that a run can be repeated.
     pub fn new(rules: &Rules, random: u64) -> Self {
         let list = rules.list();
         let judged = (0u16..).zip(list).map(|(id, rule)| {
@@ -129,7 +129,7 @@ impl Injector {
         });
         let message = if with_messages { flow.message(seen) } else { None };
         let stream = &mut flow.streams[seen.dir as usize];
-        let place = mix(mix(self.seed ^ u64::from(seen.ordinal)) ^ (stream.packets << 1 | seen.dir as u64));
+        let packet_hash = mix(mix(self.seed ^ u64::from(seen.ordinal)) ^ (stream.packets << 1 | seen.dir as u64));
         stream.packets += 1;
         let mut verdict = Verdict::PASS;
         for (judged, count) in self.rules.iter_mut().zip(&mut stream.counts) {
@@ -138,7 +138,7 @@ impl Injector {
             }
             count.matched += 1;
             judged.total.matched += 1;
-            let random = mix(place ^ judged.salt);
+            let random = mix(packet_hash ^ judged.salt);
             if !verdict.drop && is_due(&judged.rule, count, random) && verdict.add(judged, seen, mix(random)) {
                 count.applied += 1;
                 judged.total.applied += 1;
@@ -200,7 +200,7 @@ impl Verdict {
 }
 
 impl Corruption {
-    /// A random bit of this part of the packet, which is not empty.
+    /// Returns a random bit of this part of the packet, which is not empty.
     fn random(part: Part, seen: &Seen<'_>, random: u64) -> Self {
         let (header, payload) = (&seen.packet.header, seen.packet.payload.len());
         let (start, len) = match part {
@@ -218,8 +218,8 @@ impl Corruption {
 /// The byte of the BTH that the ICRC does not cover.
 const UNCOVERED: usize = 4;
 
-/// Identifies a rule independently of its position: a hash (FNV-1a) of its text, and the number of
-/// equal rules before it.
+/// Returns a number that identifies a rule independently of its position: a hash (FNV-1a) of its
+/// text, and the number of equal rules before it.
 pub(super) fn salt(rule: &impl fmt::Display, twins: u64) -> u64 {
     struct Hash(u64);
     impl Write for Hash {
@@ -241,10 +241,10 @@ pub const fn mix(number: u64) -> u64 {
     c ^ (c >> 31)
 }
 
-/// Messages kept for retransmissions and responses.
-const REMEMBERED: usize = 512;
+/// Maximum number of messages kept for retransmissions and responses.
+const MAX_KEPT: usize = 512;
 /// Maximum age of a message in PSNs: older ones are ambiguous.
-const REACH: i32 = 1 << 22;
+const MAX_AGE: i32 = 1 << 22;
 
 #[derive(Clone, Copy, Debug)]
 struct Start {
@@ -258,12 +258,13 @@ pub(super) struct Messages {
     starts: VecDeque<Start>,
     /// Number of messages so far, which is the number of the newest.
     count: u64,
+    /// PSN after the newest packet.
     next: Psn,
 }
 
 impl Messages {
     pub(super) fn new() -> Self {
-        Self { starts: VecDeque::with_capacity(REMEMBERED), count: 0, next: Psn::default() }
+        Self { starts: VecDeque::with_capacity(MAX_KEPT), count: 0, next: Psn::default() }
     }
 
     /// Returns the message number of a request and counts a new message. A packet after a gap of a
@@ -279,7 +280,7 @@ impl Messages {
         let (next, exact) = self.expected(mtu);
         let is_uc = matches!(header.kind, Kind::UcRequest(_));
         if self.count > 0 && psn.is_before(next) {
-            return self.find(psn, mtu);
+            return self.message_of(psn, mtu);
         }
         if self.count > 0 && psn != next && exact && !is_uc {
             return None;
@@ -294,7 +295,7 @@ impl Messages {
     }
 
     /// Returns the number of the message with this PSN, if known.
-    pub(super) fn find(&self, psn: Psn, mtu: Option<PathMtu>) -> Option<u64> {
+    pub(super) fn message_of(&self, psn: Psn, mtu: Option<PathMtu>) -> Option<u64> {
         let (next, exact) = self.expected(mtu);
         if exact && !psn.is_before(next) {
             return None;
@@ -304,18 +305,18 @@ impl Messages {
     }
 
     fn begin(&mut self, start: Start) {
-        if self.starts.len() == REMEMBERED {
+        if self.starts.len() == MAX_KEPT {
             self.starts.pop_front();
         }
-        while self.starts.front().is_some_and(|old| !(0..REACH).contains(&start.psn.distance(old.psn))) {
+        while self.starts.front().is_some_and(|old| !(0..MAX_AGE).contains(&start.psn.distance(old.psn))) {
             self.starts.pop_front();
         }
         self.starts.push_back(start);
         self.count += 1;
     }
 
-    /// The PSN of the next request, and true if it is certain: the PSNs of a READ depend on the
-    /// path MTU.
+    /// Returns the PSN of the next request, and true if it is certain: the PSNs of a READ depend on
+    /// the path MTU.
     fn expected(&self, mtu: Option<PathMtu>) -> (Psn, bool) {
         let Some(Start { psn, read: read @ 1.. }) = self.starts.back().copied() else { return (self.next, true) };
         match mtu {

@@ -12,7 +12,7 @@
 //! # Reproducibility
 //!
 //! A random decision depends on the seed, the text of the rule, the ordinal of the queue pair, the
-//! direction, and the number of packets before in that direction: not on other rules, other queue
+//! direction, and the number of earlier packets in that direction: not on other rules, other queue
 //! pairs or threads.
 //!
 //! ```

@@ -16,7 +16,7 @@ const MAX_TEXT: usize = 64 << 10;
 /// Maximum number of copies of one rule.
 const MAX_COPIES: u8 = 16;
 /// Maximum number of characters that an error quotes.
-const QUOTED: usize = 40;
+const MAX_QUOTED: usize = 40;
 
 const ACTIONS: &str =
     "drop, duplicate, delay, reorder, corrupt, ecn, rnr, nak, cnp, fail, slow, complete, event, seed=N, and none";
@@ -45,9 +45,9 @@ impl FromStr for Rules {
     type Err = RuleError;
 
     fn from_str(text: &str) -> Result<Self, RuleError> {
-        let too_much = |problem: String| RuleError { rule: 0, problem };
+        let text_error = |problem: String| RuleError { rule: 0, problem };
         if text.len() > MAX_TEXT {
-            return Err(too_much(format!("{} bytes of text exceed the maximum of {MAX_TEXT}", text.len())));
+            return Err(text_error(format!("{} bytes of text exceed the maximum of {MAX_TEXT}", text.len())));
         }
         let (mut seed, mut list, mut calls) = (None, Vec::new(), Vec::new());
         let statements = text.split([';', '\n']).map(str::trim).filter(|statement| !statement.is_empty());
@@ -62,7 +62,7 @@ impl FromStr for Rules {
                 },
             }
             if list.len() + calls.len() > Self::MAX {
-                return Err(too_much(format!("more than {} rules", Self::MAX)));
+                return Err(text_error(format!("more than {} rules", Self::MAX)));
             }
         }
         Ok(Self::new(seed, list).with_calls(calls))
@@ -87,12 +87,12 @@ fn parse_rule(text: &str) -> Result<Rule, Problem> {
         "corrupt" => Action::Corrupt(corrupt_part(words.next().unwrap_or_default())?),
         "ecn" => Action::Ecn,
         "rnr" => Action::Rnr,
-        "nak" => Action::Forge(refusal(words.next().unwrap_or_default())?),
+        "nak" => Action::Forge(forged_nak(words.next().unwrap_or_default())?),
         "cnp" => Action::Forge(Forged::Cnp),
         word => return Err(format!("{} is not an action; known are {ACTIONS}", quoted(word))),
     };
     let mut draft = Draft { rule: Rule::new(action), by: None, copies: None };
-    words.try_for_each(|word| draft.take(word))?;
+    words.try_for_each(|word| draft.parse_word(word))?;
     draft.finish()
 }
 
@@ -103,19 +103,19 @@ struct Draft {
 }
 
 impl Draft {
-    fn take(&mut self, word: &str) -> Result<(), Problem> {
+    fn parse_word(&mut self, word: &str) -> Result<(), Problem> {
         let rule = &mut self.rule;
         if let Some(rate) = word.strip_suffix('%') {
             return set(&mut rule.rate, whole_rate(rate, word)?, word);
         }
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
         match key {
-            "tx" if word == key => self.take_dir(Direction::Tx, word),
-            "rx" if word == key => self.take_dir(Direction::Rx, word),
+            "tx" if word == key => self.set_dir(Direction::Tx, word),
+            "rx" if word == key => self.set_dir(Direction::Rx, word),
             "qp" => set(&mut rule.qp, qp(value)?, word),
-            "peer" => self.take_peer(value, word),
-            "from" => self.take_dir(Direction::Rx, word).and_then(|()| self.take_peer(value, word)),
-            "to" => self.take_dir(Direction::Tx, word).and_then(|()| self.take_peer(value, word)),
+            "peer" => self.set_peer(value, word),
+            "from" => self.set_dir(Direction::Rx, word).and_then(|()| self.set_peer(value, word)),
+            "to" => self.set_dir(Direction::Tx, word).and_then(|()| self.set_peer(value, word)),
             "at" => set(&mut rule.at, window(value)?, word),
             "service" => set(&mut rule.services, services(value)?, word),
             "op" => set(&mut rule.ops, ops(value)?, word),
@@ -130,7 +130,7 @@ impl Draft {
         }
     }
 
-    fn take_dir(&mut self, dir: Direction, word: &str) -> Result<(), Problem> {
+    fn set_dir(&mut self, dir: Direction, word: &str) -> Result<(), Problem> {
         match self.rule.dir {
             Some(before) if before != dir => {
                 let (before, word) = (before.name(), quoted(word));
@@ -143,7 +143,7 @@ impl Draft {
         }
     }
 
-    fn take_peer(&mut self, value: &str, word: &str) -> Result<(), Problem> {
+    fn set_peer(&mut self, value: &str, word: &str) -> Result<(), Problem> {
         let address: IpAddr = value.parse().map_err(|_| format!("{} is not an IPv4 or IPv6 address", quoted(value)))?;
         set(&mut self.rule.peer, address.into(), word)
     }
@@ -166,7 +166,7 @@ impl Draft {
         };
         if self.rule.action == Action::Rnr {
             let of_rx = |_| "rnr applies only to received packets: write rx or no direction".to_owned();
-            self.take_dir(Direction::Rx, "rnr").map_err(of_rx)?;
+            self.set_dir(Direction::Rx, "rnr").map_err(of_rx)?;
         }
         Ok(self.rule)
     }
@@ -202,7 +202,7 @@ fn parse_call_rule(text: &str) -> Result<Option<CallRule>, Problem> {
         return Err("a state is valid only for ibv_modify_qp".into());
     }
     let mut draft = CallDraft { rule: CallRule::new(action), errno: None, illegal: false, by: None, call: None };
-    words.try_for_each(|word| draft.take(word))?;
+    words.try_for_each(|word| draft.parse_word(word))?;
     draft.finish().map(Some)
 }
 
@@ -218,7 +218,7 @@ struct CallDraft {
 }
 
 impl CallDraft {
-    fn take(&mut self, word: &str) -> Result<(), Problem> {
+    fn parse_word(&mut self, word: &str) -> Result<(), Problem> {
         let rule = &mut self.rule;
         if let Some(rate) = word.strip_suffix('%') {
             return set(&mut rule.rate, whole_rate(rate, word)?, word);
@@ -257,10 +257,10 @@ impl CallDraft {
 
     fn finish(self) -> Result<CallRule, Problem> {
         let Self { mut rule, errno, illegal, by, call } = self;
-        let with = |is_wrong: bool, problem: &str| if is_wrong { Err(problem.to_owned()) } else { Ok(()) };
+        let refuse_if = |is_wrong: bool, problem: &str| if is_wrong { Err(problem.to_owned()) } else { Ok(()) };
         let is_fail = matches!(rule.action, CallAction::Fail { .. });
-        with(!is_fail && (errno.is_some() || illegal), "errno= and illegal are valid only for fail")?;
-        let about = match &mut rule.action {
+        refuse_if(!is_fail && (errno.is_some() || illegal), "errno= and illegal are valid only for fail")?;
+        let subject = match &mut rule.action {
             CallAction::Fail { verb, errno: wanted, illegal: allows, .. } => {
                 *wanted = errno.unwrap_or(*wanted);
                 *allows = illegal;
@@ -272,45 +272,51 @@ impl CallDraft {
                         wanted.name
                     ));
                 }
-                with(by.is_some(), "by= is valid only for slow and some events, not for fail")?;
-                About::Call
+                refuse_if(by.is_some(), "by= is valid only for slow and some events, not for fail")?;
+                Subject::Call
             }
             CallAction::Slow { by: wait, .. } => {
                 *wait = by.ok_or("slow needs by=TIME, for example by=5ms")?;
-                About::Call
+                Subject::Call
             }
             CallAction::Complete(_) => {
-                with(by.is_some(), "by= is valid only for slow and some events, not for complete")?;
-                About::Completion
+                refuse_if(by.is_some(), "by= is valid only for slow and some events, not for complete")?;
+                Subject::Completion
             }
             CallAction::Event { event, call: place, by: time } => {
-                with(
+                refuse_if(
                     by.is_some() && !event.takes_time(),
                     "for events, by= is valid only for PORT_ERR and DISCONNECTED",
                 )?;
-                with(
+                refuse_if(
                     call.is_some() && !event.is_of_device(),
                     "call= is valid only for the events PORT_ERR, GID_CHANGE and DEVICE_FATAL",
                 )?;
                 (*place, *time) = (call, by);
                 match event {
-                    _ if event.is_of_completion() => About::Completion,
-                    _ if call.is_some() => About::Call,
-                    _ => About::Event,
+                    _ if event.is_of_completion() => Subject::Completion,
+                    _ if call.is_some() => Subject::Call,
+                    _ => Subject::Event,
                 }
             }
         };
-        with(call.is_some() && !matches!(rule.action, CallAction::Event { .. }), "call= is valid only for events")?;
-        with(about != About::Call && rule.site.is_some(), "site= is valid only for calls")?;
+        refuse_if(
+            call.is_some() && !matches!(rule.action, CallAction::Event { .. }),
+            "call= is valid only for events",
+        )?;
+        refuse_if(subject != Subject::Call && rule.site.is_some(), "site= is valid only for calls")?;
         let is_of_completions = rule.qp.is_some() || rule.ops.is_some() || rule.wr_id.is_some();
-        with(about != About::Completion && is_of_completions, "qp=, op= and wr_id= are valid only for completions")?;
+        refuse_if(
+            subject != Subject::Completion && is_of_completions,
+            "qp=, op= and wr_id= are valid only for completions",
+        )?;
         Ok(rule)
     }
 }
 
 /// Subject of a rule that is not about packets.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum About {
+enum Subject {
     Call,
     Completion,
     Event,
@@ -338,7 +344,7 @@ fn wc_ops(value: &str) -> Result<WcOps, Problem> {
     })
 }
 
-/// Fills `slot`; an error if it has a value.
+/// Fills `slot`; returns an error if it has a value already.
 fn set<T>(slot: &mut Option<T>, value: T, word: &str) -> Result<(), Problem> {
     match slot.replace(value) {
         None => Ok(()),
@@ -353,7 +359,7 @@ fn corrupt_part(word: &str) -> Result<Part, Problem> {
 }
 
 /// Parses the name of a NAK, or a syndrome.
-fn refusal(word: &str) -> Result<Forged, Problem> {
+fn forged_nak(word: &str) -> Result<Forged, Problem> {
     if let Some(named) = Forged::named(word) {
         return Ok(named);
     }
@@ -410,8 +416,8 @@ fn psns(value: &str) -> Result<PsnSpans, Problem> {
     PsnSpans::new(ranges).ok_or_else(|| too_many(value))
 }
 
-/// Parses `N`, `N..M` or, if `end` is set, `N..`, separated by commas; at most one more than
-/// allowed.
+/// Parses `N`, `N..M` or, if `end` is set, `N..`, separated by commas. Stops after one range more
+/// than [`Spans::MAX`], so that the caller can report the excess.
 fn ranges<T: Copy>(
     value: &str,
     number: impl Fn(&str) -> Result<T, Problem>,
@@ -475,7 +481,7 @@ fn time(word: &str) -> Result<Duration, Problem> {
     time.ok_or_else(|| format!("{} is not a time; write 250us, 5ms or 1s; the maximum is one hour", quoted(word)))
 }
 
-/// Parses the number of `word`, a rate, without its `%`.
+/// Parses `rate`, the part of `word` before its `%`.
 fn whole_rate(rate: &str, word: &str) -> Result<Rate, Problem> {
     let bad =
         || format!("{} is not a rate; write 3% or 0.1%; the maximum is 100%, with up to six decimals", quoted(word));
@@ -494,7 +500,7 @@ fn parse_rate(word: &str) -> Option<Rate> {
 
 /// Quotes a word for an error: shortened, control characters escaped.
 fn quoted(word: &str) -> String {
-    match word.char_indices().nth(QUOTED) {
+    match word.char_indices().nth(MAX_QUOTED) {
         None => format!("{word:?}"),
         Some((end, _)) => format!("{:?}...", word.get(..end).unwrap_or_default()),
     }

@@ -13,18 +13,18 @@ impl Rate {
     /// All packets.
     pub const ALL: Self = Self(100_000_000);
 
-    /// A rate in millionths of a percent; `None` above 100 %.
+    /// Returns a rate in millionths of a percent; `None` above 100 %.
     pub const fn from_micro_percent(parts: u32) -> Option<Self> {
         if parts <= Self::ALL.0 { Some(Self(parts)) } else { None }
     }
 
-    /// The rate in millionths of a percent.
+    /// Returns the rate in millionths of a percent.
     pub const fn micro_percent(self) -> u32 {
         self.0
     }
 
     /// Returns true if the rate selects a packet with this random number.
-    pub(super) const fn takes(self, random: u64) -> bool {
+    pub(super) const fn selects(self, random: u64) -> bool {
         ((random >> 32) * Self::ALL.0 as u64) >> 32 < self.0 as u64
     }
 }
@@ -42,12 +42,12 @@ impl Hold {
     /// Maximum time in a rule.
     pub const LIMIT: Duration = Duration::from_secs(3600);
 
-    /// A fixed time.
+    /// Returns a fixed time.
     pub const fn exactly(time: Duration) -> Self {
         Self { min: time, max: time }
     }
 
-    /// A time between the limits, selected by `random`.
+    /// Returns a time between the limits, selected by `random`.
     pub(super) fn pick(self, random: u64) -> Duration {
         let width = self.max.saturating_sub(self.min).min(Self::LIMIT).as_nanos() as u64;
         self.min + Duration::from_nanos(((u128::from(random) * (u128::from(width) + 1)) >> 64) as u64)
@@ -59,7 +59,7 @@ impl Hold {
 pub struct Window {
     /// Start.
     pub from: Duration,
-    /// End, after the start; `None`: never.
+    /// End, after the start; `None` is no end.
     pub until: Option<Duration>,
 }
 
@@ -81,7 +81,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// The keyword of the rule language.
+    /// Returns the keyword of the rule language.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Payload => "payload",
@@ -97,24 +97,24 @@ pub enum Action {
     /// Drop the packet.
     #[default]
     Drop,
-    /// Deliver copies of it.
+    /// Deliver copies of the packet.
     Duplicate {
         /// Number of copies, at least 1.
         copies: u8,
         /// Delay of the copies.
         after: Hold,
     },
-    /// Delay it.
+    /// Delay the packet.
     Delay(Hold),
-    /// Delay it for a random time up to this one.
+    /// Delay the packet for a random time up to this one.
     Reorder(Duration),
     /// Flip one bit.
     Corrupt(Part),
-    /// Mark it as congested (ECN = CE).
+    /// Mark the packet as congested (ECN = CE).
     Ecn,
     /// Let the responder find no receive.
     Rnr,
-    /// Send a forged packet ahead of it.
+    /// Send a forged packet ahead of the packet.
     Forge(Forged),
 }
 
@@ -126,7 +126,7 @@ impl Action {
     fn applies_to(self, seen: &Seen<'_>) -> bool {
         match self {
             Self::Corrupt(Part::Payload) => !seen.packet.payload.is_empty(),
-            Self::Forge(forged) => forged.is_made_of(&seen.packet.header.kind),
+            Self::Forge(forged) => forged.can_derive_from(&seen.packet.header.kind),
             Self::Rnr => seen.dir == Direction::Rx && crate::qp::takes_receive(&seen.packet.header.kind),
             _ => true,
         }
@@ -144,7 +144,7 @@ pub enum QpSelector {
 
 impl QpSelector {
     /// Returns true for the queue pair `qpn` that was created as number `ordinal`.
-    pub(super) fn is(self, qpn: Qpn, ordinal: u32) -> bool {
+    pub(super) fn selects(self, qpn: Qpn, ordinal: u32) -> bool {
         match self {
             Self::Number(number) => number == qpn,
             Self::Ordinal(number) => number == ordinal,
@@ -184,7 +184,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// A rule that applies `action` to every packet.
+    /// Creates a rule that applies `action` to every packet.
     pub fn new(action: Action) -> Self {
         Self { action, ..Self::default() }
     }
@@ -192,7 +192,7 @@ impl Rule {
     /// Returns true if the fields that need no counting match this packet of message number `msg`.
     pub(super) fn is_for(&self, seen: &Seen<'_>, msg: Option<u64>) -> bool {
         self.dir.is_none_or(|dir| dir == seen.dir)
-            && self.qp.is_none_or(|qp| qp.is(seen.qpn, seen.ordinal))
+            && self.qp.is_none_or(|qp| qp.selects(seen.qpn, seen.ordinal))
             && self.services.is_none_or(|services| services.contains(&seen.packet.header.kind))
             && self.ops.is_none_or(|ops| ops.contains(seen.packet))
             && self.peer.is_none_or(|peer| peer == seen.peer)
@@ -203,8 +203,8 @@ impl Rule {
     }
 }
 
-/// Returns true if `nth`, `times` and the rate of a rule select the one that is number `matched` of
-/// those that its other words allow, after `applied` faults.
+/// Returns true if `nth`, `times` and the rate of a rule select the packet or call that is number
+/// `matched` of those that its other words allow, after `applied` faults.
 pub(super) fn is_selected(
     (nth, times, rate): (Option<&Spans>, Option<u32>, Option<Rate>),
     (matched, applied): (u64, u64),
@@ -212,7 +212,7 @@ pub(super) fn is_selected(
 ) -> bool {
     nth.is_none_or(|nth| nth.contains(matched))
         && times.is_none_or(|times| applied < u64::from(times))
-        && rate.is_none_or(|rate| rate.takes(random))
+        && rate.is_none_or(|rate| rate.selects(random))
 }
 
 /// A set of numbers, as at most [`Spans::MAX`] inclusive ranges.
@@ -223,13 +223,14 @@ impl Spans {
     /// Maximum number of ranges.
     pub const MAX: usize = 64;
 
-    /// The inclusive `ranges`; `None` if there are none or too many, or one ends before it starts.
+    /// Creates a set of inclusive `ranges`; `None` if there are none or too many, or one ends
+    /// before it starts.
     pub fn new(ranges: Vec<(u64, u64)>) -> Option<Self> {
         let ok = (1..=Self::MAX).contains(&ranges.len()) && ranges.iter().all(|(from, to)| from <= to);
         ok.then_some(Self(ranges))
     }
 
-    /// The inclusive ranges.
+    /// Returns the inclusive ranges.
     pub fn ranges(&self) -> &[(u64, u64)] {
         &self.0
     }
@@ -245,12 +246,13 @@ impl Spans {
 pub struct PsnSpans(Vec<(Psn, Psn)>);
 
 impl PsnSpans {
-    /// The inclusive `ranges`, which may wrap around; `None` if there are none or too many.
+    /// Creates a set of inclusive `ranges`, which may wrap around; `None` if there are none or too
+    /// many.
     pub fn new(ranges: Vec<(Psn, Psn)>) -> Option<Self> {
         (1..=Spans::MAX).contains(&ranges.len()).then_some(Self(ranges))
     }
 
-    /// The inclusive ranges.
+    /// Returns the inclusive ranges.
     pub fn ranges(&self) -> &[(Psn, Psn)] {
         &self.0
     }
@@ -276,12 +278,12 @@ const SERVICES: [(&str, u8); 4] = [("RC", RC), ("UC", UC), ("UD", UD), ("XRC", X
 impl ServiceSet {
     pub(super) const EMPTY: Self = Self(0);
 
-    /// The service `name`, ignoring case.
+    /// Returns the service `name`, ignoring case.
     pub fn named(name: &str) -> Option<Self> {
         SERVICES.into_iter().find(|(service, _)| service.eq_ignore_ascii_case(name)).map(|(_, bit)| Self(bit))
     }
 
-    /// The union of both sets.
+    /// Returns the union of both sets.
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
@@ -364,19 +366,19 @@ const CLASSES: [(&str, u64); 8] = [
 impl OpSet {
     pub(super) const EMPTY: Self = Self(0);
 
-    /// The opcode or class `name`, ignoring case.
+    /// Returns the opcode or class `name`, ignoring case.
     pub fn named(name: &str) -> Option<Self> {
         let class = CLASSES.iter().find(|(class, _)| class.eq_ignore_ascii_case(name)).map(|(_, set)| *set);
         let one = || O::ALL.into_iter().find(|op| op.facts().name.eq_ignore_ascii_case(name)).map(bit);
         class.or_else(one).map(Self)
     }
 
-    /// All names accepted by [`OpSet::named`].
+    /// Returns all names accepted by [`OpSet::named`].
     pub fn names() -> impl Iterator<Item = &'static str> {
         CLASSES.iter().map(|(class, _)| *class).chain(O::ALL.into_iter().map(|op| op.facts().name))
     }
 
-    /// The union of both sets.
+    /// Returns the union of both sets.
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
@@ -402,7 +404,7 @@ impl OpSet {
 }
 
 impl Display for OpSet {
-    /// The names, classes first.
+    /// Writes the names, classes first.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let ones = O::ALL.into_iter().map(|op| (op.facts().name, bit(op)));
         let (mut rest, mut separator) = (self.0, "");
@@ -419,22 +421,22 @@ impl Display for OpSet {
 impl Display for Rule {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.action)?;
-        word(f, "", self.rate.as_ref())?;
-        word(f, "", self.dir.map(Direction::name).as_ref())?;
-        word(f, "qp=", self.qp.as_ref())?;
-        word(f, "peer=", self.peer.map(Gid::to_ip).as_ref())?;
-        word(f, "at=", self.at.as_ref())?;
-        word(f, "service=", self.services.as_ref())?;
-        word(f, "op=", self.ops.as_ref())?;
-        word(f, "psn=", self.psn.as_ref())?;
-        word(f, "msg=", self.msg.as_ref())?;
-        word(f, "nth=", self.nth.as_ref())?;
-        word(f, "times=", self.times.as_ref())?;
-        word(f, "process=", self.process.as_ref())
+        write_word(f, "", self.rate.as_ref())?;
+        write_word(f, "", self.dir.map(Direction::name).as_ref())?;
+        write_word(f, "qp=", self.qp.as_ref())?;
+        write_word(f, "peer=", self.peer.map(Gid::to_ip).as_ref())?;
+        write_word(f, "at=", self.at.as_ref())?;
+        write_word(f, "service=", self.services.as_ref())?;
+        write_word(f, "op=", self.ops.as_ref())?;
+        write_word(f, "psn=", self.psn.as_ref())?;
+        write_word(f, "msg=", self.msg.as_ref())?;
+        write_word(f, "nth=", self.nth.as_ref())?;
+        write_word(f, "times=", self.times.as_ref())?;
+        write_word(f, "process=", self.process.as_ref())
     }
 }
 
-pub(super) fn word<T: Display>(f: &mut Formatter<'_>, key: &str, value: Option<&T>) -> fmt::Result {
+pub(super) fn write_word<T: Display>(f: &mut Formatter<'_>, key: &str, value: Option<&T>) -> fmt::Result {
     value.map_or(Ok(()), |value| write!(f, " {key}{value}"))
 }
 
@@ -474,7 +476,7 @@ impl Display for Window {
     }
 }
 
-/// A time in the largest unit without a fraction; microseconds are the smallest.
+/// A time, displayed in the largest unit that needs no fraction; microseconds are the smallest.
 struct Time(Duration);
 
 impl Display for Time {

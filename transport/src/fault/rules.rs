@@ -19,7 +19,7 @@ impl Rules {
     /// Maximum number of rules.
     pub const MAX: usize = 256;
 
-    /// The first [`Rules::MAX`] rules of `list`, about packets.
+    /// Creates rules about packets; of `list` only the first [`Rules::MAX`] count.
     pub fn new(seed: Option<u64>, mut list: Vec<Rule>) -> Self {
         list.truncate(Self::MAX);
         Self { seed, list, calls: Vec::new() }
@@ -40,7 +40,7 @@ impl Rules {
         self
     }
 
-    /// The rules that are for `process`.
+    /// Returns the rules that apply to `process`.
     #[must_use]
     pub fn for_process(&self, process: &Process) -> Self {
         let is_for = |named: &Option<Box<str>>| named.as_deref().is_none_or(|named| process.is(named));
@@ -49,17 +49,17 @@ impl Rules {
         Self { seed: self.seed, list, calls }
     }
 
-    /// The seed, if set.
+    /// Returns the seed, if set.
     pub const fn seed(&self) -> Option<u64> {
         self.seed
     }
 
-    /// The rules about packets, in order.
+    /// Returns the rules about packets, in order.
     pub fn list(&self) -> &[Rule] {
         &self.list
     }
 
-    /// The rules about calls, completions and events, in order.
+    /// Returns the rules about calls, completions and events, in order.
     pub fn calls(&self) -> &[CallRule] {
         &self.calls
     }

@@ -14,7 +14,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// The keyword of the rule language.
+    /// Returns the keyword of the rule language.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tx => "tx",
@@ -22,7 +22,7 @@ impl Direction {
         }
     }
 
-    /// The opposite direction.
+    /// Returns the opposite direction.
     #[must_use]
     pub const fn other(self) -> Self {
         match self {
@@ -95,7 +95,7 @@ pub struct Verdict {
     pub mark_ce: bool,
     /// True if the responder must find no receive: [`crate::Qp::handle_packet_without_receive`].
     pub rnr: bool,
-    /// Forged packet to send ahead of it.
+    /// Forged packet to send ahead of the packet.
     pub forged: Option<Forged>,
     /// First rule that applied; `None` if none did.
     pub rule: Option<RuleId>,
@@ -148,9 +148,9 @@ impl Forged {
         NAMES.iter().find(|(known, _)| *known == name).map(|(_, syndrome)| Self::Nak(*syndrome))
     }
 
-    /// Returns true if this packet allows the forged one: a NAK from a response with an AETH, a CNP
-    /// from all but CNPs.
-    pub(super) const fn is_made_of(self, kind: &Kind) -> bool {
+    /// Returns true if the forged packet can be derived from a packet of this kind: a NAK from a
+    /// response with an AETH, a CNP from every packet but a CNP.
+    pub(super) const fn can_derive_from(self, kind: &Kind) -> bool {
         match self {
             Self::Nak(_) => aeth(kind).is_some(),
             Self::Cnp => !matches!(kind, Kind::Cnp),

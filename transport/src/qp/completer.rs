@@ -2,7 +2,7 @@
 //!
 //! A response first retires what it acknowledges, strictly in order, so an error is reported only
 //! after everything before it (IBA §9.7.5.2, §10.8.5). Everything else is a [`ResponseError`],
-//! handled in [`Requester::react`].
+//! handled in [`Requester::handle_error`].
 
 use crate::cx::{Host, RxPayload, Side};
 use crate::qp::reliability::Exhausted;
@@ -53,25 +53,26 @@ impl Requester {
                 self.ack_prior_and_head(sh, host, psn, |wqe| wqe.op.is_atomic()).and_then(|wqe| {
                     // clause: ATOMIC-NATIVE
                     self.place(host, &wqe, 0, RxPayload::Bytes(&value.0.to_ne_bytes()))?;
-                    self.on_answered(sh, host, &wqe, 0, 0);
+                    self.retire_response(sh, host, &wqe, 0, 0);
                     Ok(())
                 })
             }
             // clause: READ-STYLES
-            Response::ReadFirst(_) | Response::ReadMiddle => self.on_read_answer(sh, host, psn, payload, false),
-            Response::ReadLast(_) | Response::ReadOnly(_) => self.on_read_answer(sh, host, psn, payload, true),
+            Response::ReadFirst(_) | Response::ReadMiddle => self.on_read_response(sh, host, psn, payload, false),
+            Response::ReadLast(_) | Response::ReadOnly(_) => self.on_read_response(sh, host, psn, payload, true),
         };
         if self.una_psn != una_before {
             self.on_progress(sh, host, self.una_psn.distance(una_before));
         }
         match result {
             // A failed QP is about to be flushed.
-            Err(error) if !sh.failed => self.react(sh, host, error),
+            Err(error) if !sh.failed => self.handle_error(sh, host, error),
             _ => Ok(()),
         }
     }
 
-    /// As [`crate::Qp::handle_joined`], for READ data.
+    /// Handles the payloads of consecutive READ RESPONSE MIDDLE packets; see
+    /// [`crate::Qp::handle_joined`].
     pub(crate) fn handle_joined<H: Host>(
         &mut self,
         sh: &mut Shared,
@@ -135,7 +136,7 @@ impl Requester {
         Err(error)
     }
 
-    fn on_read_answer<H: Host>(
+    fn on_read_response<H: Host>(
         &mut self,
         sh: &mut Shared,
         host: &mut H,
@@ -154,7 +155,7 @@ impl Requester {
             return Err(ResponseError::Failed(WcStatus::BadRespErr));
         }
         self.place(host, &wqe, segment::offset(index, mtu), payload)?;
-        self.on_answered(sh, host, &wqe, index, len);
+        self.retire_response(sh, host, &wqe, index, len);
         Ok(())
     }
 
@@ -193,7 +194,7 @@ impl Requester {
     }
 
     /// Retires packet `index` of the oldest work request, answered with `len` bytes of READ data.
-    fn on_answered<H: Host>(&mut self, sh: &mut Shared, host: &mut H, wqe: &SendWqe, index: u32, len: u32) {
+    fn retire_response<H: Host>(&mut self, sh: &mut Shared, host: &mut H, wqe: &SendWqe, index: u32, len: u32) {
         // Requests that a retry has not retransmitted yet are not counted.
         if self.una_psn.is_before(self.cursor.psn) {
             self.bytes_due = self.bytes_due.saturating_sub(len);
@@ -232,8 +233,8 @@ impl Requester {
         Ok(())
     }
 
-    /// The oldest PSN advanced by `acked`: widens the window, skips acknowledged packets of a
-    /// retry, reloads counters and timer.
+    /// Handles an advance of the oldest PSN by `acked`: widens the window, skips acknowledged
+    /// packets of a retry, reloads counters and timer.
     fn on_progress<H: Host>(&mut self, sh: &mut Shared, host: &mut H, acked: i32) {
         self.window = self.window.saturating_add(acked).min(MAX_OUTSTANDING);
         // clause: ACK-OVER-RETRY
@@ -251,7 +252,7 @@ impl Requester {
         self.check_drained(sh);
     }
 
-    fn react<H: Host>(&mut self, sh: &mut Shared, host: &mut H, error: ResponseError) -> Result<(), DropReason> {
+    fn handle_error<H: Host>(&mut self, sh: &mut Shared, host: &mut H, error: ResponseError) -> Result<(), DropReason> {
         match error {
             ResponseError::Reserved => return Err(DropReason::ReservedSyndrome),
             ResponseError::Failed(status) => self.fail_head(sh, host, status),

@@ -46,12 +46,12 @@ pub struct EarlyPacket<T> {
 }
 
 impl<T> EarlyPacket<T> {
-    /// The packet.
+    /// Returns the packet.
     pub fn packet(&self) -> Packet<'_> {
         Packet { header: self.header, payload: &self.payload }
     }
 
-    /// Length from the BTH to the end of the ICRC, in bytes.
+    /// Returns the length from the BTH to the end of the ICRC, in bytes.
     fn len(&self) -> usize {
         self.header.padded_len(self.payload.len()) + icrc::LEN
     }
@@ -78,7 +78,7 @@ impl<T> Default for EarlyPackets<T> {
 }
 
 impl<T> EarlyPackets<T> {
-    /// A buffer in which nothing waits, as on a card that drops early packets.
+    /// Creates a buffer that keeps no packet, as on a card that drops early packets.
     pub fn none() -> Self {
         Self { max_bytes: 0, ..Self::default() }
     }
@@ -89,7 +89,7 @@ impl<T> EarlyPackets<T> {
         self.packets.is_empty()
     }
 
-    /// Number of waiting packets.
+    /// Returns the number of waiting packets.
     pub fn len(&self) -> usize {
         self.packets.len()
     }
@@ -106,13 +106,13 @@ impl<T> EarlyPackets<T> {
         self.packets.drain(..)
     }
 
-    /// Time of the next [`EarlyPackets::deliver`].
+    /// Returns the time of the next [`EarlyPackets::deliver`]; `None` if no packet waits.
     pub fn deadline(&self) -> Option<Instant> {
         self.next_check
     }
 
-    /// Keeps a packet for `qp` if it is early and there is room. If it returns false, the caller
-    /// passes the packet to `qp` now.
+    /// Keeps a packet for `qp` if it is early and there is room. Returns false if the caller must
+    /// pass the packet to `qp` now.
     ///
     /// `may_have_overtaken` returns true if packets of this sender use several paths, so that a
     /// gap may still be filled. A reliable connection on which it is always false keeps nothing.
@@ -164,10 +164,10 @@ impl<T> EarlyPackets<T> {
         true
     }
 
-    /// Delivers to `qp` every packet whose turn has come or whose wait is over. Call it after `qp`
-    /// handled a packet, after a receive was posted, and at the [deadline](EarlyPackets::deadline).
-    /// `on_delivered` gets each packet with the result of [`Qp::handle_packet`] and the queue pair
-    /// after it.
+    /// Delivers to `qp` every packet that is no longer early or whose wait is over. Call it after
+    /// `qp` handled a packet, after a receive was posted, and at the
+    /// [deadline](EarlyPackets::deadline). `on_delivered` gets each packet with the result of
+    /// [`Qp::handle_packet`] and the queue pair after it.
     #[inline]
     pub fn deliver<H: Host>(
         &mut self,

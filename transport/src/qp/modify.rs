@@ -58,7 +58,7 @@ struct Rules {
     sqe: Option<AttrMask>,
 }
 
-/// IBA §11.2.5.2.
+/// Returns the attributes of the transitions of `service` (IBA §11.2.5.2).
 // clause: STATE-EDGES
 const fn rules(service: Service) -> Rules {
     type M = AttrMask;
@@ -126,7 +126,7 @@ pub fn transition(service: Service, from: QpState, to: QpState) -> Option<Attrib
     }
 }
 
-/// Checks a modify and returns the state afterwards.
+/// Checks a modify and returns the state after it.
 pub(crate) fn check(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<QpState, ModifyError> {
     let from = sh.state;
     // `CUR_STATE` is the state assumed by the caller. It may only be set where sends are possible
@@ -177,7 +177,7 @@ fn check_values(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<(), Modify
     }
 }
 
-/// Returns true for a path between two hosts of one address family.
+/// Returns true if the path connects two hosts of one address family.
 // clause: AV-VALID
 fn is_unicast_path(av: &Av) -> bool {
     !av.dgid.is_zero() && !av.dgid.is_multicast() && av.sgid.is_ipv4() == av.dgid.is_ipv4()

@@ -27,11 +27,11 @@ pub struct Qp {
     pub(super) shared: Shared,
     pub(super) requester: Requester,
     pub(super) responder: Responder,
-    /// Work was posted in SQE or ERR; the next `poll_transmit` flushes it.
+    /// True if work was posted in SQE or ERR; the next `poll_transmit` flushes it.
     flush_due: bool,
     /// True if a lone acknowledgement leaves after one batch of requests.
     acks_last: bool,
-    /// One batch of requests has left before the acknowledgement that is due.
+    /// True if one batch of requests has left before the acknowledgement that is due.
     ack_has_waited: bool,
 }
 
@@ -49,27 +49,27 @@ impl Qp {
         }
     }
 
-    /// The queue pair number.
+    /// Returns the queue pair number.
     pub fn qpn(&self) -> Qpn {
         self.shared.config.qpn
     }
 
-    /// The transport service.
+    /// Returns the transport service.
     pub fn service(&self) -> Service {
         self.shared.config.service
     }
 
-    /// The state.
+    /// Returns the state.
     pub fn state(&self) -> QpState {
         self.shared.state
     }
 
-    /// The attributes set by [`Qp::modify`].
+    /// Returns the attributes set by [`Qp::modify`].
     pub fn attr(&self) -> &QpAttr {
         &self.shared.attr
     }
 
-    /// The creation parameters.
+    /// Returns the creation parameters.
     pub fn config(&self) -> &QpConfig {
         &self.shared.config
     }
@@ -127,8 +127,8 @@ impl Qp {
         self.post_send_to_srq(0, req)
     }
 
-    /// As [`Qp::post_send`], naming the peer's shared receive queue by the low 24 bits of `srqn`.
-    /// Other services than XRC ignore it.
+    /// Queues a send work request like [`Qp::post_send`], for the peer's SRQ whose number is the
+    /// low 24 bits of `srqn`. Services other than XRC ignore `srqn`.
     ///
     /// # Errors
     /// As [`Qp::post_send`].
@@ -143,7 +143,7 @@ impl Qp {
         self.requester.sq.push(req, srqn)
     }
 
-    /// Free places in the send queue, in work requests.
+    /// Returns the free places in the send queue, in work requests.
     pub fn send_room(&self) -> u32 {
         self.requester.sq.room()
     }
@@ -185,7 +185,7 @@ impl Qp {
             && !self.responder.rq.acquire(host)
     }
 
-    /// The PSN of the next request in order.
+    /// Returns the PSN of the next request in order.
     pub fn expected_psn(&self) -> Psn {
         self.responder.progress.e_psn
     }
@@ -203,9 +203,9 @@ impl Qp {
         self.handle_with_payload(host, net, &packet.header, RxPayload::Bytes(packet.payload))
     }
 
-    /// As [`Qp::handle_packet`], for a payload that may lie in memory shared with another process.
-    /// The 8 bytes of an ATOMIC WRITE and every payload of a tag-matching queue must be
-    /// [`RxPayload::Bytes`].
+    /// Handles a packet like [`Qp::handle_packet`], with a payload that may lie in memory shared
+    /// with another process. The 8 bytes of an ATOMIC WRITE and every payload of a tag-matching
+    /// queue must be [`RxPayload::Bytes`].
     ///
     /// # Errors
     /// As [`Qp::handle_packet`].
@@ -276,7 +276,7 @@ impl Qp {
         if !fast_path {
             return false;
         }
-        let taken = match &first.kind {
+        let handled = match &first.kind {
             Kind::RcRequest(req) if check_request(sh, net, bth).is_ok() => {
                 self.responder.handle_joined(sh, host, Incoming { bth, req, payload })
             }
@@ -286,11 +286,11 @@ impl Qp {
             _ => false,
         };
         self.settle(host);
-        taken
+        handled
     }
 
-    /// Passes rendezvous between the roles: the responder matched one, or the requester read its
-    /// data.
+    /// Passes rendezvous between the roles: one that the responder has matched to the requester,
+    /// and one whose data was read back to the responder.
     fn serve_rendezvous(&mut self) {
         if let Some(rendezvous) = self.shared.rendezvous.take() {
             // clause: TM-RENDEZVOUS
@@ -305,7 +305,8 @@ impl Qp {
         }
     }
 
-    /// As [`Qp::handle_packet`], but as if no receive were posted: fault injection.
+    /// Handles a packet like [`Qp::handle_packet`], but as if no receive were posted, for fault
+    /// injection.
     ///
     /// # Errors
     /// As [`Qp::handle_packet`].
@@ -342,7 +343,7 @@ impl Qp {
     pub fn poll_transmit<H: Host, T: TxBatch>(&mut self, host: &mut H, tx: &mut T) -> TxState {
         self.flush_posted(host);
         let sh = &mut self.shared;
-        if sh.congestion.notice_due && !sh.congestion.notify(tx, sh.config.qpn, sh.attr.dest_qpn, &sh.path) {
+        if sh.congestion.cnp_due && !sh.congestion.send_cnp(tx, sh.config.qpn, sh.attr.dest_qpn, &sh.path) {
             return TxState::BatchFull;
         }
         // clause: ACK-BEFORE-REQUESTS
@@ -350,17 +351,17 @@ impl Qp {
             self.acks_last && !core::mem::take(&mut self.ack_has_waited) && self.responder.replies.is_only_ack();
         if ack_waits {
             self.ack_has_waited = self.send_requests(host, tx) == TxState::BatchFull;
-            return if self.ack_has_waited { TxState::BatchFull } else { self.send_answers(host, tx) };
+            return if self.ack_has_waited { TxState::BatchFull } else { self.send_responses(host, tx) };
         }
         // clause: RNR-OTHERS-GO-ON
-        match self.send_answers(host, tx) {
+        match self.send_responses(host, tx) {
             TxState::BatchFull => TxState::BatchFull,
             TxState::Drained => self.send_requests(host, tx),
         }
     }
 
     #[inline]
-    fn send_answers<H: Host, T: TxBatch>(&mut self, host: &mut H, tx: &mut T) -> TxState {
+    fn send_responses<H: Host, T: TxBatch>(&mut self, host: &mut H, tx: &mut T) -> TxState {
         if !self.responder.has_work() {
             return TxState::Drained;
         }
@@ -398,7 +399,7 @@ impl Qp {
     pub fn owes_only_ack(&self) -> bool {
         self.responder.replies.is_only_ack()
             && !self.flush_due
-            && !self.shared.congestion.notice_due
+            && !self.shared.congestion.cnp_due
             && !self.requester.has_work(&self.shared)
     }
 
@@ -406,12 +407,12 @@ impl Qp {
     /// refused by [`crate::cx::FlowControl::reserve`] still has work.
     pub fn has_work(&self) -> bool {
         self.flush_due
-            || self.shared.congestion.notice_due
-            || self.responder.may_answer(&self.shared)
+            || self.shared.congestion.cnp_due
+            || self.responder.may_respond(&self.shared)
             || self.requester.has_work(&self.shared)
     }
 
-    /// The time of the next [`Qp::handle_timeout`].
+    /// Returns the time of the next [`Qp::handle_timeout`]; `None` if no timer runs.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let (retry, pause) = (self.requester.retry.deadline(), self.shared.congestion.pause);
         if pause.is_none() { retry } else { retry.into_iter().chain(pause).min() }
@@ -435,7 +436,7 @@ impl Qp {
         if counts.is_empty() { None } else { Some(core::mem::take(counts)) }
     }
 
-    /// Handles an ECN mark. Only data of the connected peer counts: a stranger must not make this
+    /// Handles an ECN mark. Only data of the connected peer counts: another host must not make this
     /// QP send, and the reaction of cards to marked acknowledgements is unknown.
     #[cold]
     fn note_mark(&mut self, now: Instant, net: &NetHeader, header: &Header) {
@@ -513,7 +514,7 @@ impl Qp {
     }
 }
 
-/// Returns true if a packet consumes a receive or begins one.
+/// Returns true if a packet consumes a receive or begins to fill one.
 pub fn takes_receive(kind: &Kind) -> bool {
     matches!(kind, Kind::Ud { .. }) || kind.request().is_some_and(receive_queue::takes_receive)
 }

@@ -13,13 +13,14 @@ use roxe_wire::Request;
 #[derive(Clone, Copy, Debug, Default)]
 struct Slot {
     wr_id: u64,
-    sges: usize,
+    num_sge: usize,
+    /// Length of the list in bytes.
     room: u64,
 }
 
 impl Slot {
     fn new(wr_id: u64, sges: &[Sge]) -> Self {
-        Self { wr_id, sges: sges.len(), room: sges.iter().map(|sge| u64::from(sge.length)).sum() }
+        Self { wr_id, num_sge: sges.len(), room: sges.iter().map(|sge| u64::from(sge.length)).sum() }
     }
 }
 
@@ -47,7 +48,7 @@ impl Ring {
         if self.len >= self.depth {
             return Err(PostError::QueueFull);
         }
-        let at = self.around(self.head + self.len);
+        let at = self.slot_index(self.head + self.len);
         if at >= self.slots.len() {
             self.grow_to(at + 1);
         }
@@ -57,8 +58,8 @@ impl Ring {
         Ok(())
     }
 
-    /// Wraps `at`, which is less than two laps.
-    fn around(&self, at: usize) -> usize {
+    /// Returns the slot index of `at`, which is less than twice the depth.
+    fn slot_index(&self, at: usize) -> usize {
         if at >= self.depth { at - self.depth } else { at }
     }
 
@@ -73,12 +74,12 @@ impl Ring {
 
     fn front(&self) -> Option<(&Slot, &[Sge])> {
         let slot = self.slots.get(self.head).filter(|_| self.len > 0)?;
-        Some((slot, self.sges.get(self.head * self.max_sge..)?.get(..slot.sges)?))
+        Some((slot, self.sges.get(self.head * self.max_sge..)?.get(..slot.num_sge)?))
     }
 
     fn pop(&mut self) -> Option<u64> {
         let wr_id = self.front()?.0.wr_id;
-        self.head = self.around(self.head + 1);
+        self.head = self.slot_index(self.head + 1);
         self.len -= 1;
         Some(wr_id)
     }
@@ -124,7 +125,7 @@ enum Source {
 #[derive(Debug)]
 pub(crate) struct RecvQueue {
     source: Source,
-    /// Fault injection: true while no receive is found, even if one is posted.
+    /// True if fault injection hides the posted receives.
     pub(super) receive_hidden: bool,
     /// XRC: the SRQ number in the newest request; the host has selected this SRQ.
     pub(super) srqn: u32,
@@ -134,7 +135,7 @@ pub(crate) struct RecvQueue {
     skipped: u32,
 }
 
-/// Returns true if a request consumes a receive or begins one.
+/// Returns true if a request consumes a receive or begins to fill one.
 pub(crate) const fn takes_receive(req: &Request) -> bool {
     matches!(
         req,
@@ -183,8 +184,8 @@ impl RecvQueue {
         }
     }
 
-    /// As [`RecvQueue::acquire`], for a message that begins with `first`, the header that a
-    /// tag-matching queue reads.
+    /// Acquires a receive like [`RecvQueue::acquire`], for a message that begins with `first`, the
+    /// header that a tag-matching queue reads.
     pub(crate) fn acquire_for<H: Host>(&mut self, host: &mut H, first: &[u8], may_read: bool) -> bool {
         match &mut self.source {
             Source::Shared(taken) if self.matches_tags && !self.receive_hidden && taken.slot.is_none() => {
@@ -204,17 +205,17 @@ impl RecvQueue {
         }
     }
 
-    /// Maximum length of a message for the current receive, in bytes; 0 without a receive.
+    /// Returns the maximum message length for the current receive, in bytes; 0 without a receive.
     pub(crate) fn room(&self) -> u64 {
         self.current().map_or(0, |(slot, _)| slot.room + u64::from(self.skipped))
     }
 
-    /// Bytes in the current receive after `received` bytes of the message.
+    /// Returns the bytes in the current receive after `received` bytes of the message.
     pub(crate) fn placed_len(&self, received: u32) -> u32 {
         received.saturating_sub(self.skipped)
     }
 
-    /// The list of the receive taken last from an SRQ.
+    /// Returns the list of the receive taken last from an SRQ.
     pub(crate) fn last_list(&self) -> &[Sge] {
         if let Source::Shared(taken) = &self.source { &taken.sges } else { &[] }
     }
@@ -231,8 +232,8 @@ impl RecvQueue {
         host.scatter(Side::Recv, sges, offset, data)
     }
 
-    /// Completes the current receive, if any, with `cqe`: fills in `wr_id`, and counts every error
-    /// as solicited (`man ibv_req_notify_cq`). Returns false without one.
+    /// Completes the current receive with `cqe`; fills in `wr_id` and counts every error as
+    /// solicited (`man ibv_req_notify_cq`). Returns false if there is no current receive.
     pub(crate) fn complete<H: Host>(&mut self, sh: &mut Shared, host: &mut H, mut cqe: Cqe) -> bool {
         let Some(wr_id) = self.pop() else { return false };
         // clause: XRC-COMPLETION

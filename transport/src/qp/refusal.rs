@@ -62,8 +62,8 @@ impl Refusal {
         }
     }
 
-    /// Explanation for a person; `None` if the host explains the refusal.
-    pub(crate) const fn sentence(self) -> Option<&'static str> {
+    /// Returns an explanation for the user; `None` if the host explains the refusal.
+    pub(crate) const fn explanation(self) -> Option<&'static str> {
         Some(match self {
             Self::OpcodeSequence => "its opcode does not continue the message before it",
             Self::NotAllowed => {
@@ -88,7 +88,7 @@ impl Refusal {
         if service.is_reliable() { self.reliable() } else { self.unreliable() }
     }
 
-    /// A reliable responder sends a NAK and, except after RNR, enters the error state.
+    /// Returns the reaction of a reliable responder: a NAK and, except after RNR, the error state.
     // clause: NAK-TABLE
     const fn reliable(self) -> Reaction {
         const fn fatal(code: NakCode, status: WcStatus, event: QpEvents, reason: DropReason) -> Reaction {
@@ -115,8 +115,8 @@ impl Refusal {
         }
     }
 
-    /// Unreliable services drop the packet silently; only a fault of our own application ends the
-    /// QP (IBA §9.8.3).
+    /// Returns the reaction of an unreliable responder: it drops the packet silently; only a fault
+    /// of the local application ends the QP (IBA §9.8.3).
     // clause: UC-LOST
     const fn unreliable(self) -> Reaction {
         use DropReason as D;
@@ -140,7 +140,7 @@ impl Refusal {
     }
 }
 
-/// Drops the packet; `status` and `event` are unused.
+/// Returns a reaction that only drops the packet; its `status` and `event` are unused.
 const fn silent(reason: DropReason) -> Reaction {
     let (status, event) = (WcStatus::GeneralErr, NO_EVENT);
     Reaction { answer: Answer::Silence, fatal: false, status, event, reason }
@@ -188,7 +188,7 @@ mod tests {
 
     // clause: NAK-TABLE
     #[test]
-    fn table_equals_the_reviewed_one() {
+    fn reaction_table_equals_the_reviewed_file() {
         let (now, reviewed) = (render(), include_str!("refusal_table.txt"));
         assert!(now == reviewed, "a reaction changed; review it and update refusal_table.txt:\n{now}");
     }

@@ -37,7 +37,7 @@ pub(crate) struct Retry {
     rnr_left: u8,
     consecutive_timeouts: u8,
     timer: Option<(Timer, Instant)>,
-    /// True after a NAK until the next progress: further NAKs report the same loss.
+    /// True if a NAK arrived since the last progress: further NAKs report the same loss.
     went_back: bool,
 }
 
@@ -59,7 +59,8 @@ impl Retry {
         self.reload(attr);
         self.went_back = false;
         if !outstanding {
-            // The responder accepted the packet of the RNR NAK by an earlier transmission.
+            // This also ends an RNR wait: the responder has accepted another copy of the refused
+            // packet.
             self.timer = None;
         } else if !self.is_waiting() {
             self.timer = None;
@@ -80,7 +81,7 @@ impl Retry {
         }
     }
 
-    /// The ACK timeout for the `wait` of the attributes.
+    /// Returns the ACK timeout for the `wait` of the attributes.
     // clause: TIMER-RANGE
     fn scaled(&self, wait: Duration) -> Duration {
         let first = wait.max(MIN_ACK_TIMEOUT);
@@ -90,8 +91,8 @@ impl Retry {
         }
     }
 
-    /// Uses up a retry after an explicit or implied NAK. Returns `Ok(false)` if that loss is
-    /// already being repaired.
+    /// Uses up a retry after an explicit or implied NAK. Returns `Ok(false)` if a retransmission
+    /// for that loss is already in progress.
     pub(crate) fn on_loss(&mut self) -> Result<bool, Exhausted> {
         // clause: NAK-ONCE
         if self.went_back {
@@ -141,7 +142,7 @@ impl Retry {
         self.timer.map(|(_, at)| at)
     }
 
-    pub(crate) fn due(&self, now: Instant) -> Option<Timer> {
+    pub(crate) fn expired_timer(&self, now: Instant) -> Option<Timer> {
         self.timer.filter(|(_, at)| *at <= now).map(|(timer, _)| timer)
     }
 }
@@ -157,8 +158,8 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
-    /// Reserves `first` and then `more` bytes beyond what is in flight. If there is plenty,
-    /// reserves `run()` bytes for the packets after the first instead of `more`.
+    /// Reserves `first` and then `more` bytes beyond what is in flight. If there is plenty of room,
+    /// reserves `run_bytes()` for the packets after the first instead of `more`.
     /// `fits_same_send(n)` is true if `n` packets leave in the same send as the last one.
     #[inline]
     pub(crate) fn reserve<F: FlowControl>(
@@ -167,7 +168,7 @@ impl InFlight {
         flow: &mut F,
         first: u32,
         more: u32,
-        run: impl FnOnce() -> u32,
+        run_bytes: impl FnOnce() -> u32,
         fits_same_send: impl Fn(usize) -> bool,
     ) -> Room {
         // The reservation of a long message lasts for most of its packets.
@@ -175,8 +176,8 @@ impl InFlight {
             return Room::Both;
         }
         if !self.reserve_to(sh, flow, first, || fits_same_send(1)) {
-            // Unused reservations bring no acknowledgement that would free room. Without them
-            // nothing is in flight, so the host does not refuse.
+            // If only unused reservations are held, no acknowledgement will free room. Release
+            // them: with nothing in flight, the host does not refuse.
             if self.unacked != 0 || self.ahead == 0 {
                 return Room::None;
             }
@@ -186,7 +187,7 @@ impl InFlight {
             }
         }
         let enough = more == 0
-            || self.reserve_ahead_to(sh, flow, first + run())
+            || self.reserve_ahead_to(sh, flow, first + run_bytes())
             || self.reserve_to(sh, flow, first + more, || fits_same_send(2));
         if enough { Room::Both } else { Room::First }
     }
@@ -254,38 +255,44 @@ impl InFlight {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
+    /// This packet and the next fit.
     Both,
+    /// Only this packet fits.
     First,
     None,
 }
 
-/// Number of packets after which an acknowledgement is requested, however small they are.
-const ASK_PACKETS: i32 = 64;
+/// Maximum number of packets, however small, between two acknowledgement requests.
+const MAX_PACKETS_PER_ACK_REQ: i32 = 64;
 
 /// Packets sent since the last acknowledgement request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct AckReqPacing {
     packets: i32,
     bytes: u32,
+    /// Bytes after which an acknowledgement is requested, from
     /// [`crate::cx::FlowControl::ack_interval`].
     pub(super) limit: u32,
 }
 
 impl AckReqPacing {
-    /// Returns true if the next packet, of `bytes`, must request an acknowledgement: after a
-    /// quarter of the `window`, so that losing one request does not stall until the timer expires.
+    /// Returns true if the next packet, of `bytes`, must request an acknowledgement. At least four
+    /// packets of a `window` do, so that losing one of them does not stall the sender until the
+    /// timer expires.
     pub(super) fn is_due(&self, bytes: u32, window: i32) -> bool {
-        self.bytes + bytes >= self.limit || self.packets + 1 >= ASK_PACKETS.min(window / 4)
+        self.bytes + bytes >= self.limit || self.packets + 1 >= MAX_PACKETS_PER_ACK_REQ.min(window / 4)
     }
 
-    /// Number of packets of `bytes` that may leave before one must request an acknowledgement.
+    /// Returns the number of packets of `bytes` that may leave before one must request an
+    /// acknowledgement.
     pub(super) fn packets_until_due(&self, bytes: u32, window: i32) -> u32 {
         let by_bytes = self.limit.saturating_sub(self.bytes + 1) / bytes;
-        let by_packets = ASK_PACKETS.min(window / 4) - 1 - self.packets;
+        let by_packets = MAX_PACKETS_PER_ACK_REQ.min(window / 4) - 1 - self.packets;
         by_bytes.min(u32::try_from(by_packets).unwrap_or(0))
     }
 
-    /// Counts `packets` of `bytes` in total; `ack_req` if one of them requests an acknowledgement.
+    /// Counts `packets` of `bytes` in total; `ack_req` is true if one of them requests an
+    /// acknowledgement.
     pub(super) fn add(&mut self, packets: u32, bytes: u32, ack_req: bool) {
         (self.packets, self.bytes) = if ack_req { (0, 0) } else { (self.packets + packets as i32, self.bytes + bytes) };
     }

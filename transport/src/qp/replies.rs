@@ -39,6 +39,7 @@ struct Nak {
 /// still miss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct BoundedAck {
+    /// Request before whose response this acknowledgement must leave.
     until: Seq,
     psn: Psn,
 }
@@ -60,7 +61,7 @@ impl Reply {
         matches!(self, Self::Answer(Due::Read(_)))
     }
 
-    /// Returns true for a MIDDLE response of a READ, whose header others may share.
+    /// Returns true for a READ RESPONSE MIDDLE; the packets after it may share its header.
     fn is_middle(self, sh: &Shared) -> bool {
         let Self::Answer(Due::Read(job)) = self else { return false };
         !job.first && !job.next_len(sh.attr.path_mtu).1 && sh.config.service == Service::Rc
@@ -82,8 +83,8 @@ impl Replies {
         (self.bounded, self.nak, self.ack) = (None, None, false);
     }
 
-    /// Drops everything that is due. If a fatal NAK is due, it and the responses before it are
-    /// still sent.
+    /// Cancels all due responses. If a fatal NAK is due, it and the responses before it are still
+    /// sent.
     pub(crate) fn abandon(&mut self) {
         // clause: NAK-FATAL
         if !self.nak.is_some_and(|nak| nak.fatal) {
@@ -115,9 +116,9 @@ impl Replies {
         }
     }
 
-    /// The request that the unsent NAK is about has arrived; `e_psn` is expected now. The NAK then
-    /// reports the next gap, if a request after it was dropped and has not arrived again. Returns
-    /// true in that case.
+    /// Updates the unsent NAK when the request it reports has arrived; `e_psn` is expected now. If
+    /// a later request was dropped and has not arrived again, the NAK reports that gap and the
+    /// function returns true; otherwise the NAK is cancelled.
     // clause: GAP-NAK
     #[inline]
     pub(crate) fn on_expected(&mut self, e_psn: Psn) -> bool {
@@ -147,7 +148,7 @@ impl Replies {
     }
 
     /// Enqueues the response to an executed request. A due acknowledgement leaves before it.
-    pub(crate) fn answer(&mut self, psn: Psn, packets: u32, op: Op, limit: u8, srqn: u32) {
+    pub(crate) fn enqueue(&mut self, psn: Psn, packets: u32, op: Op, limit: u8, srqn: u32) {
         // clause: ACK-BEFORE-READ
         let ack_before = core::mem::take(&mut self.ack);
         self.ring.push(Entry { psn, packets, op, ack_before, srqn }, limit.into());
@@ -196,7 +197,7 @@ impl Replies {
         }
     }
 
-    /// Writes what is due into `tx`, until it is full.
+    /// Writes due responses into `tx` until it is full.
     pub(crate) fn poll_transmit<H: Host, T: TxBatch>(
         &mut self,
         sh: &mut Shared,
@@ -204,7 +205,7 @@ impl Replies {
         tx: &mut T,
         progress: Progress,
     ) -> TxState {
-        // The common case.
+        // Fast path: usually only an acknowledgement is due.
         if self.is_only_ack() {
             let sent = send(sh, host, tx, Reply::acknowledge(progress.e_psn), progress.msn);
             self.ack = matches!(sent, Sent::Full);
@@ -219,7 +220,7 @@ impl Replies {
                 Sent::Yes => {
                     self.sent(reply, sh, host.now());
                     // clause: DCQCN-PACING
-                    if tx.joins() && reply.is_middle(sh) && sh.congestion.is_free() {
+                    if tx.joins() && reply.is_middle(sh) && sh.congestion.is_unpaced() {
                         self.join(sh, host, tx);
                     }
                 }
@@ -232,7 +233,7 @@ impl Replies {
 
     /// Appends MIDDLE responses to the one that was just sent, if the batch joins packets.
     fn join<H: Host, T: TxBatch>(&mut self, sh: &Shared, host: &mut H, tx: &mut T) {
-        let (Some(Due::Read(job)), mtu) = (self.ring.due(), sh.attr.path_mtu.bytes()) else { return };
+        let (Some(Due::Read(job)), mtu) = (self.ring.next_due(), sh.attr.path_mtu.bytes()) else { return };
         let before_last = job.left.saturating_sub(1) / mtu;
         if before_last == 0 {
             return;
@@ -252,15 +253,15 @@ impl Replies {
         self.next_reply(e_psn).is_some_and(Reply::is_data)
     }
 
-    /// The next packet. A NAK acknowledges everything before it and so replaces the plain
-    /// acknowledgement.
+    /// Returns the next response to send. A NAK acknowledges everything before it and so replaces
+    /// the plain acknowledgement.
     // clause: ANSWER-ORDER
     fn next_reply(&self, e_psn: Psn) -> Option<Reply> {
         let is_turn = |bounded: &BoundedAck| !self.ring.is_due() || self.ring.cursor >= bounded.until;
         if let Some(bounded) = self.bounded.filter(is_turn) {
             return Some(Reply::Bounded(bounded.psn));
         }
-        if let Some(due) = self.ring.due() {
+        if let Some(due) = self.ring.next_due() {
             return Some(Reply::Answer(due));
         }
         self.nak.map(Reply::Nak).or_else(|| self.ack.then(|| Reply::acknowledge(e_psn)))
@@ -389,7 +390,7 @@ fn slot<'t, T: TxBatch>(
     tx.slot(&sh.path, bth.dest_qpn, form.len(), &note)?.put_header(&header, &form)
 }
 
-/// Number of a request on this connection.
+/// Sequence number of a request on this connection.
 pub(crate) type Seq = u64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -399,7 +400,7 @@ pub(crate) struct ReadJob {
     pub(crate) va: u64,
     pub(crate) left: u32,
     pub(crate) first: bool,
-    /// True for a duplicate, which is never refused: a failure stays silent.
+    /// True if this answers a duplicate, which is never refused: a failure stays silent.
     pub(crate) is_replay: bool,
     /// XRC: the SRQ number in the request, which selects the domain of the key.
     pub(crate) srqn: u32,
@@ -410,7 +411,7 @@ impl ReadJob {
         Self { psn, rkey: reth.rkey, va: reth.va, left: reth.dma_len, first: true, is_replay, srqn }
     }
 
-    /// Payload bytes of the next packet, and true if it is the last.
+    /// Returns the payload bytes of the next packet, and true if it is the last.
     pub(crate) fn next_len(&self, mtu: PathMtu) -> (u32, bool) {
         (self.left.min(mtu.bytes()), self.left <= mtu.bytes())
     }
@@ -468,10 +469,10 @@ pub(crate) enum Due {
 #[derive(Debug, Default)]
 pub(crate) struct ReplayRing {
     entries: VecDeque<Entry>,
-    /// Number of `entries[0]`.
+    /// Sequence number of `entries[0]`.
     base: Seq,
     cursor: Seq,
-    /// First request whose answer is not due.
+    /// First request whose response is not due.
     end: Seq,
     /// First request whose response was never sent completely.
     fresh: Seq,
@@ -530,15 +531,15 @@ impl ReplayRing {
         self.end = self.next_seq();
     }
 
-    /// The newest request whose PSNs include `psn`.
+    /// Returns the newest request whose PSNs include `psn`.
     pub(crate) fn find(&self, psn: Psn) -> Option<(Seq, Entry)> {
         let within = |entry: &Entry| u32::try_from(psn.distance(entry.psn)).is_ok_and(|k| k < entry.packets);
         let at = self.entries.iter().rposition(within)?;
         Some((self.base + at as u64, *self.entries.get(at)?))
     }
 
-    /// The oldest request newer than the duplicate `psn`, and its first PSN. Age is counted back
-    /// from `e_psn`, so that requests from before a PSN wrap do not look new.
+    /// Returns the oldest request newer than the duplicate `psn`, and its first PSN. Age is counted
+    /// back from `e_psn`, so that requests from before a PSN wrap do not look new.
     pub(crate) fn oldest_after(&self, psn: Psn, e_psn: Psn) -> Option<(Seq, Psn)> {
         let age = |psn: Psn| e_psn.sub(psn.get()).get();
         let newer = self.entries.iter().rev().take_while(|entry| age(entry.psn) < age(psn)).count();
@@ -564,7 +565,7 @@ impl ReplayRing {
         }
     }
 
-    pub(crate) fn due(&self) -> Option<Due> {
+    pub(crate) fn next_due(&self) -> Option<Due> {
         let entry = self.entry(self.cursor).filter(|_| self.is_due())?;
         if entry.ack_before {
             return Some(Due::AckBefore(entry.psn.sub(1)));
@@ -593,7 +594,8 @@ impl ReplayRing {
         }
     }
 
-    /// `packets` of `job` with `bytes` in total were sent, but not the last one.
+    /// Records that `packets` of `job`, with `bytes` in total, were sent; the last packet is not
+    /// among them.
     pub(crate) fn advance(&mut self, job: ReadJob, packets: u32, bytes: u32) {
         let (psn, va, left) = (job.psn.add(packets), job.va.wrapping_add(bytes.into()), job.left - bytes);
         self.job = Some(ReadJob { psn, va, left, first: false, ..job });

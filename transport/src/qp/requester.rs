@@ -43,7 +43,7 @@ pub(crate) struct Cursor {
 impl Cursor {
     /// Advances by `span` PSNs, and `sent` with it unless this is a retransmission.
     #[inline]
-    pub(super) fn step(&mut self, span: u32, sent: &mut Psn) {
+    pub(super) fn advance(&mut self, span: u32, sent: &mut Psn) {
         self.psn = self.psn.add(span);
         self.packet += span;
         if self.psn.is_after(*sent) {
@@ -56,6 +56,7 @@ impl Cursor {
 pub(crate) enum Step {
     /// A packet with this payload length, in bytes, is in the batch.
     Sent(u32),
+    /// A local operation, which needs no packet, is complete.
     Local,
     BatchFull,
     Stop,
@@ -71,6 +72,7 @@ pub(crate) struct Requester {
     /// Requests that await a response of their own (READ, atomic, ATOMIC WRITE, FLUSH), between
     /// `una_psn` and the cursor.
     pub(crate) reads_out: u32,
+    /// Response bytes that outstanding READs still await.
     pub(crate) bytes_due: u32,
     /// Send window in PSNs. Go-back-N retransmits the whole window, so a slow receiver would fall
     /// further behind: a loss halves the window, acknowledgements widen it again.
@@ -81,11 +83,11 @@ pub(crate) struct Requester {
     /// The error of the work request at the cursor, reported when all earlier requests are
     /// complete.
     pub(crate) fault: Option<WcStatus>,
-    /// UC and UD: bytes charged in this `poll_transmit`, and true if room for the next packet is
-    /// reserved.
+    /// Bytes charged in this `poll_transmit` (UC and UD).
     pub(crate) burst: u32,
+    /// True if room for the next UC or UD packet is reserved.
     pub(crate) room_reserved: bool,
-    /// `SQ_DRAINED` was raised in this SQD.
+    /// True if `SQ_DRAINED` was raised since the QP entered SQD.
     drained: bool,
     /// Length in bytes of the last failed request, if none of its packets was acknowledged although
     /// earlier requests were.
@@ -116,10 +118,10 @@ impl Requester {
 
     /// Returns true if the newest request may wait for more requests to send with it.
     pub(crate) fn may_coalesce(&self) -> bool {
-        let under_way = self.cursor.wqe.wrapping_sub(self.sq.head_index());
+        let in_flight = self.cursor.wqe.wrapping_sub(self.sq.head_index());
         let waiting = self.sq.tail_index().wrapping_sub(self.cursor.wqe);
         let newest = self.sq.get(self.sq.tail_index().wrapping_sub(1)).map(|wqe| wqe.length);
-        self.cursor.packet == 0 && newest.is_some_and(|length| self.sq.depth.may_wait(under_way, waiting, length))
+        self.cursor.packet == 0 && newest.is_some_and(|length| self.sq.depth.may_wait(in_flight, waiting, length))
     }
 
     pub(crate) fn is_drained(&self) -> bool {
@@ -170,7 +172,7 @@ impl Requester {
         self.room_reserved = false;
     }
 
-    /// Sends the packets that may be sent now; [`Self::has_work`] is true.
+    /// Sends the packets that may be sent now. The caller has checked [`Self::has_work`].
     pub(crate) fn poll_transmit<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> TxState {
         self.burst = 0;
         if sh.config.service.is_reliable() {
@@ -180,7 +182,7 @@ impl Requester {
         while sh.congestion.may_send(host.now()) {
             let step = match sh.config.service {
                 Service::Rc | Service::XrcIni | Service::XrcTgt => match self.send_reliable(sh, host, tx) {
-                    Step::Sent(_) if self.cursor.packet > 0 && sh.congestion.is_free() => {
+                    Step::Sent(_) if self.cursor.packet > 0 && sh.congestion.is_unpaced() => {
                         self.send_middles(sh, host, tx)
                     }
                     step => step,
@@ -239,16 +241,17 @@ impl Requester {
             && self.cursor.psn.distance(self.una_psn) < self.window
     }
 
-    pub(crate) fn note(&self, sh: &Shared, wqe: &SendWqe) -> PacketNote {
+    pub(crate) fn packet_note(&self, sh: &Shared, wqe: &SendWqe) -> PacketNote {
         PacketNote { qpn: sh.config.qpn, wr_id: Some(wqe.wr_id), reason: self.tx_reason() }
     }
 
     pub(super) fn tx_reason(&self) -> TxReason {
-        let again = self.cursor.psn.is_before(self.sent_psn);
-        if again { TxReason::Retransmission } else { TxReason::First }
+        let is_retransmission = self.cursor.psn.is_before(self.sent_psn);
+        if is_retransmission { TxReason::Retransmission } else { TxReason::First }
     }
 
-    /// Numbers the work request at the cursor if the cursor is at its first packet; idempotent.
+    /// Assigns PSNs to the work request at the cursor if the cursor is at its first packet;
+    /// idempotent.
     pub(crate) fn begin(&mut self, mtu: PathMtu) {
         let Cursor { wqe, packet: 0, psn } = self.cursor else { return };
         if let Some(wqe) = self.sq.get_mut(wqe) {
@@ -264,7 +267,7 @@ impl Requester {
         if self.cursor.wqe == self.first_unstarted {
             self.first_unstarted = self.first_unstarted.wrapping_add(1);
         }
-        self.cursor.step(span, &mut self.sent_psn);
+        self.cursor.advance(span, &mut self.sent_psn);
         if self.cursor.packet >= wqe.packets {
             self.cursor.wqe = self.cursor.wqe.wrapping_add(1);
             self.cursor.packet = 0;
@@ -294,7 +297,7 @@ impl Requester {
     }
 
     pub(crate) fn handle_timeout<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
-        match self.retry.due(host.now()) {
+        match self.retry.expired_timer(host.now()) {
             None => {}
             Some(Timer::Rnr) => self.retry.on_rnr_timeout(),
             Some(Timer::Ack) => {
@@ -307,7 +310,7 @@ impl Requester {
         }
     }
 
-    /// A link that accepts no packets counts as a unacked peer: the ACK timer runs.
+    /// Starts the ACK timer: a link that accepts no packets counts as a peer that does not respond.
     // clause: TIMER-LINK-FULL
     pub(crate) fn on_link_full(&mut self, sh: &Shared, now: Instant) {
         if sh.config.service.is_reliable() && self.has_work(sh) {
@@ -315,15 +318,15 @@ impl Requester {
         }
     }
 
-    /// The full link makes progress: a QP with nothing in flight waits for its turn, not for the
-    /// peer.
+    /// Restarts the ACK timer if nothing is in flight: the full link has sent packets of other QPs,
+    /// so this QP waits for its turn, not for the peer.
     pub(crate) fn on_link_moved(&mut self, sh: &Shared, now: Instant) {
         if self.cursor.psn == self.una_psn {
             self.retry.restart(&sh.attr, now);
         }
     }
 
-    /// Out of retries: migrates to the alternate path, or fails.
+    /// Handles exhausted retries: migrates to the alternate path, or fails the oldest work request.
     pub(crate) fn migrate_or_fail<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
         // clause: APM-RETRIES
         if !self.migrate(sh, host) {
@@ -378,7 +381,7 @@ impl Requester {
         self.sq.drop_head();
     }
 
-    /// In SQD, raises `SQ_DRAINED` once when all started requests are complete (IBA §10.3.1.4).
+    /// Raises `SQ_DRAINED` once in SQD when all started requests are complete (IBA §10.3.1.4).
     pub(crate) fn check_drained(&mut self, sh: &mut Shared) {
         if sh.state == QpState::Sqd && !self.drained && self.is_drained() {
             self.drained = true;
@@ -406,17 +409,18 @@ impl Requester {
             };
         };
         let cost = packet.cost::<H>();
-        let run = || packet.charge_after::<H>(wqe, self.cursor.packet, mtu);
+        let run_bytes = || packet.charge_after::<H>(wqe, self.cursor.packet, mtu);
         // Built in place: moving a struct that was just written in small pieces stalls on store
         // forwarding.
         let mut tx_packet = TxPacket {
             av: &sh.path,
             header: self.header(sh, wqe, &packet),
             payload: self.sq.payload(self.cursor.wqe, wqe),
-            note: self.note(sh, wqe),
+            note: self.packet_note(sh, wqe),
         };
         let fits_same_send = |count| tx.fits_same_send(tx_packet.header.padded_len(packet.len as usize), count);
-        let room = self.in_flight.reserve(sh, host, cost, packet.next_len.map_or(0, H::charge), run, fits_same_send);
+        let room =
+            self.in_flight.reserve(sh, host, cost, packet.next_len.map_or(0, H::charge), run_bytes, fits_same_send);
         if room == Room::None {
             return Step::Stop;
         }
@@ -452,7 +456,7 @@ impl Requester {
         let Some(mut packet) = Outgoing::of(wqe, index, mtu) else { return sent };
         let (header, payload) = (self.header(sh, wqe, &packet), self.sq.payload(at, wqe));
         let Some(form) = header.form(packet.len as usize) else { return sent };
-        let mut tx_packet = TxPacket { av: &sh.path, header, payload, note: self.note(sh, wqe) };
+        let mut tx_packet = TxPacket { av: &sh.path, header, payload, note: self.packet_note(sh, wqe) };
         let (cost, mut joins) = (packet.cost::<H>(), false);
         while let Some(next) = packet.next_len
             // clause: PSN-OUTSTANDING
@@ -464,17 +468,17 @@ impl Requester {
             let unacked = until_due.min(wqe.packets - 1 - index);
             let joined = if unacked > 0 {
                 let following = H::charge(segment::payload_len(wqe.length, mtu, index + unacked));
-                let run = || packet.charge_after::<H>(wqe, index + unacked - 1, mtu);
-                let room = self.in_flight.reserve(sh, host, unacked * cost, following, run, |_| false);
+                let run_bytes = || packet.charge_after::<H>(wqe, index + unacked - 1, mtu);
+                let room = self.in_flight.reserve(sh, host, unacked * cost, following, run_bytes, |_| false);
                 if room == Room::Both { tx_packet.join(host, tx, &packet, unacked) } else { 0 }
             } else {
                 0
             };
             let mut asks_ack = false;
             if joined == 0 {
-                let run = || packet.charge_after::<H>(wqe, index, mtu);
+                let run_bytes = || packet.charge_after::<H>(wqe, index, mtu);
                 let fits_same_send = |count| tx.fits_same_send(form.len(), count);
-                let room = self.in_flight.reserve(sh, host, cost, H::charge(next), run, fits_same_send);
+                let room = self.in_flight.reserve(sh, host, cost, H::charge(next), run_bytes, fits_same_send);
                 if room == Room::None {
                     return Step::Stop;
                 }
@@ -492,13 +496,13 @@ impl Requester {
             let count = joined.max(1);
             self.in_flight.on_sent(count * cost);
             self.ack_pacing.add(count, count * cost, asks_ack);
-            self.cursor.step(count, &mut self.sent_psn);
+            self.cursor.advance(count, &mut self.sent_psn);
             packet.advance(wqe, self.cursor.packet, mtu);
         }
         sent
     }
 
-    /// The headers of `packet` of `wqe` at the cursor, without an acknowledgement request.
+    /// Returns the headers of `packet` of `wqe` at the cursor, without an acknowledgement request.
     fn header(&self, sh: &Shared, wqe: &SendWqe, packet: &Outgoing) -> Header {
         let bth = Bth {
             solicited: packet.solicited,
@@ -566,7 +570,7 @@ pub(super) fn complete<H: Host>(sh: &mut Shared, host: &mut H, wqe: &SendWqe, st
     sh.complete(host, Side::Send, cqe);
 }
 
-/// A rendezvous READ ended: completes its receive for the second time.
+/// Completes a receive for the second time, when its rendezvous READ has ended.
 // clause: TM-RENDEZVOUS-BROKEN
 fn complete_rendezvous<H: Host>(sh: &mut Shared, host: &mut H, wqe: &SendWqe, status: WcStatus) {
     let (status, byte_len, flags) = match status {

@@ -67,7 +67,7 @@ pub(crate) struct Responder {
     /// True if the message being executed uses the current receive.
     pub(super) receiving: bool,
     established: bool,
-    /// True after the flush, which raises `LAST_WQE_REACHED` once.
+    /// True if the queue was flushed; `LAST_WQE_REACHED` is raised only once.
     flushed: bool,
     pub(super) refused: Option<Refusal>,
 }
@@ -93,7 +93,7 @@ impl Responder {
         self.progress.e_psn = sh.attr.rq_psn;
     }
 
-    /// The QP entered RESET: drops all receives without completions.
+    /// Handles the transition to RESET: drops all receives without completions.
     pub(crate) fn on_reset(&mut self) {
         self.rq.clear();
         self.forget_connection();
@@ -105,8 +105,8 @@ impl Responder {
         (self.receiving, self.established, self.flushed) = (false, false, false);
     }
 
-    /// The QP entered ERR: flushes all receives. A QP with an SRQ then holds none and raises
-    /// `LAST_WQE_REACHED` once (IBA §11.6.3).
+    /// Handles the transition to ERR: flushes all receives. A QP with an SRQ then holds none and
+    /// raises `LAST_WQE_REACHED` once (IBA §11.6.3).
     pub(crate) fn flush<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
         self.replies.abandon();
         (self.open, self.receiving) = (OpenMessage::None, false);
@@ -123,7 +123,7 @@ impl Responder {
         self.replies.is_due()
     }
 
-    pub(crate) fn may_answer(&self, sh: &Shared) -> bool {
+    pub(crate) fn may_respond(&self, sh: &Shared) -> bool {
         self.replies.is_due() && !(sh.congestion.is_pausing() && self.replies.next_is_data(self.progress.e_psn))
     }
 
@@ -142,7 +142,7 @@ impl Responder {
         match incoming.bth.psn.distance(self.progress.e_psn) {
             0 => {
                 self.begin_expected(sh);
-                self.run(sh, host, incoming).map_err(|refusal| self.refuse(sh, host, refusal))?;
+                self.check_and_execute(sh, host, incoming).map_err(|refusal| self.refuse(sh, host, refusal))?;
                 // clause: ACK-AFTER-DEED
                 self.advance(sh, incoming);
                 Ok(())
@@ -234,12 +234,12 @@ impl Responder {
         // A gap, or a FIRST or ONLY packet within a message, drops that message; the next one
         // reuses its receive.
         // clause: UC-NEW-START
-        if !in_order || starts(&req) {
+        if !in_order || starts_message(&req) {
             // clause: UC-RECEIVE-KEPT
             (self.open, self.receiving) = (OpenMessage::None, false);
         }
         self.note_established(sh);
-        let result = self.run(sh, host, Incoming { bth, req: &req, payload });
+        let result = self.check_and_execute(sh, host, Incoming { bth, req: &req, payload });
         result.map_err(|refusal| {
             let reason = self.refuse(sh, host, refusal);
             (self.open, self.receiving) = (OpenMessage::None, false);
@@ -256,7 +256,12 @@ impl Responder {
         }
     }
 
-    fn run<H: Host>(&mut self, sh: &mut Shared, host: &mut H, incoming: Incoming<'_>) -> Result<(), Refusal> {
+    fn check_and_execute<H: Host>(
+        &mut self,
+        sh: &mut Shared,
+        host: &mut H,
+        incoming: Incoming<'_>,
+    ) -> Result<(), Refusal> {
         let Incoming { req, payload, .. } = incoming;
         if matches!(req, Request::WriteMiddle | Request::SendMiddle)
             && len_of(payload.len()) == sh.attr.path_mtu.bytes()
@@ -274,8 +279,8 @@ impl Responder {
         self.execute(sh, host, incoming)
     }
 
-    /// Fast path: executes full-size MIDDLE packets that pass every check. Returns `None` for all
-    /// others.
+    /// Executes a full-size MIDDLE packet that passes every check (fast path). Returns `None` for
+    /// all other packets.
     #[inline(always)]
     fn place_middle<H: Host>(
         &mut self,
@@ -298,8 +303,9 @@ impl Responder {
         }
     }
 
-    /// A SEND needs a receive from its first packet on, a WRITE with immediate only for its last.
-    /// READs, atomics, ATOMIC WRITEs and FLUSHes need a place in the replay ring (IBA §9.7.5).
+    /// Checks that `req` finds the receive or the replay ring entry that it needs. A SEND needs a
+    /// receive from its first packet on, a WRITE with immediate only for its last. READs, atomics,
+    /// ATOMIC WRITEs and FLUSHes need a ring entry (IBA §9.7.5).
     fn check_resource<H: Host>(
         &mut self,
         sh: &Shared,
@@ -321,7 +327,7 @@ impl Responder {
                 if self.receiving { Ok(()) } else { Err(Refusal::NoReceive) }
             }
             // clause: CHECK-RD-ATOMIC, NONPOSTED-PLACE
-            req if has_own_answer(req) && !self.replies.has_room(sh.attr.max_dest_rd_atomic) => {
+            req if has_own_response(req) && !self.replies.has_room(sh.attr.max_dest_rd_atomic) => {
                 host.too_many();
                 Err(Refusal::TooManyReads)
             }
@@ -374,16 +380,16 @@ impl Responder {
         }
     }
 
-    pub(super) fn remember(&mut self, sh: &Shared, bth: &Bth, req: &Request, op: Op) {
-        let (packets, limit) = (psns(req, sh.attr.path_mtu), sh.attr.max_dest_rd_atomic);
-        self.replies.answer(bth.psn, packets, op, limit, self.rq.srqn);
+    pub(super) fn save_response(&mut self, sh: &Shared, bth: &Bth, req: &Request, op: Op) {
+        let (packets, limit) = (psn_count(req, sh.attr.path_mtu), sh.attr.max_dest_rd_atomic);
+        self.replies.enqueue(bth.psn, packets, op, limit, self.rq.srqn);
     }
 
     pub(super) fn advance(&mut self, sh: &Shared, Incoming { bth, req, .. }: Incoming<'_>) {
-        self.advance_by(psns(req, sh.attr.path_mtu), bth, req);
+        self.advance_by(psn_count(req, sh.attr.path_mtu), bth, req);
     }
 
-    /// Advances by `psns` PSNs, a request or a part of one.
+    /// Advances by `psns` PSNs, the span of a request or of a part of one.
     #[inline]
     fn advance_by(&mut self, psns: u32, bth: &Bth, req: &Request) {
         self.progress.e_psn = self.progress.e_psn.add(psns);
@@ -396,7 +402,7 @@ impl Responder {
         }
         // A request with its own response gets it without an AckReq bit.
         // clause: ACK-ASKED
-        if bth.ack_req && !has_own_answer(req) {
+        if bth.ack_req && !has_own_response(req) {
             self.replies.acknowledge();
         }
     }
@@ -453,22 +459,22 @@ impl Responder {
                 self.continue_write(host, payload)?;
                 self.finish_write(sh, host, bth, *imm);
             }
-            Request::Read(reth) => self.remember(sh, bth, req, Op::Read(*reth)),
+            Request::Read(reth) => self.save_response(sh, bth, req, Op::Read(*reth)),
             Request::CompareSwap(eth) => {
                 // clause: ATOMIC-RESULT
                 let op = AtomicOp::CompareSwap { compare: eth.compare, swap: eth.swap_or_add };
                 let original = atomic(host, eth, op)?;
-                self.remember(sh, bth, req, Op::Once(OnceKind::CompareSwap, original));
+                self.save_response(sh, bth, req, Op::Once(OnceKind::CompareSwap, original));
             }
             Request::FetchAdd(eth) => {
                 let original = atomic(host, eth, AtomicOp::FetchAdd { add: eth.swap_or_add })?;
-                self.remember(sh, bth, req, Op::Once(OnceKind::FetchAdd, original));
+                self.save_response(sh, bth, req, Op::Once(OnceKind::FetchAdd, original));
             }
             Request::AtomicWrite(reth) => {
                 // clause: ATOMIC-WRITE-WHOLE
                 let word = payload.bytes().and_then(|bytes| bytes.try_into().ok()).ok_or(Refusal::Length)?;
                 host.store_remote(reth.rkey, reth.va, word).map_err(Refusal::remote)?;
-                self.remember(sh, bth, req, Op::Once(OnceKind::AtomicWrite, 0));
+                self.save_response(sh, bth, req, Op::Once(OnceKind::AtomicWrite, 0));
             }
             Request::Flush(feth, reth) => {
                 // clause: FLUSH-RANGE, FLUSH-RIGHTS
@@ -478,7 +484,7 @@ impl Responder {
                     Selectivity::Region | Selectivity::Reserved(_) => None,
                 };
                 host.flush_remote(reth.rkey, range, access).map_err(Refusal::remote)?;
-                self.remember(sh, bth, req, Op::Once(OnceKind::Flush, 0));
+                self.save_response(sh, bth, req, Op::Once(OnceKind::Flush, 0));
             }
         }
         Ok(())
@@ -523,7 +529,8 @@ impl Responder {
         self.place_write(host, write, payload)
     }
 
-    /// Memory checks the key for every packet: it may have been invalidated since the first.
+    /// Writes the payload of one packet. The host checks the key for every packet: it may have been
+    /// invalidated since the first.
     pub(super) fn place_write<H: Host>(
         &mut self,
         host: &mut H,
@@ -561,9 +568,9 @@ fn atomic<H: Host>(host: &mut H, eth: &AtomicEth, op: AtomicOp) -> Result<u64, R
     host.atomic_remote(eth.rkey, eth.va, op).map_err(Refusal::remote)
 }
 
-/// PSNs of `req`; for a READ, one per response packet.
+/// Returns the number of PSNs that `req` occupies; for a READ, one per response packet.
 // clause: PSN-SPAN
-pub(super) fn psns(req: &Request, mtu: PathMtu) -> u32 {
+pub(super) fn psn_count(req: &Request, mtu: PathMtu) -> u32 {
     match req {
         Request::Read(reth) => segment::packets(reth.dma_len, mtu),
         _ => 1,
@@ -572,11 +579,11 @@ pub(super) fn psns(req: &Request, mtu: PathMtu) -> u32 {
 
 /// Returns true if `req` has a response other than a plain acknowledgement, so that it must be
 /// remembered for replay.
-pub(super) const fn has_own_answer(req: &Request) -> bool {
+pub(super) const fn has_own_response(req: &Request) -> bool {
     matches!(req, Request::Read(_)) || OnceKind::of(req).is_some()
 }
 
-pub(super) const fn starts(req: &Request) -> bool {
+pub(super) const fn starts_message(req: &Request) -> bool {
     !matches!(req, Request::SendMiddle | Request::SendLast(_) | Request::WriteMiddle | Request::WriteLast(_))
 }
 
@@ -584,14 +591,14 @@ pub(super) const fn starts(req: &Request) -> bool {
 pub(super) fn check_op_seq(open: OpenMessage, req: &Request) -> Result<(), Refusal> {
     // clause: CHECK-SEQUENCE
     let in_sequence = match open {
-        OpenMessage::None => starts(req),
+        OpenMessage::None => starts_message(req),
         OpenMessage::Send(_) => matches!(req, Request::SendMiddle | Request::SendLast(_)),
         OpenMessage::Write(_) => matches!(req, Request::WriteMiddle | Request::WriteLast(_)),
     };
     if in_sequence { Ok(()) } else { Err(Refusal::OpcodeSequence) }
 }
 
-/// The access right that an operation needs on the QP and on the memory.
+/// Returns the access right that an operation needs on the QP and on the memory.
 #[inline]
 pub(super) fn right_of(req: &Request) -> Result<Access, Refusal> {
     Ok(match req {

@@ -8,11 +8,11 @@ use roxe_wire::opcode::Position;
 use roxe_wire::{AtomicEth, Form, Header, Ieth, PathMtu, Request, Reth, SendTail};
 
 /// Limits of one READ REQUEST, in response packets and bytes. A longer READ is a sequence of
-/// requests, so that the responses never overrun the receive buffer of our own socket.
+/// requests, so that the responses never overrun the receive buffer of the local socket.
 const READ_CHUNK_PACKETS: u32 = 64;
 const READ_CHUNK_BYTES: u32 = 128 << 10;
 
-/// Length of a packet payload, or of a few joined ones: it always fits 32 bits.
+/// Returns the length of a packet payload, or of a few joined ones: it always fits 32 bits.
 pub(crate) fn len_of(payload: usize) -> u32 {
     u32::try_from(payload).unwrap_or(u32::MAX)
 }
@@ -21,7 +21,7 @@ const fn shift(mtu: PathMtu) -> u32 {
     mtu.bytes().trailing_zeros()
 }
 
-/// Number of packets, and so PSNs, of a message of `length` bytes: at least one.
+/// Returns the number of packets, and so PSNs, of a message of `length` bytes: at least one.
 // clause: PSN-SPAN
 pub(crate) const fn packets(length: u32, mtu: PathMtu) -> u32 {
     match length.div_ceil(mtu.bytes()) {
@@ -30,7 +30,7 @@ pub(crate) const fn packets(length: u32, mtu: PathMtu) -> u32 {
     }
 }
 
-/// Offset in the message of packet `index`, in bytes.
+/// Returns the offset in the message of packet `index`, in bytes.
 pub(crate) const fn offset(index: u32, mtu: PathMtu) -> u32 {
     index << shift(mtu)
 }
@@ -39,7 +39,8 @@ pub(crate) fn payload_len(length: u32, mtu: PathMtu, index: u32) -> u32 {
     length.saturating_sub(offset(index, mtu)).min(mtu.bytes())
 }
 
-/// Bytes charged for packets `from..to` of a message of `length` bytes in `packets` packets.
+/// Returns the bytes charged for packets `from..to` of a message of `length` bytes in `packets`
+/// packets.
 pub(crate) fn charge_range<F: FlowControl>(length: u32, packets: u32, mtu: PathMtu, from: u32, to: u32) -> u32 {
     if packets == 1 {
         return if from < to { F::charge_alone(length) } else { 0 };
@@ -58,15 +59,15 @@ pub(crate) const fn position(index: u32, packets: u32) -> Position {
     }
 }
 
-/// End of the READ REQUEST that covers packet `index` of a READ. Requests end at fixed places, even
-/// when a retry starts in the middle of one, so that a retry always requests a tail of the original
-/// (IBA §9.7.5.1.3).
+/// Returns the end, as a packet index, of the READ REQUEST that covers packet `index` of a READ.
+/// Requests end at fixed places, even when a retry starts in the middle of one, so that a retry
+/// always requests a tail of the original (IBA §9.7.5.1.3).
 pub(crate) fn read_chunk_end(index: u32, packets: u32, mtu: PathMtu) -> u32 {
     let chunk = READ_CHUNK_PACKETS.min(READ_CHUNK_BYTES >> shift(mtu));
     ((index / chunk + 1) * chunk).min(packets)
 }
 
-/// The part `index..end`, in packets, of the READ `whole`.
+/// Returns the part `index..end`, in packets, of the READ `whole`.
 // clause: RETRY-READ-TAIL
 pub(crate) fn read_part(whole: Reth, mtu: PathMtu, index: u32, end: u32) -> Reth {
     let from = offset(index, mtu);
@@ -75,10 +76,10 @@ pub(crate) fn read_part(whole: Reth, mtu: PathMtu, index: u32, end: u32) -> Reth
     Reth { va: whole.va.wrapping_add(u64::from(from)), dma_len, ..whole }
 }
 
-/// The request of a packet at `position` of `op`; for a READ, the whole range. `None` for a local
-/// operation.
+/// Returns the request of a packet at `position` of `op`; for a READ, the whole range. `None` for a
+/// local operation.
 // clause: SEND-TAIL
-// Inlined like [`Outgoing::of`].
+// Inlined: returning the struct through memory stalls on store forwarding.
 #[inline(always)]
 pub(crate) fn request(op: &SendOp, length: u32, position: Position) -> Option<Request> {
     let reth = |va, rkey| Reth { va, rkey, dma_len: length };
@@ -124,17 +125,21 @@ fn write(position: Position, reth: Reth, imm: Option<roxe_wire::ImmDt>) -> Reque
     }
 }
 
-/// Packets reserved at once.
+/// Number of packets for which room is reserved at once.
 const RUN: u32 = 16;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outgoing {
     pub(crate) request: Request,
+    /// Payload bytes.
     pub(crate) len: u32,
+    /// Offset of the payload in the message, in bytes.
     pub(crate) offset: u32,
+    /// Number of PSNs.
     pub(crate) span: u32,
     /// Payload bytes of the next packet; `None` if this one requests a response.
     pub(crate) next_len: Option<u32>,
+    /// READ data in the responses, in bytes.
     pub(crate) read_bytes: u32,
     pub(crate) asks_ack: bool,
     pub(crate) solicited: bool,
@@ -142,20 +147,20 @@ pub(crate) struct Outgoing {
 
 impl Outgoing {
     pub(crate) fn cost<F: FlowControl>(&self) -> u32 {
-        // Without payload, both charges are minimal.
+        // For a packet without payload, both charges are the minimum.
         let is_alone = matches!(self.request, Request::SendOnly(_) | Request::WriteOnly(..));
         if is_alone { F::charge_alone(self.len) } else { F::charge(self.len) }
     }
 
-    /// Bytes charged for the next [`RUN`] packets of the same message; this is packet `index` of
-    /// `wqe`.
+    /// Returns the bytes charged for the next [`RUN`] packets of the same message; this is packet
+    /// `index` of `wqe`.
     pub(crate) fn charge_after<F: FlowControl>(&self, wqe: &SendWqe, index: u32, mtu: PathMtu) -> u32 {
         let next = index + self.span;
         charge_range::<F>(wqe.length, wqe.packets, mtu, next, wqe.packets.min(next + RUN))
     }
 
-    /// Packet `index` of `wqe`; `None` for a local operation, and for an atomic whose list is not 8
-    /// bytes.
+    /// Returns packet `index` of `wqe`; `None` for a local operation, and for an atomic whose list
+    /// is not 8 bytes.
     // Inlined: returning the struct through memory stalls on store forwarding.
     #[inline(always)]
     pub(crate) fn of(wqe: &SendWqe, index: u32, mtu: PathMtu) -> Option<Self> {
@@ -186,7 +191,7 @@ impl Outgoing {
         self.next_len = (index + 1 < wqe.packets).then(|| payload_len(wqe.length, mtu, index + 1));
     }
 
-    /// A request whose response occupies `span` PSNs; only an ATOMIC WRITE has a payload.
+    /// Returns a request whose response occupies `span` PSNs; only an ATOMIC WRITE has a payload.
     fn non_posted(request: Request, span: u32, read_bytes: u32) -> Self {
         // clause: SEND-ASK-LAST
         Self { request, len: 0, offset: 0, span, read_bytes, next_len: None, asks_ack: true, solicited: false }
@@ -218,7 +223,8 @@ impl TxPacket<'_> {
         }
     }
 
-    /// As [`Self::put`], for a known form; `offset` is the offset of the payload in the message.
+    /// Writes the packet like [`Self::put`], with a known form; `offset` is that of the payload in
+    /// the message.
     #[inline]
     pub(crate) fn put_as<M: Memory, T: TxBatch>(&self, memory: &mut M, tx: &mut T, form: &Form, offset: u32) -> Put {
         let Self { av, header, payload, note } = self;
@@ -232,7 +238,8 @@ impl TxPacket<'_> {
     }
 
     /// Joins `packet` and up to `count` - 1 packets after it to the last packet in the batch.
-    /// Returns how many; 0 if the batch does not join packets or a payload could not be read.
+    /// Returns the number joined; 0 if the batch does not join packets or a payload could not be
+    /// read.
     #[inline]
     pub(crate) fn join<M: Memory, T: TxBatch>(&self, memory: &mut M, tx: &mut T, packet: &Outgoing, count: u32) -> u32 {
         let Some(room) = tx.extend(packet.len as usize, count) else { return 0 };
@@ -246,7 +253,7 @@ impl TxPacket<'_> {
 }
 
 impl SendData<'_> {
-    /// Copies `out.len()` bytes from `offset` on. Returns false if that failed.
+    /// Copies `out.len()` bytes from `offset` on. Returns false on failure.
     #[inline]
     pub(crate) fn read<M: Memory>(&self, memory: &mut M, offset: u32, out: TxRoom<'_>) -> bool {
         match self {

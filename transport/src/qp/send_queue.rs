@@ -12,15 +12,16 @@ use crate::wr::{ATOMIC_LEN, Access, MAX_MESSAGE, SendData, SendFlags, SendOp, Se
 use roxe_wire::{Psn, Tmh};
 
 /// Initial number of slots; small, because a process may have thousands of QPs.
-const FIRST_PLACES: u32 = 4;
+const FIRST_SLOTS: u32 = 4;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Origin {
     #[default]
     Program,
-    /// The card, reading the data of a rendezvous. Its inline bytes are the FIN to send afterwards.
+    /// The card, which reads the data of a rendezvous. The inline bytes are the FIN to send
+    /// afterwards.
     Rendezvous,
-    /// The card, sending the FIN of a rendezvous.
+    /// The card, which sends the FIN of a rendezvous.
     Fin,
 }
 
@@ -46,12 +47,13 @@ impl SendWqe {
         Self { wr_id, op, flags, length, num_sge: 0, first_psn: Psn::new(0), packets: 0, srqn: 0, origin }
     }
 
-    /// Bytes that its responses write into its list.
+    /// Returns the bytes that its responses write into its list.
     pub(crate) fn response_bytes(&self) -> u32 {
         if self.op.is_read() || self.op.is_atomic() { self.length } else { 0 }
     }
 
-    /// Payload bytes of the packet of a request that [awaits a response](SendOp::awaits_response).
+    /// Returns the payload bytes of the request packet, for a request that [awaits a
+    /// response](SendOp::awaits_response).
     pub(crate) fn request_len(&self) -> u32 {
         if matches!(self.op, SendOp::AtomicWrite { .. }) { self.length } else { 0 }
     }
@@ -93,7 +95,7 @@ impl<T: Copy> SideArray<T> {
         Self { items: Vec::new(), width }
     }
 
-    fn put(&mut self, slot: usize, values: &[T], filler: T) {
+    fn write_slot(&mut self, slot: usize, values: &[T], filler: T) {
         if values.is_empty() {
             return;
         }
@@ -130,7 +132,7 @@ pub(crate) struct SendQueue {
     tail: u32,
     /// Index of the entry in the first slot.
     base: u32,
-    /// Number of entries of the card, which do not count against `max_send_wr`.
+    /// Number of entries that the card itself queued; they do not count against `max_send_wr`.
     internal: u32,
     pub(super) depth: Depth,
     slots: Vec<SendWqe>,
@@ -149,7 +151,7 @@ impl SendQueue {
         };
         Self {
             caps,
-            mask: FIRST_PLACES - 1,
+            mask: FIRST_SLOTS - 1,
             head: 0,
             tail: 0,
             base: 0,
@@ -163,7 +165,7 @@ impl SendQueue {
         }
     }
 
-    /// Index of the oldest entry; equals `tail_index` if the queue is empty.
+    /// Returns the index of the oldest entry; equals `tail_index` if the queue is empty.
     pub(crate) fn head_index(&self) -> u32 {
         self.head
     }
@@ -191,11 +193,11 @@ impl SendQueue {
 
     /// Doubles a full ring; the oldest entry moves to the first slot.
     fn grow(&mut self) {
-        let (first, places) = (self.slot(self.head), self.slots.len());
+        let (first, slots) = (self.slot(self.head), self.slots.len());
         self.slots.rotate_left(first);
-        self.sges.rotate(first, places);
-        self.inline.rotate(first, places);
-        self.dests.rotate(first, places);
+        self.sges.rotate(first, slots);
+        self.inline.rotate(first, slots);
+        self.dests.rotate(first, slots);
         (self.base, self.mask) = (self.head, 2 * self.mask + 1);
     }
 
@@ -233,20 +235,23 @@ impl SendQueue {
         let slot = self.next_slot();
         let (flags, num_sge) = match req.data {
             SendData::Sges(sges) => {
-                self.sges.put(slot, sges, Sge::default());
+                self.sges.write_slot(slot, sges, Sge::default());
                 (req.flags - SendFlags::INLINE, u32::try_from(sges.len()).unwrap_or(u32::MAX))
             }
             // clause: SEND-INLINE
             SendData::Inline(bytes) => {
-                self.inline.put(slot, bytes, 0);
+                self.inline.write_slot(slot, bytes, 0);
                 (req.flags | SendFlags::INLINE, 0)
             }
         };
         if let Some(dest) = req.ud.filter(|_| self.dests.width > 0) {
-            self.dests.put(slot, &[dest], dest);
+            self.dests.write_slot(slot, &[dest], dest);
         }
-        self.fill(slot, SendWqe { num_sge, srqn, ..SendWqe::new(req.wr_id, req.op, flags, length, Origin::Program) });
-        self.depth.note(self.tail.wrapping_sub(self.head));
+        self.write_wqe(
+            slot,
+            SendWqe { num_sge, srqn, ..SendWqe::new(req.wr_id, req.op, flags, length, Origin::Program) },
+        );
+        self.depth.record(self.tail.wrapping_sub(self.head));
         Ok(())
     }
 
@@ -254,12 +259,12 @@ impl SendQueue {
     pub(crate) fn push_rendezvous(&mut self, rendezvous: &Rendezvous, sges: &[Sge]) {
         let Rendezvous { wr_id, va, rkey, len, solicited, ref fin } = *rendezvous;
         let slot = self.next_slot();
-        self.sges.put(slot, sges, Sge::default());
-        self.inline.put(slot, &fin.to_bytes(), 0);
+        self.sges.write_slot(slot, sges, Sge::default());
+        self.inline.write_slot(slot, &fin.to_bytes(), 0);
         let op = SendOp::Read { remote_addr: va, rkey };
         let flags = if solicited { SendFlags::SOLICITED } else { SendFlags::empty() };
         let num_sge = u32::try_from(sges.len()).unwrap_or(u32::MAX);
-        self.fill(slot, SendWqe { num_sge, ..SendWqe::new(wr_id, op, flags, len, Origin::Rendezvous) });
+        self.write_wqe(slot, SendWqe { num_sge, ..SendWqe::new(wr_id, op, flags, len, Origin::Rendezvous) });
         self.internal += 1;
     }
 
@@ -270,17 +275,17 @@ impl SendQueue {
             self.inline.get(self.slot(self.head), Tmh::LEN).first_chunk().copied().unwrap_or_default();
         self.pop();
         let slot = self.next_slot();
-        self.inline.put(slot, &fin, 0);
+        self.inline.write_slot(slot, &fin, 0);
         let wqe = SendWqe::new(read.wr_id, SendOp::Send, SendFlags::INLINE, Tmh::LEN as u32, Origin::Fin);
-        self.fill(slot, wqe);
+        self.write_wqe(slot, wqe);
         self.internal += 1;
     }
 
-    fn fill(&mut self, slot: usize, filled: SendWqe) {
+    fn write_wqe(&mut self, slot: usize, wqe: SendWqe) {
         // A slot exists from the second lap on; in the first lap it is appended.
         match self.slots.get_mut(slot) {
-            Some(old) => *old = filled,
-            None => self.slots.push(filled),
+            Some(old) => *old = wqe,
+            None => self.slots.push(wqe),
         }
         self.tail = self.tail.wrapping_add(1);
     }
@@ -298,13 +303,14 @@ impl SendQueue {
         self.head = self.head.wrapping_add(1);
     }
 
-    /// Free places for requests of the program.
+    /// Returns the free places for requests of the program.
     pub(crate) fn room(&self) -> u32 {
         self.caps.max_send_wr.saturating_sub(self.tail.wrapping_sub(self.head) - self.internal)
     }
 
-    pub(crate) fn retract(&mut self, count: u32, keep: u32) {
-        self.tail = self.tail.wrapping_sub(count.min(self.tail.wrapping_sub(keep)));
+    /// Removes the `count` newest entries, but none before the index `first_removable`.
+    pub(crate) fn retract(&mut self, count: u32, first_removable: u32) {
+        self.tail = self.tail.wrapping_sub(count.min(self.tail.wrapping_sub(first_removable)));
     }
 
     pub(crate) fn clear(&mut self) {
@@ -344,7 +350,7 @@ impl SendQueue {
 
 /// With this many requests in flight, a new one may wait for others: the program aims at
 /// throughput, and acknowledgements will soon trigger the next transmission.
-const MIN_UNDER_WAY: u32 = 16;
+const MIN_IN_FLIGHT: u32 = 16;
 
 /// A program that reached this depth once will do so again: after its first request, which causes
 /// an acknowledgement, the other requests may wait. This serves programs that post the next list
@@ -363,14 +369,14 @@ const MAX_COALESCED_BYTES: u32 = 60 << 10;
 pub(crate) struct Depth {
     /// Maximum depth since the queue was empty.
     max: u32,
-    /// Nonzero while recent phases reached [`DEEP`].
+    /// Shallow phases left until the program no longer counts as deep; 0 if it does not.
     deep_times: u8,
 }
 
 impl Depth {
     /// Records the queue length after a post.
     #[inline]
-    pub(crate) fn note(&mut self, count: u32) {
+    pub(crate) fn record(&mut self, count: u32) {
         if count == 1 {
             self.deep_times = if self.max >= DEEP { SHALLOW_TIMES } else { self.deep_times.saturating_sub(1) };
             self.max = 0;
@@ -379,11 +385,11 @@ impl Depth {
     }
 
     /// Returns true if the newest of `waiting` requests, of `length` bytes, may wait for more
-    /// after `under_way` started ones.
+    /// after `in_flight` started ones.
     #[inline]
-    pub(crate) fn may_wait(&self, under_way: u32, waiting: u32, length: u32) -> bool {
-        let is_many = under_way >= MIN_UNDER_WAY || under_way > 0 && self.deep_times > 0;
-        is_many && waiting < MAX_COALESCED && length.saturating_mul(waiting) < MAX_COALESCED_BYTES
+    pub(crate) fn may_wait(&self, in_flight: u32, waiting: u32, length: u32) -> bool {
+        let is_busy = in_flight >= MIN_IN_FLIGHT || in_flight > 0 && self.deep_times > 0;
+        is_busy && waiting < MAX_COALESCED && length.saturating_mul(waiting) < MAX_COALESCED_BYTES
     }
 }
 

@@ -238,7 +238,7 @@ impl Service {
     /// Every service.
     pub const ALL: [Self; 6] = [Self::Rc, Self::Uc, Self::Ud, Self::XrcIni, Self::XrcTgt, Self::Raw];
 
-    /// The name in `enum ibv_qp_type`, without `IBV_QPT_`.
+    /// Returns the name in `enum ibv_qp_type`, without `IBV_QPT_`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Rc => "RC",
@@ -294,7 +294,7 @@ pub struct QpConfig {
 }
 
 impl QpConfig {
-    /// A configuration with its own receive queue, no optional feature and the largest MTU.
+    /// Creates a configuration with its own receive queue, no optional feature and the largest MTU.
     pub const fn new(qpn: Qpn, service: Service, caps: QpCaps) -> Self {
         let (sq_sig_all, srq_max_sge, tag_matching, line_rate) = (false, None, false, None);
         Self { qpn, service, caps, sq_sig_all, srq_max_sge, tag_matching, port_mtu: MAX_PAYLOAD as u32, line_rate }
@@ -341,7 +341,8 @@ pub struct RetryCounts {
 }
 
 impl RetryCounts {
-    /// Called after every packet: cheaper than a comparison with the default.
+    /// Returns true if all counts are zero. Called after every packet: the OR is cheaper than a
+    /// comparison with the default.
     #[inline]
     pub(crate) const fn is_empty(&self) -> bool {
         let Self { packet_seq_err, implied_nak_seq_err, rnr_nak_retry_err, local_ack_timeout_err, send_rnr_err } = self;
@@ -360,16 +361,17 @@ pub(crate) struct Shared {
     pub(crate) retries: RetryCounts,
     /// Events for the next `poll_event`.
     pub(crate) events: QpEvents,
-    /// A role hit a fatal error: the QP must enter ERR before the call returns.
+    /// True if a role hit a fatal error: the QP must enter ERR before the call returns.
     pub(crate) failed: bool,
-    /// A send failed on UC or UD: the QP must enter SQE before the call returns.
+    /// True if a send failed on UC or UD: the QP must enter SQE before the call returns.
     pub(crate) send_error: bool,
     /// True if `PATH_MIG_ERR` was raised since software armed the migration.
     pub(crate) migration_failed: bool,
-    /// Tag matching: the rendezvous to begin, true if the data of one was read, and the number
-    /// outstanding.
+    /// Tag matching: rendezvous that the requester must begin.
     pub(crate) rendezvous: Option<Rendezvous>,
+    /// True if the data of a rendezvous was read.
     pub(crate) rendezvous_read: bool,
+    /// Number of outstanding rendezvous.
     pub(crate) rendezvous_count: u32,
 }
 
@@ -487,7 +489,7 @@ reasons! {
     GhostResponse => "ghost_response",
     /// A response to a request that has completed.
     DuplicateResponse => "duplicate_response",
-    /// A response that reports a loss for which a retransmission is already under way.
+    /// A response that reports a loss for which a retransmission is already in progress.
     AwaitingRetry => "awaiting_retry",
     /// An acknowledgement with a reserved syndrome.
     ReservedSyndrome => "reserved_syndrome",

@@ -38,14 +38,14 @@ pub struct QpStatus {
     pub received: u32,
     /// Expected PSN.
     pub expected: Psn,
-    /// True during an RNR wait.
+    /// True if an RNR wait is running.
     pub waits_for_receive: bool,
     /// State of path migration.
     pub migration: MigState,
 }
 
 impl Qp {
-    /// Returns the progress of the queue pair for people.
+    /// Returns the progress of the queue pair, for display.
     pub fn status(&self) -> QpStatus {
         let (attr, requester, probe) = (self.attr(), &self.requester, self.probe());
         let unacknowledged = probe.sent.distance(probe.una);
@@ -86,37 +86,37 @@ pub struct Probe {
     pub held: u32,
     /// Incomplete send work requests.
     pub sends: u32,
-    /// True during an RNR wait.
+    /// True if an RNR wait is running.
     pub not_ready: bool,
 }
 
 impl Qp {
     /// Returns the progress of both roles, for tests.
     pub fn probe(&self) -> Probe {
-        let (sq, expected) = (&self.requester, self.responder.progress.e_psn);
+        let (requester, expected) = (&self.requester, self.responder.progress.e_psn);
         Probe {
             state: self.state(),
-            una: sq.una_psn,
-            next: sq.cursor.psn,
-            sent: sq.sent_psn,
+            una: requester.una_psn,
+            next: requester.cursor.psn,
+            sent: requester.sent_psn,
             expected,
-            held: sq.in_flight.held(),
-            sends: sq.sq.tail_index().wrapping_sub(sq.sq.head_index()),
-            not_ready: sq.retry.is_waiting(),
+            held: requester.in_flight.held(),
+            sends: requester.sq.tail_index().wrapping_sub(requester.sq.head_index()),
+            not_ready: requester.retry.is_waiting(),
         }
     }
 
-    /// Length in bytes of the last failed request, if none of its packets was acknowledged although
-    /// earlier requests were.
+    /// Returns the length in bytes of the last failed request, if none of its packets was
+    /// acknowledged although earlier requests were.
     pub fn unanswered(&self) -> Option<u32> {
         self.requester.unanswered
     }
 
-    /// Explains the last refused request of the peer. `None` if the host refused it and explains
-    /// more.
+    /// Returns an explanation of the last refused request of the peer; `None` if there is none, or
+    /// if the host explains it.
     pub fn last_refusal(&self) -> Option<String> {
         let (refusal, attr) = (self.responder.refused?, self.attr());
-        let sentence = refusal.sentence()?;
+        let sentence = refusal.explanation()?;
         Some(match refusal {
             Refusal::NotAllowed => {
                 let flags = if attr.access.is_empty() { "0".to_owned() } else { attr.access.names(" and ") };
@@ -245,7 +245,7 @@ const fn can_be_inline(op: &SendOp) -> bool {
     matches!(op, SendOp::AtomicWrite { .. }) || !op.awaits_response() && !op.is_local()
 }
 
-/// The opcode as in `enum ibv_wr_opcode`.
+/// Returns the opcode as in `enum ibv_wr_opcode`.
 const fn operation(op: &SendOp) -> &'static str {
     match op {
         SendOp::Send => "IBV_WR_SEND",

@@ -41,7 +41,7 @@ impl Requester {
         // clause: BTH-MIGRATED, UC-SILENT
         let bth = Bth { solicited: packet.solicited, mig_req: sh.mig_req(), ..Bth::new(qpn, self.cursor.psn) };
         let Some(wqe) = self.sq.get(self.cursor.wqe) else { return Step::Stop };
-        let (payload, note) = (self.sq.payload(self.cursor.wqe, wqe), self.note(sh, wqe));
+        let (payload, note) = (self.sq.payload(self.cursor.wqe, wqe), self.packet_note(sh, wqe));
         match (TxPacket { av: &av, header: Header { bth, kind }, payload, note }).put(host, tx, &packet) {
             Put::Done => {}
             Put::Full => return Step::BatchFull,
@@ -68,8 +68,8 @@ impl Requester {
         Ok(NextPacket { av: sh.path, qpn: sh.attr.dest_qpn, kind: Kind::UcRequest(request), packet })
     }
 
-    /// The message at the cursor of a UD queue. One that does not fit a packet fails with a local
-    /// length error, as on hardware; IBA §9.8.3 only requires that no packet is sent.
+    /// Returns the packet at the cursor of a UD queue. A message that does not fit a packet fails
+    /// with a local length error, as on hardware; IBA §9.8.3 only requires that no packet is sent.
     fn next_ud(&mut self, sh: &Shared) -> Result<NextPacket, WcStatus> {
         self.begin(PathMtu::Mtu4096);
         let index = self.cursor.wqe;
@@ -85,15 +85,15 @@ impl Requester {
     }
 }
 
-/// The Q_Key of a datagram: that of the request, or the QP's own if the former has its top bit set
-/// (IBA §10.2.5). QP1 always uses the well-known key.
-fn qkey_to_send(sh: &Shared, asked: Qkey) -> Qkey {
-    match asked {
+/// Returns the Q_Key to send: the requested one, or the QP's own if the requested one has its top
+/// bit set (IBA §10.2.5). QP1 always uses the well-known key.
+fn qkey_to_send(sh: &Shared, requested: Qkey) -> Qkey {
+    match requested {
         // clause: UD-QKEY-GSI
         _ if sh.config.qpn == Qpn::GSI => Qkey::GSI,
         // clause: UD-QKEY-CONTROLLED
-        asked if asked.is_controlled() => sh.attr.qkey,
-        asked => asked,
+        _ if requested.is_controlled() => sh.attr.qkey,
+        _ => requested,
     }
 }
 
@@ -114,8 +114,8 @@ pub(crate) struct Datagram<'a> {
 }
 
 impl Responder {
-    /// Handles a datagram. One without a receive, or with one that is too short, is dropped, and
-    /// the receive stays.
+    /// Handles a datagram. Drops it if there is no receive, or if the receive is too short; the
+    /// receive then stays.
     ///
     /// # Errors
     /// The datagram was dropped.
@@ -157,7 +157,7 @@ impl Responder {
     }
 }
 
-/// Reason of a dropped datagram, with the refusal if its length is wrong.
+/// Drop reason of a datagram, and the refusal if its length is wrong.
 type Lost = (DropReason, Option<Refusal>);
 
 /// Acquires a receive and returns the bytes that the datagram occupies in it.

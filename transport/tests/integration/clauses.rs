@@ -1,5 +1,5 @@
-//! Clauses of `tests/clauses.txt` that no other subject covers: a packet in, exactly these packets
-//! out.
+//! Clauses of `tests/clauses.txt` that no other file covers: each received packet causes exactly
+//! the given packets.
 
 use super::*;
 use core::num::NonZeroU64;
@@ -10,18 +10,18 @@ use roxe_transport::time::rnr_wait;
 use roxe_transport::wr::Av;
 use roxe_wire::{Aeth, AtomicAckEth, AtomicEth, Msn, NakCode, NetHeader, PathMtu, Qpn, RKey, Reth, Syndrome};
 
-/// A positive acknowledgement with this credit code.
+/// Returns a positive acknowledgement with this credit code.
 fn ack(credits: u8) -> Response {
     Response::Ack(Aeth { syndrome: Syndrome::Ack { credits }, msn: Msn::new(0) })
 }
 
-/// The syndromes of the acknowledgements and NAKs that `side` sent.
+/// Returns the syndromes of the acknowledgements and NAKs that `side` sent.
 fn syndromes(pair: &Pair, side: Peer) -> Vec<Syndrome> {
     let syndrome = |(response, _)| if let Response::Ack(aeth) = response { Some(aeth.syndrome) } else { None };
     responses(pair, side).into_iter().filter_map(syndrome).collect()
 }
 
-/// Changes one attribute of A in its present state, or on the way to `state`.
+/// Changes one attribute of A in its current state, or in the transition to `state`.
 fn set(pair: &mut Pair, state: QpState, mask: AttrMask, change: impl FnOnce(&mut QpAttr)) -> Result<(), ModifyError> {
     let end = pair.end(A);
     let mut attr = QpAttr { state, ..*end.qp.attr() };
@@ -63,20 +63,24 @@ fn packets_have_the_migrated_bit_and_receivers_ignore_it() {
 
 // clause: UC-SILENT, UC-NO-ANSWER, UD-ONE-PACKET
 #[test]
-fn unreliable_services_send_no_answers() {
+fn unreliable_services_send_no_responses() {
     for service in [Service::Uc, Service::Ud] {
         let mut p = Pair::new(Setup::of(service));
         recv(&mut p, B, 1, &[]);
         post(&mut p, A, 1, SendOp::Send, &[]);
         p.run();
-        let asked: Vec<_> = p.log.iter().map(|logged| (logged.from, logged.header.bth.ack_req)).collect();
-        assert_eq!(asked, [(A, false)], "{service:?}");
+        let ack_reqs: Vec<_> = p.log.iter().map(|logged| (logged.from, logged.header.bth.ack_req)).collect();
+        assert_eq!(ack_reqs, [(A, false)], "{service:?}");
     }
     let mut p = alone(B, Setup::of(Service::Uc));
     recv(&mut p, B, 1, &[]);
     p.inject(B, &Header { bth: bth(B, 100, true), kind: uc(Request::SendOnly(SendTail::Plain)) }, &[]);
     p.transmit(B);
-    assert_eq!((recvs(&mut p, B), p.log.len()), (each(1..=1, WcStatus::Success), 0), "each sender is acknowledged");
+    assert_eq!(
+        (recvs(&mut p, B), p.log.len()),
+        (each(1..=1, WcStatus::Success), 0),
+        "UC sends no ACK, although AckReq is set"
+    );
 }
 
 // clause: CNP-FORMAT, CNP-RECEIVED
@@ -90,7 +94,7 @@ fn cnp_does_not_affect_the_connection() {
         let timer = p.ends[0].qp.poll_timeout();
         p.inject(A, &Header { bth: Bth { becn, ..bth(A, psn, true) }, kind: Kind::Cnp }, &[]);
         p.transmit(A);
-        assert_eq!((p.ends[0].dropped.0, p.log.len()), (None, 2), "taken, and nothing said");
+        assert_eq!((p.ends[0].dropped.0, p.log.len()), (None, 2), "executed without a response");
         assert_eq!((sends(&mut p, A), p.ends[0].qp.poll_timeout()), (vec![], timer));
         assert_eq!(p.end(A).qp.take_congestion_counts().map(|counts| counts.rp_cnp_handled), Some(1));
         p.inject(A, &response(A, 101, ack(31)), &[]);
@@ -132,7 +136,7 @@ fn unacknowledged_psns_are_bounded() {
     let sent = transmit(&mut p);
     assert!((1000..1 << 23).contains(&sent) && sent < 20 << 12, "{sent} packets of {}", 20 << 12);
     p.inject(A, &response(A, 100, ack(31)), &[]);
-    assert_eq!(transmit(&mut p), sent + 1, "one is acknowledged, one more may be under way");
+    assert_eq!(transmit(&mut p), sent + 1, "one is acknowledged, one more may be in flight");
 }
 
 // clause: SEND-RD-ATOMIC-0
@@ -142,8 +146,8 @@ fn lowering_max_rd_atomic_to_zero_fails_posted_reads() {
     let (dst, src) = (blank(&mut p, A, 8), filled(&mut p, B, 8));
     assert_eq!(go_to(&mut p, A, QpState::Sqd), Ok(()));
     post(&mut p, A, 1, read_from(src), &[dst.all()]);
-    let no_depth = set(&mut p, QpState::Sqd, AttrMask::MAX_QP_RD_ATOMIC, |attr| attr.max_rd_atomic = 0);
-    assert_eq!(no_depth, Ok(()));
+    let lowered = set(&mut p, QpState::Sqd, AttrMask::MAX_QP_RD_ATOMIC, |attr| attr.max_rd_atomic = 0);
+    assert_eq!(lowered, Ok(()));
     assert_eq!(go_to(&mut p, A, QpState::Rts), Ok(()));
     p.run();
     assert_eq!((sends(&mut p, A), request_psns(&p, A)), (vec![(1, WcStatus::LocQpOpErr)], vec![]));
@@ -211,8 +215,8 @@ fn first_failing_check_determines_the_nak() {
     let (imm, bad) = (Some(imm(1)), Reth { va: 0, rkey: RKey(0), dma_len: 4 });
     let misaligned = AtomicEth { va: 1, rkey: RKey(0), ..AtomicEth::default() };
     let (all, none) = (all_access(), Access::empty());
-    // Most of them are wrong in several ways, and no receive is posted: the first check decides.
-    for (request_, payload, rights, answer) in [
+    // Most requests fail several checks, and no receive is posted: the first failing check decides.
+    for (request_, payload, rights, expected) in [
         (Request::WriteLast(imm), &[0; 3][..], none, invalid),
         (Request::WriteOnly(bad, imm), &[0; 3], none, invalid),
         (Request::WriteOnly(bad, imm), &[0; 3], all, rnr),
@@ -227,7 +231,7 @@ fn first_failing_check_determines_the_nak() {
         p.inject(B, &request(B, 100, request_), payload);
         p.transmit(B);
         let gap = Syndrome::Nak(NakCode::PsnSequence);
-        assert_eq!(syndromes(&p, B), [gap, answer], "{request_:?} with {} bytes", payload.len());
+        assert_eq!(syndromes(&p, B), [gap, expected], "{request_:?} with {} bytes", payload.len());
     }
     // A duplicate is not checked.
     let mut p = alone(B, Setup::default());
@@ -248,12 +252,12 @@ fn request_after_a_gap_has_no_effect() {
     assert_eq!((bytes(&p, B, mr), recvs(&mut p, B)), (vec![0; 8], vec![]));
     p.inject(B, &request(B, 100, Request::WriteOnly(Reth { dma_len: 0, ..reth }, None)), &[]);
     p.transmit(B);
-    assert_eq!((bytes(&p, B, mr), recvs(&mut p, B)), (vec![0; 8], vec![]), "nor is it kept for later");
+    assert_eq!((bytes(&p, B, mr), recvs(&mut p, B)), (vec![0; 8], vec![]), "the packet is not kept either");
 }
 
 // clause: RESP-REGION
 #[test]
-fn a_late_answer_to_an_atomic_is_dropped() {
+fn late_atomic_response_is_dropped() {
     let mut p = alone(A, Setup::default());
     let old = blank(&mut p, A, 8);
     post(&mut p, A, 1, add_to(old, 1), &[old.all()]);

@@ -1,4 +1,4 @@
-//! One requester: its packets are read from the log, its responses forged.
+//! A requester: the tests read its packets from the log and forge its responses.
 
 use roxe_sim::host::LEAST_CHARGE;
 use roxe_sim::setup::{QPN_A, Setup};
@@ -11,10 +11,10 @@ use roxe_wire::{
 };
 
 const ACK: Aeth = aeth(Syndrome::ACK_UNLIMITED);
-const SEQUENCE: Response = Response::Ack(aeth(Syndrome::Nak(NakCode::PsnSequence)));
+const SEQUENCE_NAK: Response = Response::Ack(aeth(Syndrome::Nak(NakCode::PsnSequence)));
 const READ: SendOp = SendOp::Read { remote_addr: 0x1000, rkey: RKey(7) };
 const ADD: SendOp = SendOp::FetchAdd { remote_addr: 0x1000, rkey: RKey(7), add: 1 };
-const STORE: SendOp = SendOp::AtomicWrite { remote_addr: 0x1000, rkey: RKey(7) };
+const ATOMIC_WRITE: SendOp = SendOp::AtomicWrite { remote_addr: 0x1000, rkey: RKey(7) };
 const GLOBAL: Feth = Feth { selectivity: Selectivity::Region, placement: Placement::GLOBAL_VISIBILITY };
 const FLUSH: SendOp = SendOp::Flush { remote_addr: 0x1000, rkey: RKey(7), length: 1 << 20, feth: GLOBAL };
 
@@ -55,7 +55,7 @@ impl Script {
         assert_eq!(self.pair.post_send(Peer::A, &req), Ok(()));
     }
 
-    /// The PSNs sent now.
+    /// Returns the PSNs sent now.
     fn psns(&mut self) -> Vec<u32> {
         self.headers().iter().map(|header| header.bth.psn.get()).collect()
     }
@@ -68,7 +68,7 @@ impl Script {
     }
 
     /// Delivers a response and returns the result.
-    fn answer(&mut self, psn: u32, response: Response, payload: &[u8]) -> Option<DropReason> {
+    fn deliver(&mut self, psn: u32, response: Response, payload: &[u8]) -> Option<DropReason> {
         let end = self.pair.end(Peer::A);
         end.dropped = (None, 0);
         let header = Header { bth: Bth::new(QPN_A, Psn::new(psn)), kind: Kind::RcResponse(response) };
@@ -77,12 +77,13 @@ impl Script {
     }
 
     /// Delivers joined READ responses with `payload`; returns true if they were accepted.
-    fn joined(&mut self, psn: u32, payload: &[u8]) -> bool {
-        self.joined_of(256, psn, payload)
+    fn deliver_joined(&mut self, psn: u32, payload: &[u8]) -> bool {
+        self.deliver_joined_of(256, psn, payload)
     }
 
-    /// As `joined`, with packets of `len` bytes.
-    fn joined_of(&mut self, len: usize, psn: u32, payload: &[u8]) -> bool {
+    /// Delivers joined READ responses with packets of `len` bytes; returns true if they were
+    /// accepted.
+    fn deliver_joined_of(&mut self, len: usize, psn: u32, payload: &[u8]) -> bool {
         let net = self.pair.net_of(1);
         let header = Header { bth: Bth::new(QPN_A, Psn::new(psn)), kind: Kind::RcResponse(Response::ReadMiddle) };
         let end = self.pair.end(Peer::A);
@@ -90,10 +91,10 @@ impl Script {
     }
 
     fn ack(&mut self, psn: u32) -> Option<DropReason> {
-        self.answer(psn, Response::Ack(ACK), &[])
+        self.deliver(psn, Response::Ack(ACK), &[])
     }
 
-    /// Completions since the last call.
+    /// Takes the completions since the last call.
     fn done(&mut self) -> Vec<(u64, WcStatus)> {
         let end = self.pair.end(Peer::A);
         end.host.sends.drain(..).map(|cqe| (cqe.wr_id, cqe.status)).collect()
@@ -143,25 +144,25 @@ fn rnr_wait_ends_when_everything_is_acked() {
     let mut s = Script::new();
     s.post(1, SendOp::Send, 0);
     assert_eq!(s.psns(), [100]);
-    assert_eq!(s.answer(100, rnr(12), &[]), None);
+    assert_eq!(s.deliver(100, rnr(12), &[]), None);
     assert_eq!(s.ack(100), None);
     assert_eq!((s.done(), s.pair.ends[0].qp.poll_timeout()), (vec![(1, OK)], None));
     s.post(2, SendOp::Send, 0);
-    assert_eq!(s.psns(), [101], "nothing is waited for");
+    assert_eq!(s.psns(), [101], "no response is awaited");
 }
 
 #[test]
-fn a_sequence_nak_goes_back_once() {
+fn sequence_nak_goes_back_once() {
     let mut s = Script::new();
     s.post(1, SendOp::Send, 256 * 4);
     assert_eq!(s.psns(), [100, 101, 102, 103]);
-    assert_eq!(s.answer(102, SEQUENCE, &[]), None);
+    assert_eq!(s.deliver(102, SEQUENCE_NAK, &[]), None);
     assert_eq!(s.reserved(), 0);
-    assert_eq!(s.answer(102, SEQUENCE, &[]), Some(DropReason::AwaitingRetry));
-    let again = s.headers();
-    assert_eq!(again[0].kind, Kind::RcRequest(Request::SendMiddle));
-    assert_eq!(again.iter().map(|h| h.bth.psn.get()).collect::<Vec<_>>(), [102, 103]);
-    assert_eq!(s.answer(102, SEQUENCE, &[]), Some(DropReason::AwaitingRetry));
+    assert_eq!(s.deliver(102, SEQUENCE_NAK, &[]), Some(DropReason::AwaitingRetry));
+    let retransmitted = s.headers();
+    assert_eq!(retransmitted[0].kind, Kind::RcRequest(Request::SendMiddle));
+    assert_eq!(retransmitted.iter().map(|h| h.bth.psn.get()).collect::<Vec<_>>(), [102, 103]);
+    assert_eq!(s.deliver(102, SEQUENCE_NAK, &[]), Some(DropReason::AwaitingRetry));
     assert_eq!(s.ack(103), None);
     assert_eq!(s.done(), [(1, OK)]);
 }
@@ -204,17 +205,17 @@ fn rnr_wait_lasts_as_requested() {
     s.post(1, SendOp::Send, 0);
     s.post(2, SendOp::Send, 0);
     assert_eq!(s.psns(), [100, 101]);
-    assert_eq!(s.answer(101, rnr(12), &[]), None);
+    assert_eq!(s.deliver(101, rnr(12), &[]), None);
     assert_eq!(s.done(), [(1, OK)]);
-    for early in [SEQUENCE, rnr(1)] {
-        assert_eq!(s.answer(101, early, &[]), Some(DropReason::AwaitingRetry));
+    for early in [SEQUENCE_NAK, rnr(1)] {
+        assert_eq!(s.deliver(101, early, &[]), Some(DropReason::AwaitingRetry));
         assert_eq!(s.psns(), []);
     }
     let waited = s.pair.end(Peer::A).qp.poll_timeout().map(|at| at.since(s.pair.now()));
     assert_eq!(waited, Some(core::time::Duration::from_micros(640)));
     s.time_out();
     assert_eq!(s.psns(), [101]);
-    assert_eq!(s.answer(101, rnr(12), &[]), None);
+    assert_eq!(s.deliver(101, rnr(12), &[]), None);
     assert_eq!(s.done(), [(2, WcStatus::RnrRetryExcErr)]);
 }
 
@@ -228,9 +229,9 @@ fn each_loss_and_refusal_is_counted_once() {
     assert_eq!(s.psns(), [100, 101]);
     s.time_out();
     assert_eq!(s.psns(), [100, 101]);
-    s.answer(100, Response::ReadOnly(ACK), &[0; 8]);
-    s.answer(101, SEQUENCE, &[]);
-    s.answer(101, rnr(1), &[]);
+    s.deliver(100, Response::ReadOnly(ACK), &[0; 8]);
+    s.deliver(101, SEQUENCE_NAK, &[]);
+    s.deliver(101, rnr(1), &[]);
     let counts = s.pair.end(Peer::A).qp.take_retry_counts();
     let expected = RetryCounts {
         packet_seq_err: 1,
@@ -251,19 +252,20 @@ fn read_responses_are_placed_and_acknowledge_earlier_requests() {
     s.post(2, READ, 600);
     s.post(3, SendOp::Send, 0);
     assert_eq!(s.psns(), [100, 101, 104]);
-    assert_eq!(s.answer(101, Response::ReadFirst(ACK), &[1; 256]), None);
+    assert_eq!(s.deliver(101, Response::ReadFirst(ACK), &[1; 256]), None);
     assert_eq!(s.done(), [(1, OK)]);
-    assert_eq!(s.answer(101, Response::ReadFirst(ACK), &[9; 256]), Some(DropReason::DuplicateResponse));
-    assert_eq!(s.answer(102, Response::ReadMiddle, &[2; 256]), None);
-    assert_eq!(s.answer(103, Response::ReadLast(ACK), &[3; 88]), None);
+    assert_eq!(s.deliver(101, Response::ReadFirst(ACK), &[9; 256]), Some(DropReason::DuplicateResponse));
+    assert_eq!(s.deliver(102, Response::ReadMiddle, &[2; 256]), None);
+    assert_eq!(s.deliver(103, Response::ReadLast(ACK), &[3; 88]), None);
     assert_eq!((s.done(), s.reserved()), (vec![(2, OK)], LEAST_CHARGE));
     assert_eq!(s.memory(600), [[1; 256].as_slice(), &[2; 256], &[3; 88]].concat());
     assert_eq!(s.ack(104), None);
     assert_eq!(s.done(), [(3, OK)]);
 }
 
-/// The result of a READ of 20 packets whose packets `from..until` arrive joined or one by one.
-fn read_in_parts(from: u32, until: u32, at_once: bool) -> (Vec<u8>, String) {
+/// Returns the result of a READ of 20 packets whose packets `from..until` arrive joined or one by
+/// one.
+fn read_in_parts(from: u32, until: u32, joined: bool) -> (Vec<u8>, String) {
     let mut s = Script::new();
     s.post(1, READ, 20 * 256);
     s.post(2, ADD, 8);
@@ -278,16 +280,16 @@ fn read_in_parts(from: u32, until: u32, at_once: bool) -> (Vec<u8>, String) {
             _ => Response::ReadMiddle,
         };
         match psn {
-            psn if at_once && psn == from => assert!(s.joined(from, part(from, until))),
-            psn if at_once && (from..until).contains(&psn) => {}
-            _ => assert_eq!(s.answer(psn, response, part(psn, psn + 1)), None),
+            psn if joined && psn == from => assert!(s.deliver_joined(from, part(from, until))),
+            psn if joined && (from..until).contains(&psn) => {}
+            _ => assert_eq!(s.deliver(psn, response, part(psn, psn + 1)), None),
         }
     }
     (s.memory(20 * 256), format!("{:?}", (s.done(), s.reserved(), s.psns())))
 }
 
 #[test]
-fn joined_read_responses_act_as_single_ones() {
+fn joined_read_responses_act_as_single_packets() {
     for (from, until) in [(101, 119), (101, 103), (105, 110), (118, 119)] {
         assert!(read_in_parts(from, until, true) == read_in_parts(from, until, false), "{from}..{until}");
     }
@@ -298,7 +300,7 @@ fn joined_read_data_that_needs_checks_has_no_effect() {
     let mut s = Script::new();
     s.post(1, READ, 256 * 200);
     assert_eq!(s.psns(), [100, 164]);
-    assert_eq!(s.answer(100, Response::ReadFirst(ACK), &[1; 256]), None);
+    assert_eq!(s.deliver(100, Response::ReadFirst(ACK), &[1; 256]), None);
     for (what, psn, len) in [
         ("a duplicate", 100, 2 * 256),
         ("after a gap", 102, 2 * 256),
@@ -306,26 +308,26 @@ fn joined_read_data_that_needs_checks_has_no_effect() {
         ("beyond a request", 101, 70 * 256),
         ("no whole packets", 101, 300),
     ] {
-        assert!(!s.joined(psn, &vec![9; len]), "{what}");
+        assert!(!s.deliver_joined(psn, &vec![9; len]), "{what}");
     }
     assert!(s.memory(256 * 200)[256..].iter().all(|byte| *byte == 0));
-    assert!(!s.joined_of(512, 101, &[9; 4 * 256]), "packets of another size");
-    assert!(s.joined(101, &[1; 62 * 256]));
-    assert_eq!(s.answer(163, Response::ReadLast(ACK), &[1; 256]), None);
+    assert!(!s.deliver_joined_of(512, 101, &[9; 4 * 256]), "packets of another size");
+    assert!(s.deliver_joined(101, &[1; 62 * 256]));
+    assert_eq!(s.deliver(163, Response::ReadLast(ACK), &[1; 256]), None);
     assert_eq!(s.psns(), [228]);
     // A retry will request them again.
     s.time_out();
-    assert!(!s.joined(164, &[9; 2 * 256]));
+    assert!(!s.deliver_joined(164, &[9; 2 * 256]));
     let mr = s.mr;
     s.pair.end(Peer::A).host.memory.deregister(mr);
     assert_eq!(s.psns(), [164]);
-    assert!(!s.joined(164, &[9; 2 * 256]), "unmapped memory");
+    assert!(!s.deliver_joined(164, &[9; 2 * 256]), "unmapped memory");
     assert_eq!(s.state(), QpState::Rts);
     let mut s = Script::new();
     s.post(1, ADD, 8);
     s.post(2, SendOp::Send, 1024);
     assert_eq!(s.psns(), [100, 101, 102, 103, 104]);
-    assert!(!s.joined(100, &[9; 2 * 256]), "nothing was to be read");
+    assert!(!s.deliver_joined(100, &[9; 2 * 256]), "an atomic has no READ response");
 }
 
 #[test]
@@ -340,27 +342,27 @@ fn long_reads_are_several_requests_within_the_depth() {
             _ => Response::ReadMiddle,
         };
         assert_eq!(s.psns(), []);
-        assert_eq!(s.answer(100 + i, response, &[7; 256]), None);
+        assert_eq!(s.deliver(100 + i, response, &[7; 256]), None);
     }
     assert_eq!(s.psns(), [228]);
     s.time_out();
-    assert_eq!((s.psns(), s.reserved()), (vec![164], LEAST_CHARGE), "less at a time after a loss");
-    assert_eq!(s.answer(164, Response::ReadFirst(ACK), &[7; 256]), None);
+    assert_eq!((s.psns(), s.reserved()), (vec![164], LEAST_CHARGE), "fewer READs at a time after a loss");
+    assert_eq!(s.deliver(164, Response::ReadFirst(ACK), &[7; 256]), None);
     assert_eq!((s.psns(), s.reserved()), (vec![228], 2 * LEAST_CHARGE));
 }
 
 #[test]
-fn reads_wait_for_room_in_our_own_socket() {
+fn reads_wait_for_room_in_the_local_socket() {
     let mut s = Script::with(Setup { path_mtu: PathMtu::Mtu4096, max_rd_atomic: 16, ..Setup::default() });
     s.post(1, READ, 1 << 20);
     assert_eq!(s.psns(), [100, 132]);
-    assert_eq!(s.answer(100, Response::ReadFirst(ACK), &[7; 4096]), None);
+    assert_eq!(s.deliver(100, Response::ReadFirst(ACK), &[7; 4096]), None);
     assert_eq!(s.psns(), []);
     for psn in 101..131 {
-        assert_eq!(s.answer(psn, Response::ReadMiddle, &[7; 4096]), None);
+        assert_eq!(s.deliver(psn, Response::ReadMiddle, &[7; 4096]), None);
     }
     assert_eq!(s.psns(), []);
-    assert_eq!(s.answer(131, Response::ReadLast(ACK), &[7; 4096]), None);
+    assert_eq!(s.deliver(131, Response::ReadLast(ACK), &[7; 4096]), None);
     assert_eq!(s.psns(), [164]);
     s.time_out();
     assert_eq!(s.psns(), [132, 164]);
@@ -373,12 +375,12 @@ fn fence_and_depth_delay_requests() {
     (1..=3).for_each(|id| s.post(id, ADD, 8));
     s.post_on(4, SendOp::Send, SendFlags::FENCE, s.mr.sge(0, 0));
     assert_eq!(s.psns(), [100, 101]);
-    let answer = Response::AtomicAck(ACK, AtomicAckEth(0));
-    assert_eq!(s.answer(100, answer, &[]), None);
+    let response = Response::AtomicAck(ACK, AtomicAckEth(0));
+    assert_eq!(s.deliver(100, response, &[]), None);
     assert_eq!(s.psns(), [102]);
-    assert_eq!(s.answer(101, answer, &[]), None);
+    assert_eq!(s.deliver(101, response, &[]), None);
     assert_eq!(s.psns(), []);
-    assert_eq!(s.answer(102, answer, &[]), None);
+    assert_eq!(s.deliver(102, response, &[]), None);
     assert_eq!(s.psns(), [103]);
 }
 
@@ -387,20 +389,20 @@ fn fence_and_depth_delay_requests() {
 fn atomic_write_and_flush_await_their_response() {
     let mut s = Script::new();
     s.post(1, SendOp::Write { remote_addr: 0x1000, rkey: RKey(7) }, 10);
-    s.post(2, STORE, 8);
+    s.post(2, ATOMIC_WRITE, 8);
     s.post(3, FLUSH, 0);
     s.post(4, READ, 8);
     assert_eq!(s.psns(), [100, 101, 102], "two at a time");
-    assert_eq!(s.answer(101, Response::ReadOnly(ACK), &[]), None);
+    assert_eq!(s.deliver(101, Response::ReadOnly(ACK), &[]), None);
     assert_eq!((s.done(), s.psns()), (vec![(1, OK), (2, OK)], vec![103]));
     // A response to a later request implies that this one was lost, and so does an acknowledgement
     // of it.
     assert_eq!(s.ack(102), None);
     assert_eq!((s.done(), s.psns()), (vec![], vec![102, 103]));
-    assert_eq!(s.answer(102, Response::ReadOnly(ACK), &[]), None);
-    let flushed = s.pair.end(Peer::A).host.sends.pop_front().expect("it is complete");
+    assert_eq!(s.deliver(102, Response::ReadOnly(ACK), &[]), None);
+    let flushed = s.pair.end(Peer::A).host.sends.pop_front().expect("the request is complete");
     assert_eq!((flushed.wr_id, flushed.opcode, flushed.byte_len), (3, WcOpcode::Flush, 0));
-    assert_eq!(s.answer(103, Response::ReadOnly(ACK), &[9; 8]), None);
+    assert_eq!(s.deliver(103, Response::ReadOnly(ACK), &[9; 8]), None);
     assert_eq!((s.done(), s.reserved()), (vec![(4, OK)], 0));
 }
 
@@ -417,9 +419,9 @@ fn impossible_responses_are_fatal() {
         (READ, 300, Response::ReadOnly(ACK), &[0; 256]),
         (READ, 300, Response::ReadFirst(ACK), &[0; 252]),
         (READ, 8, Response::ReadOnly(nak), &[0; 8]),
-        (STORE, 8, Response::AtomicAck(ACK, AtomicAckEth(0)), &[]),
-        (STORE, 8, Response::ReadOnly(ACK), &[0; 8]),
-        (STORE, 8, Response::ReadOnly(nak), &[]),
+        (ATOMIC_WRITE, 8, Response::AtomicAck(ACK, AtomicAckEth(0)), &[]),
+        (ATOMIC_WRITE, 8, Response::ReadOnly(ACK), &[0; 8]),
+        (ATOMIC_WRITE, 8, Response::ReadOnly(nak), &[]),
         (FLUSH, 0, Response::AtomicAck(ACK, AtomicAckEth(0)), &[]),
         (FLUSH, 0, Response::ReadOnly(ACK), &[0; 4]),
         (FLUSH, 0, Response::ReadFirst(ACK), &[0; 256]),
@@ -429,7 +431,7 @@ fn impossible_responses_are_fatal() {
         s.post(1, op, len);
         s.post(2, SendOp::Send, 0);
         assert!(!s.psns().is_empty());
-        assert_eq!(s.answer(100, response, payload), None);
+        assert_eq!(s.deliver(100, response, payload), None);
         assert_eq!(s.done(), [(1, WcStatus::BadRespErr), (2, WcStatus::WrFlushErr)], "{response:?}");
         assert_eq!(s.reserved(), 0);
     }
@@ -442,7 +444,7 @@ fn read_into_read_only_memory_fails() {
     let constant = s.pair.end(Peer::A).host.memory.register(64, Access::empty());
     s.post_on(1, READ, SendFlags::empty(), constant.all());
     assert_eq!(s.psns(), [100]);
-    assert_eq!(s.answer(100, Response::ReadOnly(ACK), &[0; 64]), None);
+    assert_eq!(s.deliver(100, Response::ReadOnly(ACK), &[0; 64]), None);
     assert_eq!(s.done(), [(1, WcStatus::LocProtErr)]);
     assert_eq!(s.state(), QpState::Err);
 }

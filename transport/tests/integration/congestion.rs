@@ -13,9 +13,10 @@ use roxe_transport::time::Instant;
 use roxe_wire::{Aeth, Gid, Kind, Msn, NetHeader, PathMtu, Syndrome, icrc};
 
 const MTU: u32 = 1024;
-/// A burst, and the pause after it at 100 Mbit/s: 31 · 1088 · 8 / 100 MHz = 2698.24 us, but for the
-/// 32 us that [`slow_down`] takes and in which nothing was sent.
+/// Packets of a burst.
 const BURST: usize = 31;
+/// Pause after the first burst at 100 Mbit/s: 31 · 1088 · 8 bits take 2698.24 us, less the 32 us of
+/// [`slow_down`], in which nothing was sent.
 const BURST_TIME: Duration = Duration::from_nanos(2_666_240);
 
 /// ECN codes (RFC 3168 §5).
@@ -23,16 +24,16 @@ const ECT_1: u8 = 0b01;
 const ECT_0: u8 = 0b10;
 const CE: u8 = 0b11;
 
-fn limited(service: Service) -> Setup {
+fn with_line_rate(service: Service) -> Setup {
     Setup { path_mtu: PathMtu::Mtu1024, line_rate: NonZeroU64::new(10_000_000_000), ..Setup::of(service) }
 }
 
-/// The network header of a packet to `to`, with this ECN code.
+/// Returns the network header of a packet to `to`, with this ECN code.
 fn net(to: Peer, ecn: u8) -> NetHeader {
     NetHeader { traffic_class: 0x60 | ecn, ..net_header(&av(to.other())) }
 }
 
-/// An empty SEND to B, by its service.
+/// Returns an empty SEND of `service` to B.
 fn send_to_b(service: Service, psn: u32) -> Header {
     match service {
         Service::Rc => request(B, psn, SEND_ONLY),
@@ -40,7 +41,7 @@ fn send_to_b(service: Service, psn: u32) -> Header {
     }
 }
 
-/// The packets that `side` sends now: network header, headers and bytes.
+/// Returns the packets that `side` sends now: network header, headers and bytes.
 fn emitted(pair: &mut Pair, side: Peer) -> Vec<(NetHeader, Header, Vec<u8>)> {
     let mut batch = Batch::default();
     let world = &mut **pair;
@@ -50,7 +51,7 @@ fn emitted(pair: &mut Pair, side: Peer) -> Vec<(NetHeader, Header, Vec<u8>)> {
     batch.drain().map(|(net, _, bytes)| (net, header(&bytes), bytes)).collect()
 }
 
-/// CNPs among them.
+/// Returns the number of CNPs that `side` sends now.
 fn cnps(pair: &mut Pair, side: Peer) -> usize {
     emitted(pair, side).iter().filter(|(_, header, _)| header.kind == Kind::Cnp).count()
 }
@@ -64,14 +65,14 @@ fn cnp(to: Peer) -> Header {
 }
 
 /// Delivers a CNP to `to` and returns the result.
-fn notify(pair: &mut Pair, to: Peer, net: &NetHeader) -> Option<DropReason> {
+fn deliver_cnp(pair: &mut Pair, to: Peer, net: &NetHeader) -> Option<DropReason> {
     pair.end(to).dropped = (None, 0);
     pair.inject_from(to, net, &cnp(to), &[]);
     pair.end(to).dropped.0
 }
 
 /// Moves the clock of both ends.
-fn wait(pair: &mut Pair, time: Duration) {
+fn advance(pair: &mut Pair, time: Duration) {
     let now = pair.now().after(time);
     pair.ends.iter_mut().for_each(|end| end.host.clock = now);
 }
@@ -79,8 +80,8 @@ fn wait(pair: &mut Pair, time: Duration) {
 /// Reduces the rate of `side` to the minimum, 100 Mbit/s: seven cuts, 4 us apart.
 fn slow_down(pair: &mut Pair, side: Peer) {
     for _ in 0..=7 {
-        assert_eq!(notify(pair, side, &net(side, ECT_0)), None);
-        wait(pair, Duration::from_micros(4));
+        assert_eq!(deliver_cnp(pair, side, &net(side, ECT_0)), None);
+        advance(pair, Duration::from_micros(4));
     }
 }
 
@@ -93,39 +94,38 @@ const fn us(n: u64) -> Duration {
 fn marks_cause_at_most_one_cnp_per_50_us() {
     for service in [Service::Rc, Service::Uc] {
         let mut p = alone(B, Setup::of(service));
-        // Marks at 0, 49.999 and 50 us after the first; the CNP of the first does not wait for
-        // anything.
+        // Marks at 0, 49.999 and 50 us after the first. The CNP of the first mark is sent at once.
         let steps = [(Duration::ZERO, 1), (Duration::from_nanos(49_999), 0), (Duration::from_nanos(1), 1)];
         for (psn, (later, expected)) in (100..).zip(steps) {
-            wait(&mut p, later);
+            advance(&mut p, later);
             p.inject_from(B, &net(B, CE), &send_to_b(service, psn), &[]);
             assert_eq!(cnps(&mut p, B), expected, "{service:?} {psn}");
         }
         let expected =
             CongestionCounts { np_ecn_marked_roce_packets: 3, np_cnp_sent: 2, ..CongestionCounts::default() };
         assert_eq!(counts(&mut p, B), Some(expected));
-        assert_eq!(counts(&mut p, B), None, "they are taken");
+        assert_eq!(counts(&mut p, B), None, "the first call took the counts");
         assert_eq!(p.end(B).qp.poll_timeout(), None, "the interval needs no timer");
     }
 }
 
 // clause: CNP-WHEN
 #[test]
-fn only_marked_data_of_the_connected_peer_is_answered() {
+fn only_marked_data_of_the_peer_causes_cnps() {
     for ecn in [0, ECT_0, ECT_1] {
         let mut p = alone(B, Setup::default());
         p.inject_from(B, &net(B, ecn), &send_to_b(Service::Rc, 100), &[]);
         assert_eq!((cnps(&mut p, B), counts(&mut p, B)), (0, None), "{ecn:02b}");
     }
-    let stranger = NetHeader { src: Gid::from(core::net::Ipv4Addr::new(10, 0, 0, 9)), ..net(B, CE) };
-    let elsewhere = NetHeader { dst: stranger.src, ..net(B, CE) };
-    let foreign = Header { bth: Bth { pkey: Pkey(0x1234), ..bth(B, 100, true) }, kind: Kind::RcRequest(SEND_ONLY) };
+    let other_src = NetHeader { src: Gid::from(core::net::Ipv4Addr::new(10, 0, 0, 9)), ..net(B, CE) };
+    let other_dst = NetHeader { dst: other_src.src, ..net(B, CE) };
+    let other_pkey = Header { bth: Bth { pkey: Pkey(0x1234), ..bth(B, 100, true) }, kind: Kind::RcRequest(SEND_ONLY) };
     let ack = Response::Ack(Aeth { syndrome: Syndrome::ACK_UNLIMITED, msn: Msn::new(0) });
     let other_service = send_to_b(Service::Uc, 100);
     let cases = [
-        (stranger, send_to_b(Service::Rc, 100)),
-        (elsewhere, send_to_b(Service::Rc, 100)),
-        (net(B, CE), foreign),
+        (other_src, send_to_b(Service::Rc, 100)),
+        (other_dst, send_to_b(Service::Rc, 100)),
+        (net(B, CE), other_pkey),
         (net(B, CE), response(B, 900, ack)),
         (net(B, CE), cnp(B)),
         (net(B, CE), other_service),
@@ -139,18 +139,18 @@ fn only_marked_data_of_the_connected_peer_is_answered() {
 
 // clause: CNP-WHEN
 #[test]
-fn datagrams_are_not_answered() {
-    let mut p = alone(B, limited(Service::Ud));
+fn marked_datagrams_cause_no_cnp() {
+    let mut p = alone(B, with_line_rate(Service::Ud));
     let deth = roxe_wire::Deth { qkey: QKEY, src_qpn: qpn(A) };
     let datagram = Header { bth: bth(B, 100, false), kind: Kind::Ud { deth, imm: None } };
     p.inject_from(B, &net(B, CE), &datagram, &[]);
     assert_eq!((cnps(&mut p, B), counts(&mut p, B)), (0, None));
-    assert_eq!(notify(&mut p, B, &net(B, 0)), Some(DropReason::WrongService));
+    assert_eq!(deliver_cnp(&mut p, B, &net(B, 0)), Some(DropReason::WrongService));
 }
 
 // clause: CNP-WHEN
 #[test]
-fn marked_read_data_is_answered_by_the_reader() {
+fn marked_read_data_makes_the_requester_send_cnps() {
     let mut p = Pair::new(Setup::default());
     let (from, to) = (filled(&mut p, B, 512), blank(&mut p, A, 512));
     post(&mut p, A, 1, read_from(from), &[to.all()]);
@@ -172,7 +172,7 @@ fn cnp_is_sent_in_rtr_but_not_in_err() {
     assert_eq!(emitted(&mut p, B), []);
 }
 
-/// The checks of the simulation once took such a CNP for one sent in the error state.
+/// Regression: the checks of the simulation counted such a CNP as sent in the error state.
 // clause: CNP-WHEN
 #[test]
 fn cnp_of_a_refused_request_leaves_with_the_nak() {
@@ -198,17 +198,17 @@ fn cnp_waits_for_the_next_batch() {
     assert_eq!((cnps(&mut p, B), cnps(&mut p, B)), (1, 0));
 }
 
-/// The CNP of a real card (ConnectX-4 Lx, from the captures of scapy) for the same addresses and
-/// queue pair: ours is the same from the first byte of the BTH to the last of the ICRC, given its
-/// UDP port and identification.
+/// Compares our CNP with that of a real card (ConnectX-4 Lx, from the captures of scapy) for the
+/// same addresses and queue pair. With the card's UDP source port and IP identification, ours is
+/// equal from the first byte of the BTH to the last of the ICRC.
 // clause: CNP-SENT
 #[test]
-fn cnp_bytes_equal_hardwares() {
+fn cnp_bytes_equal_those_of_hardware() {
     const TRAFFIC_CLASS: u8 = 0xc2;
-    let golden = "8100ffff40000118000000000000000000000000000000000000000082fd002a";
+    let hardware = "8100ffff40000118000000000000000000000000000000000000000082fd002a";
     let address = |net| Gid::from(core::net::Ipv4Addr::new(10, 0, net, 1));
     let (us, peer) = (address(17), address(18));
-    let setup = limited(Service::Rc);
+    let setup = with_line_rate(Service::Rc);
     let mut p = Pair::idle(setup, Rng::new(1));
     let end = p.end(B);
     for state in [QpState::Init, QpState::Rtr] {
@@ -223,7 +223,7 @@ fn cnp_bytes_equal_hardwares() {
     assert_eq!((net.src, net.dst, net.traffic_class), (us, peer, TRAFFIC_CLASS));
     icrc::seal(&NetHeader { src_port: 0, ident: 0x718c, hop_limit: 64, ..net }, &mut bytes);
     let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    assert_eq!(text, golden);
+    assert_eq!(text, hardware);
 }
 
 // clause: ECN-CAPABLE
@@ -251,13 +251,14 @@ fn packets_are_ecn_capable_with_a_line_rate() {
     assert_eq!(classes(None, Service::Rc), (0x69, vec![0xc1, 0x69, 0x69]), "off: the traffic class of the program");
 }
 
-/// The rate is 100 Mbit/s: 31 packets leave, and the next 31 when these have had their time. The
-/// last of each burst requests an acknowledgement, so that no request waits for one across a pause.
+/// At 100 Mbit/s 31 packets leave, and the next 31 after the time that the first take at this rate.
+/// The last packet of each burst requests an acknowledgement, so that no request waits for one
+/// across a pause.
 // clause: DCQCN-PACING
 #[test]
-fn a_limited_requester_sends_burst_by_burst() {
+fn limited_requester_sends_burst_by_burst() {
     for service in [Service::Rc, Service::Uc] {
-        let mut p = alone(A, limited(service));
+        let mut p = alone(A, with_line_rate(service));
         let mr = filled(&mut p, A, 80 * MTU);
         slow_down(&mut p, A);
         let start = p.now();
@@ -267,24 +268,24 @@ fn a_limited_requester_sends_burst_by_burst() {
         assert_eq!(first.last().map(|(_, header, _)| header.bth.ack_req), Some(service == Service::Rc));
         assert_eq!(p.end(A).qp.poll_timeout(), Some(start.after(BURST_TIME)));
         assert!(!p.end(A).qp.has_work());
-        wait(&mut p, BURST_TIME - Duration::from_nanos(1));
+        advance(&mut p, BURST_TIME - Duration::from_nanos(1));
         let end = p.end(A);
         end.qp.handle_timeout(&mut end.host);
         assert_eq!(emitted(&mut p, A), [], "{service:?}: a pause is not cut short");
-        wait(&mut p, Duration::from_nanos(1));
+        advance(&mut p, Duration::from_nanos(1));
         let end = p.end(A);
         end.qp.handle_timeout(&mut end.host);
-        // Meanwhile the rate has been raised; the size of a burst is the same.
+        // The rate has been raised in the meantime; the size of a burst is the same.
         assert_eq!(emitted(&mut p, A).len(), BURST, "{service:?}");
     }
 }
 
-/// Everything arrives, in the time that the rates allow: 1 MiB are 1024 packets of 1088 bytes. At
-/// 100 Mbit/s they would take 89 ms, at the line less than 1 ms; with the rate half way back to 10
+/// All data arrives in the time that the rates allow: 1 MiB is 1024 packets of 1088 bytes. At 100
+/// Mbit/s they would take 89 ms, at the line rate less than 1 ms; with the rate half way back to 10
 /// Gbit/s after 1.5 ms they take about 4 ms.
 #[test]
 fn limited_transfer_completes_and_leaves_no_timer() {
-    let mut p = Pair::new(limited(Service::Rc));
+    let mut p = Pair::new(with_line_rate(Service::Rc));
     let (from, to) = (filled(&mut p, A, 1 << 20), blank(&mut p, B, 1 << 20));
     slow_down(&mut p, A);
     post(&mut p, A, 1, write_to(to), &[from.all()]);
@@ -295,26 +296,26 @@ fn limited_transfer_completes_and_leaves_no_timer() {
     p.assert_settled();
 }
 
-/// One CNP: 4 us later half of 10 Gbit/s is left, and a full line after ten raises of 1.5 ms.
-/// Recovery needs no timer.
+/// One CNP: 4 us later the rate is half of 10 Gbit/s, and it is the line rate after ten raises of
+/// 1.5 ms. Recovery needs no timer.
 #[test]
-fn an_idle_queue_pair_recovers_without_a_timer() {
-    let mut p = alone(A, limited(Service::Rc));
+fn idle_queue_pair_recovers_without_a_timer() {
+    let mut p = alone(A, with_line_rate(Service::Rc));
     let mr = filled(&mut p, A, 64 * MTU);
-    assert_eq!(notify(&mut p, A, &net(A, ECT_0)), None);
+    assert_eq!(deliver_cnp(&mut p, A, &net(A, ECT_0)), None);
     assert_eq!(p.end(A).qp.poll_timeout(), None);
-    wait(&mut p, us(4 + 10 * 1500));
+    advance(&mut p, us(4 + 10 * 1500));
     post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
-    assert_eq!(emitted(&mut p, A).len(), 64, "the line is free");
+    assert_eq!(emitted(&mut p, A).len(), 64, "no pause at the line rate");
     let expected = CongestionCounts { rp_cnp_handled: 1, ..CongestionCounts::default() };
     assert_eq!(counts(&mut p, A), Some(expected));
 }
 
 #[test]
 fn burst_is_bounded_before_the_first_cut() {
-    let mut p = alone(A, limited(Service::Rc));
+    let mut p = alone(A, with_line_rate(Service::Rc));
     let mr = filled(&mut p, A, 64 * MTU);
-    assert_eq!(notify(&mut p, A, &net(A, ECT_0)), None);
+    assert_eq!(deliver_cnp(&mut p, A, &net(A, ECT_0)), None);
     post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
     assert_eq!(emitted(&mut p, A).len(), BURST);
     // At the full 10 Gbit/s a packet takes 870.4 ns, rounded up.
@@ -323,18 +324,18 @@ fn burst_is_bounded_before_the_first_cut() {
 
 // clause: CNP-RECEIVED
 #[test]
-fn notifications_of_strangers_change_nothing() {
-    let stranger = NetHeader { src: Gid::from(core::net::Ipv4Addr::new(10, 0, 0, 9)), ..net(A, 0) };
-    let elsewhere = NetHeader { dst: stranger.src, ..net(A, 0) };
-    let mut p = alone(A, limited(Service::Rc));
+fn cnps_of_other_hosts_are_ignored() {
+    let other_src = NetHeader { src: Gid::from(core::net::Ipv4Addr::new(10, 0, 0, 9)), ..net(A, 0) };
+    let other_dst = NetHeader { dst: other_src.src, ..net(A, 0) };
+    let mut p = alone(A, with_line_rate(Service::Rc));
     let mr = filled(&mut p, A, 64 * MTU);
-    for net in [stranger, elsewhere] {
-        assert_eq!(notify(&mut p, A, &net), Some(DropReason::Address));
+    for net in [other_src, other_dst] {
+        assert_eq!(deliver_cnp(&mut p, A, &net), Some(DropReason::Address));
     }
-    let foreign = Header { bth: Bth { pkey: Pkey(0x1234), ..cnp(A).bth }, kind: Kind::Cnp };
-    p.inject_from(A, &net(A, 0), &foreign, &[]);
+    let other_pkey = Header { bth: Bth { pkey: Pkey(0x1234), ..cnp(A).bth }, kind: Kind::Cnp };
+    p.inject_from(A, &net(A, 0), &other_pkey, &[]);
     assert_eq!(p.end(A).dropped.0, Some(DropReason::Pkey));
-    wait(&mut p, us(10));
+    advance(&mut p, us(10));
     post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
     assert_eq!((emitted(&mut p, A).len(), counts(&mut p, A)), (64, None));
 }
@@ -342,48 +343,48 @@ fn notifications_of_strangers_change_nothing() {
 // clause: DCQCN-OFF
 #[test]
 fn cnps_without_line_rate_are_ignored_and_counted() {
-    let mut p = alone(A, Setup { line_rate: None, ..limited(Service::Rc) });
+    let mut p = alone(A, Setup { line_rate: None, ..with_line_rate(Service::Rc) });
     let mr = filled(&mut p, A, 64 * MTU);
-    assert_eq!(notify(&mut p, A, &net(A, 0)), Some(DropReason::CongestionNotice));
+    assert_eq!(deliver_cnp(&mut p, A, &net(A, 0)), Some(DropReason::CongestionNotice));
     assert_eq!(DropReason::CongestionNotice.name(), "rp_cnp_ignored");
-    wait(&mut p, us(10));
+    advance(&mut p, us(10));
     post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
     assert_eq!((emitted(&mut p, A).len(), counts(&mut p, A)), (64, None));
 }
 
 // clause: CNP-RECEIVED
 #[test]
-fn a_notification_in_a_state_that_cannot_send_is_dropped() {
+fn cnp_in_a_state_that_cannot_send_is_dropped() {
     for state in [QpState::Init, QpState::Rtr] {
-        let mut p = Pair::idle(limited(Service::Rc), Rng::new(1));
+        let mut p = Pair::idle(with_line_rate(Service::Rc), Rng::new(1));
         p.bring_to(A, state);
-        assert_eq!(notify(&mut p, A, &net(A, 0)), Some(DropReason::BadState), "{state:?}");
+        assert_eq!(deliver_cnp(&mut p, A, &net(A, 0)), Some(DropReason::BadState), "{state:?}");
     }
 }
 
-/// With a notification every microsecond the minimum rate stays, 100 Mbit/s. In 20 ms they carry
-/// 229 packets, and one more burst is under way.
+/// With a CNP every microsecond the rate stays at its minimum, 100 Mbit/s. In 20 ms this carries
+/// 229 packets, and one more burst is in progress.
 // clause: DCQCN-LEAST
 #[test]
-fn a_flood_of_notifications_does_not_starve() {
-    let mut p = alone(A, limited(Service::Uc));
+fn cnp_flood_leaves_the_minimum_rate() {
+    let mut p = alone(A, with_line_rate(Service::Uc));
     let mr = filled(&mut p, A, 1000 * MTU);
     slow_down(&mut p, A);
     post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
     let mut sent = 0;
     for _ in 0..20_000 {
-        assert_eq!(notify(&mut p, A, &net(A, 0)), None);
+        assert_eq!(deliver_cnp(&mut p, A, &net(A, 0)), None);
         let end = p.end(A);
         end.qp.handle_timeout(&mut end.host);
         sent += emitted(&mut p, A).len();
-        wait(&mut p, us(1));
+        advance(&mut p, us(1));
     }
-    assert_eq!(sent, 8 * BURST, "floor(20 ms / 2.698 ms) pauses, and the burst after each");
+    assert_eq!(sent, 8 * BURST, "a burst before and after each of the 7 pauses of 2.698 ms");
 }
 
 #[test]
-fn a_reset_forgets_rate_and_pause() {
-    let mut p = alone(A, limited(Service::Rc));
+fn reset_forgets_rate_and_pause() {
+    let mut p = alone(A, with_line_rate(Service::Rc));
     let mr = filled(&mut p, A, 64 * MTU);
     slow_down(&mut p, A);
     post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
@@ -397,7 +398,7 @@ fn a_reset_forgets_rate_and_pause() {
 
 #[test]
 fn error_state_has_no_timer() {
-    let mut p = alone(A, limited(Service::Rc));
+    let mut p = alone(A, with_line_rate(Service::Rc));
     let mr = filled(&mut p, A, 64 * MTU);
     slow_down(&mut p, A);
     post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
@@ -407,24 +408,24 @@ fn error_state_has_no_timer() {
     assert_eq!(sends(&mut p, A), [(1, WcStatus::WrFlushErr)]);
 }
 
-/// Retransmissions are paced too: 20 packets, a NAK for the first, then 11 are left of the burst.
+/// 20 packets leave and the first is NAKed. The burst of 31 packets then allows 11 retransmissions.
 // clause: DCQCN-PACING
 #[test]
 fn retransmissions_are_paced_too() {
-    let mut p = alone(A, limited(Service::Rc));
+    let mut p = alone(A, with_line_rate(Service::Rc));
     let mr = filled(&mut p, A, 20 * MTU);
     slow_down(&mut p, A);
     post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
     assert_eq!(emitted(&mut p, A).len(), 20);
     let nak = Aeth { syndrome: Syndrome::Nak(roxe_wire::NakCode::PsnSequence), msn: Msn::new(0) };
     p.inject_from(A, &net(A, 0), &response(A, 100, Response::Ack(nak)), &[]);
-    let again = emitted(&mut p, A);
-    assert_eq!((again.len(), again[0].1.bth.psn), (11, Psn::new(100)));
+    let retransmitted = emitted(&mut p, A);
+    assert_eq!((retransmitted.len(), retransmitted[0].1.bth.psn), (11, Psn::new(100)));
 }
 
 #[test]
-fn a_pause_ends_when_everything_is_acknowledged() {
-    let mut p = alone(A, limited(Service::Rc));
+fn pause_ends_when_everything_is_acknowledged() {
+    let mut p = alone(A, with_line_rate(Service::Rc));
     let mr = filled(&mut p, A, 20 * MTU);
     slow_down(&mut p, A);
     post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
@@ -438,12 +439,12 @@ fn a_pause_ends_when_everything_is_acknowledged() {
     assert_eq!(p.end(A).qp.poll_timeout(), None);
 }
 
-/// The response to a READ is paced like a request; acknowledgements are not, unless they have to
-/// wait for it anyway.
+/// READ responses are paced like requests. Acknowledgements are not paced, unless they follow a
+/// READ response.
 // clause: DCQCN-PACING
 #[test]
 fn dcqcn_paces_read_responses_and_not_acks() {
-    let mut p = alone(B, limited(Service::Rc));
+    let mut p = alone(B, with_line_rate(Service::Rc));
     let mr = filled(&mut p, B, 64 * MTU);
     slow_down(&mut p, B);
     let start = p.now();
@@ -452,7 +453,7 @@ fn dcqcn_paces_read_responses_and_not_acks() {
     assert_eq!(emitted(&mut p, B).len(), BURST);
     assert_eq!(p.end(B).qp.poll_timeout(), Some(start.after(BURST_TIME)));
     assert!(!p.end(B).qp.has_work() && !p.end(B).qp.is_quiescent());
-    wait(&mut p, BURST_TIME);
+    advance(&mut p, BURST_TIME);
     let end = p.end(B);
     end.qp.handle_timeout(&mut end.host);
     assert_eq!(emitted(&mut p, B).len(), 9);
@@ -466,7 +467,7 @@ fn dcqcn_paces_read_responses_and_not_acks() {
 
 #[test]
 fn deadline_is_the_earliest_of_all_timers() {
-    let mut p = alone(A, Setup { timeout: 1, ..limited(Service::Rc) });
+    let mut p = alone(A, Setup { timeout: 1, ..with_line_rate(Service::Rc) });
     let mr = filled(&mut p, A, 64 * MTU);
     slow_down(&mut p, A);
     let start = p.now();
@@ -474,15 +475,15 @@ fn deadline_is_the_earliest_of_all_timers() {
     assert_eq!(emitted(&mut p, A).len(), BURST);
     let pause = start.after(BURST_TIME);
     assert_eq!(p.end(A).qp.poll_timeout(), Some(pause));
-    wait(&mut p, BURST_TIME);
+    advance(&mut p, BURST_TIME);
     let end = p.end(A);
     end.qp.handle_timeout(&mut end.host);
     // The pause is over, the wait for an acknowledgement (4.194304 ms at least) is not.
     assert_eq!(p.end(A).qp.poll_timeout(), Some(Instant(start.0 + (4096 << 10))));
 }
 
-/// The effect of 32 MiB on a link of 10 Gbit/s with a window of 1 MiB and a line rate of 40 Gbit/s:
-/// the longest queue after the start (from the 10th millisecond on), and the total time.
+/// Sends 32 MiB over a link of 10 Gbit/s with a window of 1 MiB and a line rate of 40 Gbit/s.
+/// Returns the longest queue after the start (from the 10th millisecond on) and the total time.
 fn queue_of(line_rate: Option<NonZeroU64>) -> (u64, Duration) {
     let (path_mtu, flow_limit) = (PathMtu::Mtu4096, Some(1 << 20));
     let mut p = Pair::new(Setup { path_mtu, line_rate, flow_limit, log: false, ..Setup::default() });
@@ -499,9 +500,9 @@ fn queue_of(line_rate: Option<NonZeroU64>) -> (u64, Duration) {
     (p.wire.topology.up(0).tally.longest, p.elapsed())
 }
 
-/// The complete loop of switch, receiver and sender. Without it the queue is as long as the window;
-/// with it the queue stays below a quarter of that, and the link is still busy (32 MiB take it 27
-/// ms).
+/// Tests the complete loop of switch, receiver and sender. Without DCQCN the queue is as long as
+/// the window; with it the queue stays below a quarter of that, and the link is still busy (32 MiB
+/// take it 27 ms).
 #[test]
 fn dcqcn_keeps_the_queue_of_a_slow_link_short() {
     let (without, took) = queue_of(None);

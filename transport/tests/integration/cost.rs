@@ -7,8 +7,8 @@ use roxe_wire::PathMtu;
 
 const MESSAGES: u64 = 20;
 
-/// One line: `MESSAGES` messages of `len` bytes, one after the other, while `loss` percent of all
-/// packets are lost.
+/// Returns one line: `MESSAGES` messages of `len` bytes, one after the other, while `loss` percent
+/// of all packets are lost.
 fn line(name: &str, len: u32, loss: u32) -> String {
     let mut p = Pair::new(Setup { path_mtu: PathMtu::Mtu1024, log: false, ..Setup::default() });
     let (src, dst) = (filled(&mut p, A, len.max(8)), filled(&mut p, B, len.max(8)));
@@ -39,7 +39,7 @@ fn line(name: &str, len: u32, loss: u32) -> String {
 }
 
 #[test]
-fn table_equals_the_reviewed_one() {
+fn cost_table_equals_the_reviewed_file() {
     let mut table = String::new();
     for (name, lens) in [
         ("SEND", &[0, 1024, 16 << 10, 64 << 10][..]),

@@ -47,7 +47,7 @@ fn datagram_is_placed_after_its_grh() {
 
 // clause: UD-GRH, UD-COMPLETION
 #[test]
-fn the_grh_of_ipv4_and_ipv6_hold_the_addresses() {
+fn grh_of_ipv4_and_ipv6_hold_the_addresses() {
     let v4 = net_header(&av(A));
     let v6 = NetHeader {
         src: Gid(Ipv6Addr::LOCALHOST.octets()),
@@ -74,7 +74,7 @@ fn the_grh_of_ipv4_and_ipv6_hold_the_addresses() {
 
 // clause: UD-QKEY
 #[test]
-fn a_datagram_with_a_wrong_qkey_is_dropped_in_silence() {
+fn datagram_with_wrong_qkey_is_dropped_silently() {
     let mut p = alone(B, setup());
     let dst = blank(&mut p, B, 100);
     recv(&mut p, B, 1, &[dst.all()]);
@@ -86,10 +86,12 @@ fn a_datagram_with_a_wrong_qkey_is_dropped_in_silence() {
 
 // clause: UD-QKEY-CONTROLLED
 #[test]
-fn controlled_qkey_is_replaced_by_the_own() {
-    for (asked, sent_key) in [(QKEY, QKEY), (Qkey(0x8000_0000), QKEY), (Qkey(0xffff_ffff), QKEY), (Qkey(5), Qkey(5))] {
+fn controlled_qkey_is_replaced_by_that_of_the_qp() {
+    for (requested, sent_key) in
+        [(QKEY, QKEY), (Qkey(0x8000_0000), QKEY), (Qkey(0xffff_ffff), QKEY), (Qkey(5), Qkey(5))]
+    {
         let mut p = Pair::new(setup());
-        let dest = UdDest { qkey: asked, ..destination(A) };
+        let dest = UdDest { qkey: requested, ..destination(A) };
         assert_eq!(p.post_send(A, &send_to(dest, &[])), Ok(()));
         p.run();
         let [(Kind::Ud { deth, .. }, _)] = sent(&p, A)[..] else { panic!("{:?}", p.log) };
@@ -99,7 +101,7 @@ fn controlled_qkey_is_replaced_by_the_own() {
 
 // clause: UD-LOST
 #[test]
-fn a_receive_too_small_is_kept_for_the_next_datagram() {
+fn too_small_receive_is_kept_for_the_next_datagram() {
     let mut p = Pair::new(setup());
     let (src, dst) = (filled(&mut p, A, 20), blank(&mut p, B, 60));
     recv(&mut p, B, 1, &[dst.sge(0, 59)]);
@@ -113,17 +115,17 @@ fn a_receive_too_small_is_kept_for_the_next_datagram() {
 
 // clause: UD-LOST
 #[test]
-fn without_a_receive_a_datagram_is_lost() {
+fn datagram_without_receive_is_dropped() {
     let mut p = Pair::new(setup());
     post(&mut p, A, 1, SendOp::Send, &[]);
     p.run();
     assert_eq!((sends(&mut p, A), p.ends[1].dropped.0), (each(1..=1, Success), Some(DropReason::NoReceive)));
-    assert_eq!(p.log.len(), 1, "and no event is raised");
+    assert_eq!(p.log.len(), 1, "the receiver sends no response");
 }
 
 // clause: UD-PORT-MTU
 #[test]
-fn a_message_longer_than_the_port_mtu_fails_locally() {
+fn message_longer_than_the_port_mtu_fails_locally() {
     for (len, status) in [(256, Success), (257, LocLenErr)] {
         let mut p = Pair::new(setup());
         let src = filled(&mut p, A, 300);
@@ -138,7 +140,7 @@ fn a_message_longer_than_the_port_mtu_fails_locally() {
 
 // clause: STATE-SQE
 #[test]
-fn local_error_enters_sqe_which_can_be_left() {
+fn local_error_enters_sqe_and_modify_leaves_it() {
     let mut p = Pair::new(setup());
     let (src, dst) = (filled(&mut p, A, 20), blank(&mut p, B, 60));
     recv(&mut p, B, 7, &[dst.all()]);
@@ -174,7 +176,7 @@ fn datagram_psns_count_packets_and_are_not_checked() {
 
 // clause: UD-ANY-SOURCE
 #[test]
-fn datagrams_from_any_source_to_any_destination() {
+fn datagrams_from_any_source_reach_any_destination() {
     let mut p = alone(B, setup());
     let dst = blank(&mut p, B, 40);
     recv(&mut p, B, 1, &[dst.all()]);

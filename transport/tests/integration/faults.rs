@@ -18,11 +18,11 @@ use Operation as O;
 /// A packet as it was sent: sender, kind, PSN, reason and work request.
 type Sent = (Peer, Operation, u32, TxReason, Option<u64>);
 
-/// A batch that keeps the notes.
+/// A batch that keeps the notes of its packets.
 #[derive(Default)]
-struct Noted(Vec<(Av, PacketNote, Vec<u8>)>);
+struct NotedBatch(Vec<(Av, PacketNote, Vec<u8>)>);
 
-impl TxBatch for Noted {
+impl TxBatch for NotedBatch {
     fn slot(&mut self, av: &Av, _to: Qpn, len: usize, note: &PacketNote) -> Option<TxRoom<'_>> {
         self.0.push((*av, *note, vec![0; len + icrc::LEN]));
         self.0.last_mut()?.2.get_mut(..len).map(TxRoom::Own)
@@ -39,13 +39,13 @@ struct Bench {
     injector: Injector,
     link: VecDeque<(Peer, NetHeader, Vec<u8>)>,
     sent: Vec<Sent>,
-    /// Responses as they were sent, with their PSN.
+    /// Sent responses with their PSNs.
     responses: Vec<(u32, Response)>,
     dropped: Vec<DropReason>,
 }
 
 impl Bench {
-    /// Two QPs in RTS; A is number 0 of the process, B number 1.
+    /// Creates two QPs in RTS; A has ordinal 0, B ordinal 1.
     fn new(setup: Setup, rules: &str) -> Self {
         let rules: Rules = rules.parse().expect("legal rules");
         let make = |side| {
@@ -85,7 +85,7 @@ impl Bench {
     }
 
     fn transmit(&mut self, side: Peer) {
-        let mut batch = Noted::default();
+        let mut batch = NotedBatch::default();
         let state = self.qps[side.index()].poll_transmit(&mut self.hosts[side.index()], &mut batch);
         assert_eq!(state, TxState::Drained);
         for (av, note, bytes) in batch.0 {
@@ -114,7 +114,7 @@ impl Bench {
         self.dropped.extend(result.err());
     }
 
-    /// Runs until nothing is due; time passes only while nothing is under way.
+    /// Runs until nothing is due; time passes only while no packet is in flight.
     fn run(&mut self) {
         for _ in 0..10_000 {
             for side in [A, B] {
@@ -133,27 +133,27 @@ impl Bench {
         panic!("no end: {:?}", self.sent);
     }
 
-    /// Packets sent by A.
-    fn of_a(&self) -> Vec<(Operation, u32, TxReason, Option<u64>)> {
-        self.of(A)
+    /// Returns the packets sent by A.
+    fn sent_by_a(&self) -> Vec<(Operation, u32, TxReason, Option<u64>)> {
+        self.sent_by(A)
     }
 
-    fn of(&self, side: Peer) -> Vec<(Operation, u32, TxReason, Option<u64>)> {
+    fn sent_by(&self, side: Peer) -> Vec<(Operation, u32, TxReason, Option<u64>)> {
         let mine = self.sent.iter().filter(|sent| sent.0 == side);
         mine.map(|(_, op, psn, reason, wr_id)| (*op, *psn, *reason, *wr_id)).collect()
     }
 
-    /// (wr_id, status) of the completions of A's sends.
+    /// Takes the completions of A's sends, as (wr_id, status).
     fn sends(&mut self) -> Vec<(u64, WcStatus)> {
         self.hosts[0].sends.drain(..).map(|cqe| (cqe.wr_id, cqe.status)).collect()
     }
 
-    /// (wr_id, status, bytes) of the completions of B's receives.
+    /// Takes the completions of B's receives, as (wr_id, status, bytes).
     fn recvs(&mut self) -> Vec<(u64, WcStatus, u32)> {
         self.hosts[1].recvs.drain(..).map(|cqe| (cqe.wr_id, cqe.status, cqe.byte_len)).collect()
     }
 
-    /// PSNs and timer codes of the RNR NAKs.
+    /// Returns the PSNs and timer codes of the RNR NAKs.
     fn rnr_naks(&self) -> Vec<(u32, u8)> {
         let timer = |(psn, response): &(u32, Response)| match response {
             Response::Ack(aeth) => match aeth.syndrome {
@@ -178,23 +178,23 @@ fn request_notes_are_first_then_retransmission() {
         bench.recv(id, &[into.all()]);
     }
     bench.run();
-    let (first, again) = (TxReason::First, TxReason::Retransmission);
+    let (first, retransmission) = (TxReason::First, TxReason::Retransmission);
     let expected = [
         (O::SendFirst, 100, first, Some(7)),
         (O::SendLast, 101, first, Some(7)),
         (O::SendFirst, 102, first, Some(8)),
         (O::SendLast, 103, first, Some(8)),
-        // The NAK for the lost packet sends A back.
-        (O::SendLast, 101, again, Some(7)),
-        (O::SendFirst, 102, again, Some(8)),
-        (O::SendLast, 103, again, Some(8)),
+        // The NAK for the lost packet makes A retransmit.
+        (O::SendLast, 101, retransmission, Some(7)),
+        (O::SendFirst, 102, retransmission, Some(8)),
+        (O::SendLast, 103, retransmission, Some(8)),
         // The acknowledgement of both was lost.
-        (O::SendFirst, 102, again, Some(8)),
-        (O::SendLast, 103, again, Some(8)),
+        (O::SendFirst, 102, retransmission, Some(8)),
+        (O::SendLast, 103, retransmission, Some(8)),
     ];
-    assert_eq!(bench.of_a(), expected);
-    assert_eq!(bench.of(B)[0], (O::Acknowledge, 101, TxReason::Nak, None));
-    assert!(bench.of(B)[1..].iter().all(|sent| (sent.0, sent.2, sent.3) == (O::Acknowledge, TxReason::Ack, None)));
+    assert_eq!(bench.sent_by_a(), expected);
+    assert_eq!(bench.sent_by(B)[0], (O::Acknowledge, 101, TxReason::Nak, None));
+    assert!(bench.sent_by(B)[1..].iter().all(|sent| (sent.0, sent.2, sent.3) == (O::Acknowledge, TxReason::Ack, None)));
     assert_eq!((bench.sends(), bench.recvs()), (each(7..=8, OK), vec![(7, OK, 300), (8, OK, 300)]));
 }
 
@@ -217,14 +217,14 @@ fn response_notes_are_response_then_replay() {
         (O::AtomicAcknowledge, 103, atomic, None),
         (O::AtomicAcknowledge, 103, replay, None),
     ];
-    assert_eq!(bench.of(B), expected);
+    assert_eq!(bench.sent_by(B), expected);
     let expected = [
         (O::ReadRequest, 100, TxReason::First, Some(1)),
         (O::ReadRequest, 101, TxReason::Retransmission, Some(1)),
         (O::FetchAdd, 103, TxReason::First, Some(2)),
         (O::FetchAdd, 103, TxReason::Retransmission, Some(2)),
     ];
-    assert_eq!(bench.of_a(), expected);
+    assert_eq!(bench.sent_by_a(), expected);
     assert_eq!(bench.sends(), each(1..=2, OK));
 }
 
@@ -232,10 +232,10 @@ fn response_notes_are_response_then_replay() {
 fn nak_and_unreliable_packets_have_their_notes() {
     let mut bench = Bench::new(Setup::default(), "");
     bench.post(1, SendOp::Write { remote_addr: 0, rkey: roxe_wire::RKey(77) }, &[]);
-    let foreign = bench.memory(A, 8);
-    bench.post(2, SendOp::Write { remote_addr: 0, rkey: roxe_wire::RKey(77) }, &[foreign.all()]);
+    let src = bench.memory(A, 8);
+    bench.post(2, SendOp::Write { remote_addr: 0, rkey: roxe_wire::RKey(77) }, &[src.all()]);
     bench.run();
-    assert_eq!(bench.of(B).last(), Some(&(O::Acknowledge, 101, TxReason::Nak, None)));
+    assert_eq!(bench.sent_by(B).last(), Some(&(O::Acknowledge, 101, TxReason::Nak, None)));
     let refused = |(_, response): &(u32, Response)| matches!(response, Response::Ack(aeth) if aeth.syndrome == Syndrome::Nak(NakCode::RemoteAccess));
     assert!(bench.responses.iter().any(refused));
     for service in [Service::Uc, Service::Ud] {
@@ -245,7 +245,7 @@ fn nak_and_unreliable_packets_have_their_notes() {
         }
         bench.run();
         let expected = [(O::SendOnly, 100, TxReason::First, Some(1)), (O::SendOnly, 101, TxReason::First, Some(2))];
-        assert_eq!(bench.of_a(), expected, "{service:?}");
+        assert_eq!(bench.sent_by_a(), expected, "{service:?}");
     }
 }
 
@@ -278,10 +278,10 @@ fn request_with_hidden_receive_is_rnr_nakked_then_succeeds() {
     assert_eq!(bench.rnr_naks(), [(102, 9); 3]);
     assert_eq!(bench.sends(), each(1..=3, OK));
     assert_eq!(bench.recvs(), [(1, OK, 300), (2, OK, 300), (3, OK, 300)]);
-    assert!(bench.hosts[0].clock.0 >= 3 * rnr_wait(9).as_nanos() as u64, "every wait was kept");
-    let psns: Vec<_> = bench.of_a().into_iter().map(|(_, psn, ..)| psn).collect();
-    let tries = (0..4).flat_map(|_| 102..=105);
-    assert_eq!(psns, [100, 101].into_iter().chain(tries).collect::<Vec<_>>());
+    assert!(bench.hosts[0].clock.0 >= 3 * rnr_wait(9).as_nanos() as u64, "no wait was cut short");
+    let psns: Vec<_> = bench.sent_by_a().into_iter().map(|(_, psn, ..)| psn).collect();
+    let attempts = (0..4).flat_map(|_| 102..=105);
+    assert_eq!(psns, [100, 101].into_iter().chain(attempts).collect::<Vec<_>>());
     assert_eq!(bench.injector.report().map(|report| report.applied).collect::<Vec<_>>(), [3]);
 }
 
@@ -334,7 +334,7 @@ fn unreliable_services_drop_packets_that_find_no_receive() {
         bench.run();
         let grh = if service == Service::Ud { 40 } else { 0 };
         assert_eq!(bench.recvs(), [(1, OK, 200 + grh)], "{service:?}");
-        assert_eq!((bench.dropped.as_slice(), bench.of(B)), (&[DropReason::NoReceive][..], vec![]), "{service:?}");
+        assert_eq!((bench.dropped.as_slice(), bench.sent_by(B)), (&[DropReason::NoReceive][..], vec![]), "{service:?}");
     }
 }
 
@@ -350,7 +350,7 @@ fn injected_rnr_affects_one_request_that_needs_a_receive() {
     // duplicate.
     let (_, net, write) = bench.link.pop_front().expect("a packet is on the link");
     let (_, _, send) = bench.link.pop_front().expect("a packet is on the link");
-    for (bytes, starved, expected) in [
+    for (bytes, without_receive, expected) in [
         (&write, true, Ok(())),
         (&send, true, Err(DropReason::NoReceive)),
         (&send, false, Ok(())),
@@ -358,7 +358,7 @@ fn injected_rnr_affects_one_request_that_needs_a_receive() {
     ] {
         let packet = Packet::parse(bytes).expect("parse the packet");
         let (qp, host) = (&mut bench.qps[1], &mut bench.hosts[1]);
-        let handled = match starved {
+        let handled = match without_receive {
             true => qp.handle_packet_without_receive(host, &net, &packet),
             false => qp.handle_packet(host, &net, &packet),
         };
@@ -381,7 +381,7 @@ fn msg_rule_drops_every_retry_of_the_message() {
 }
 
 #[test]
-fn a_loss_halves_the_window_and_acknowledgements_widen_it() {
+fn loss_halves_the_window_and_acknowledgements_widen_it() {
     let mut bench = Bench::new(Setup::default(), "");
     let (src, dst) = (bench.memory(A, 400 * 256), bench.memory(B, 400 * 256));
     bench.post(1, write_to(dst), &[src.all()]);
@@ -391,7 +391,7 @@ fn a_loss_halves_the_window_and_acknowledgements_widen_it() {
         bench.sent.len() - before
     };
     assert_eq!(burst(&mut bench), 400);
-    // The first one is lost and its NAK arrives; then no packet arrives any more.
+    // The first packet is lost and its NAK arrives; then no packet arrives any more.
     let lost = core::mem::take(&mut bench.link);
     let (to, net, bytes) = &lost[1];
     bench.deliver(*to, net, bytes);
@@ -405,7 +405,8 @@ fn a_loss_halves_the_window_and_acknowledgements_widen_it() {
         bench.qps[0].handle_timeout(&mut bench.hosts[0]);
         bench.link.clear();
     }
-    // Each of the four acknowledgements of 16 packets lets 16 more go, and 16 besides.
+    // Each of the four acknowledgements of 16 packets frees room for 16 packets, and widens the
+    // window by 16.
     assert_eq!(burst(&mut bench), 64);
     while let Some((to, net, bytes)) = bench.link.pop_front() {
         bench.deliver(to, &net, &bytes);

@@ -1,12 +1,12 @@
-//! A full link: a ring in shared memory whose reader is stopped, or serves others. Unlike with an
-//! exhausted window, no packet leaves, so only the timer can end it.
+//! A full link: a ring in shared memory whose reader is stopped or serves other QPs. Unlike with an
+//! exhausted window, no packet leaves, so only the timer can end the wait.
 
 use super::*;
 use roxe_sim::LinkState;
 
-/// `retry_cnt` 7 with code 14: eight waits of 67 ms, of which the third is twice and the others 250
-/// ms long.
-const PROMISED: Duration = Duration::from_nanos(2 * (4096 << 14) + 2 * (4096 << 14) + 5 * 250_000_000);
+/// Time until the retries of `retry_cnt` 7 with code 14 run out: two waits of 67 ms, one of 134 ms
+/// and five of 250 ms.
+const ALL_RETRIES: Duration = Duration::from_nanos(2 * (4096 << 14) + 2 * (4096 << 14) + 5 * 250_000_000);
 
 fn pair() -> (Pair, Mr) {
     let mut p = Pair::new(Setup { retry_cnt: 7, timeout: 14, rnr_retry: 7, ..Setup::default() });
@@ -14,8 +14,9 @@ fn pair() -> (Pair, Mr) {
     (p, mr)
 }
 
-/// A pair that has 16 WRITEs to send, after A's link took the packets of the first `sent` of them.
-fn held_up(sent: u64) -> Pair {
+/// Returns a pair with 16 WRITEs to send, whose link has accepted only the packets of the first
+/// `sent`.
+fn pair_with_full_link(sent: u64) -> Pair {
     let (mut p, remote) = pair();
     let local = filled(&mut p, A, 64 << 10);
     drop_if(&mut p, A, |_, _| true);
@@ -29,7 +30,7 @@ fn held_up(sent: u64) -> Pair {
     p
 }
 
-fn failed() -> Vec<(u64, WcStatus)> {
+fn all_failed() -> Vec<(u64, WcStatus)> {
     [each(1..=1, WcStatus::RetryExcErr), each(2..=16, WcStatus::WrFlushErr)].concat()
 }
 
@@ -37,10 +38,10 @@ fn failed() -> Vec<(u64, WcStatus)> {
 #[test]
 fn full_link_ends_in_retry_exc_after_all_timeouts() {
     for sent in [0, 1, 15] {
-        let mut p = held_up(sent);
+        let mut p = pair_with_full_link(sent);
         p.run();
-        assert_eq!(sends(&mut p, A), failed(), "{sent} sent");
-        assert_eq!(p.elapsed(), PROMISED, "{sent} sent");
+        assert_eq!(sends(&mut p, A), all_failed(), "{sent} sent");
+        assert_eq!(p.elapsed(), ALL_RETRIES, "{sent} sent");
         p.assert_settled();
     }
 }
@@ -49,7 +50,7 @@ fn full_link_ends_in_retry_exc_after_all_timeouts() {
 #[test]
 fn temporarily_full_link_loses_nothing() {
     for sent in [0, 1, 15] {
-        let mut p = held_up(sent);
+        let mut p = pair_with_full_link(sent);
         p.run_for(ms(1000));
         assert_eq!(sends(&mut p, A), []);
         p.end(A).link = LinkState::Open;
@@ -63,24 +64,24 @@ fn temporarily_full_link_loses_nothing() {
 // clause: TIMER-LINK-FULL
 #[test]
 fn waiting_for_a_shared_link_costs_no_retry() {
-    let mut p = held_up(0);
+    let mut p = pair_with_full_link(0);
     p.end(A).link = LinkState::Shared;
     p.run_for(ms(60_000));
     assert_eq!(sends(&mut p, A), []);
-    assert_eq!(p.end(A).qp.take_retry_counts().map_or(0, |met| met.local_ack_timeout_err), 0);
+    assert_eq!(p.end(A).qp.take_retry_counts().map_or(0, |counts| counts.local_ack_timeout_err), 0);
     // A QP with unanswered packets in flight still fails.
-    let mut p = held_up(1);
+    let mut p = pair_with_full_link(1);
     p.end(A).link = LinkState::Shared;
     p.run_for(ms(100));
-    assert_eq!(p.end(A).qp.take_retry_counts().map_or(0, |met| met.local_ack_timeout_err), 1);
+    assert_eq!(p.end(A).qp.take_retry_counts().map_or(0, |counts| counts.local_ack_timeout_err), 1);
     p.end(A).link = LinkState::Full;
     p.run();
-    assert_eq!(sends(&mut p, A), failed());
+    assert_eq!(sends(&mut p, A), all_failed());
 }
 
 // clause: TIMER-LINK-FULL
 #[test]
-fn the_timer_runs_again_after_a_nak_and_after_an_rnr_wait() {
+fn timer_runs_again_after_a_nak_and_after_an_rnr_wait() {
     let (mut p, remote) = pair();
     recv(&mut p, B, 1, &[]);
     // The first packet is lost, and the second causes a NAK, which arrives when the link is
@@ -104,8 +105,8 @@ fn the_timer_runs_again_after_a_nak_and_after_an_rnr_wait() {
 #[test]
 fn response_waiting_for_the_link_does_not_stop_the_timer() {
     let (mut p, remote) = pair();
-    let mine = blank(&mut p, A, 8);
-    post(&mut p, B, 1, write_to(mine), &[]);
+    let local = blank(&mut p, A, 8);
+    post(&mut p, B, 1, write_to(local), &[]);
     p.transmit(B);
     p.end(A).link = LinkState::Full;
     post(&mut p, A, 2, write_to(remote), &[]);
@@ -117,11 +118,11 @@ fn response_waiting_for_the_link_does_not_stop_the_timer() {
 // clause: TIMER-LINK-FULL, STATE-SQD
 #[test]
 fn draining_a_send_queue_on_a_full_link_ends_in_an_error() {
-    let mut p = held_up(1);
+    let mut p = pair_with_full_link(1);
     let end = p.end(A);
     let attr = QpAttr { state: QpState::Sqd, ..*end.qp.attr() };
     assert_eq!(end.qp.modify(&mut end.host, &attr, AttrMask::STATE), Ok(()));
     p.run();
-    assert_eq!(sends(&mut p, A), failed());
+    assert_eq!(sends(&mut p, A), all_failed());
     assert_eq!(p.end(A).qp.state(), QpState::Err);
 }

@@ -1,4 +1,4 @@
-//! Local operations: their turn in the queue, what they do to keys, how they fail.
+//! Local operations: their order in the queue, their effect on keys, and their failures.
 
 use super::*;
 use roxe_transport::qp::Service;
@@ -6,14 +6,14 @@ use roxe_transport::wr::WcOpcode;
 use roxe_transport::wr::WcStatus::{MwBindErr, RemAccessErr, Success, WrFlushErr};
 use roxe_wire::{LKey, RKey};
 
-/// A key with an index that belongs to no region.
+/// Key whose index belongs to no region.
 const WINDOW: RKey = RKey(0x00ff_0001);
 
 fn bind_to(mr: Mr, access: Access) -> SendOp {
     SendOp::BindWindow { rkey: WINDOW, lkey: mr.all().lkey, access, addr: mr.addr + 8, length: 16 }
 }
 
-/// A region of `side` that windows may open.
+/// Returns a region of `side` that windows may open.
 fn bindable(pair: &mut Pair, side: Peer) -> Mr {
     pair.end(side).host.memory.register(64, Access::LOCAL_WRITE | Access::MW_BIND)
 }
@@ -22,7 +22,7 @@ fn window_write(addr: u64) -> SendOp {
     SendOp::Write { remote_addr: addr, rkey: WINDOW }
 }
 
-/// The opcodes of the send completions of `side`.
+/// Returns the opcodes of the send completions of `side`.
 fn opcodes(pair: &mut Pair, side: Peer) -> Vec<WcOpcode> {
     core::iter::from_fn(|| pair.send_done(side)).map(|cqe| cqe.opcode).collect()
 }
@@ -56,7 +56,7 @@ fn local_operation_runs_in_order() {
     post(&mut p, A, 3, SendOp::LocalInvalidate(WINDOW), &[]);
     post(&mut p, A, 4, write_to(dst), &[src.sge(0, 8)]);
     p.transmit(A);
-    assert_eq!(sends(&mut p, A), [(1, Success)], "nothing is before it");
+    assert_eq!(sends(&mut p, A), [(1, Success)], "it is the first request");
     let psns = |p: &Pair| sent(p, A).into_iter().map(|(_, psn)| psn).collect::<Vec<_>>();
     assert_eq!(psns(&p), [100, 101, 102], "the second WRITE waits for the invalidation");
     assert_eq!(p.end(A).host.memory.windows(), 1);
@@ -68,7 +68,7 @@ fn local_operation_runs_in_order() {
 
 // clause: SEND-LOCAL-ORDER
 #[test]
-fn a_retry_does_not_run_a_local_operation_again() {
+fn retry_does_not_run_a_local_operation_again() {
     for (from, nth) in (0..8).flat_map(|nth| [(A, nth), (B, nth)]) {
         let mut p = Pair::new(Setup::default());
         let (src, dst, mr) = (filled(&mut p, A, 600), blank(&mut p, B, 600), bindable(&mut p, A));
@@ -87,7 +87,7 @@ fn a_retry_does_not_run_a_local_operation_again() {
 
 // clause: INVALIDATE-LOCAL, WINDOW-BIND
 #[test]
-fn a_failed_local_operation_is_a_memory_management_error() {
+fn failed_local_operation_is_a_memory_management_error() {
     for op in [
         SendOp::LocalInvalidate(WINDOW),
         SendOp::BindWindow { rkey: WINDOW, lkey: LKey(7), access: Access::empty(), addr: 0, length: 1 },

@@ -26,7 +26,7 @@ impl Bench {
         Self { p, src, dst, remote, word, old, len }
     }
 
-    /// SEND, WRITE, FETCH_ADD, READ, WRITE with immediate.
+    /// Posts a SEND, WRITE, FETCH_ADD, READ and WRITE with immediate.
     fn post_all(&mut self) {
         let p = &mut self.p;
         recv(p, B, 11, &[self.dst.sge(0, self.len)]);
@@ -52,8 +52,8 @@ impl Bench {
     }
 }
 
-/// Packets of each side without losses.
-fn quiet_counts() -> [u64; 2] {
+/// Returns the number of packets of each side without losses.
+fn lossless_counts() -> [u64; 2] {
     let mut bench = Bench::new(Setup::default(), 1000);
     bench.post_all();
     bench.p.run();
@@ -61,8 +61,9 @@ fn quiet_counts() -> [u64; 2] {
     [B, A].map(|to| bench.p.delivered[to.index()])
 }
 
-fn for_each_packet(verdict: Verdict) {
-    let [from_a, from_b] = quiet_counts();
+/// Runs all operations once for each packet of both sides, with `verdict` for that packet.
+fn repeat_with_each_packet(verdict: Verdict) {
+    let [from_a, from_b] = lossless_counts();
     for (from, count) in [(A, from_a), (B, from_b)] {
         for nth in 0..count {
             let mut bench = Bench::new(Setup::default(), 1000);
@@ -77,33 +78,33 @@ fn for_each_packet(verdict: Verdict) {
 // clause: RETRY-GO-BACK
 #[test]
 fn any_one_packet_may_be_lost() {
-    for_each_packet(LOST);
+    repeat_with_each_packet(LOST);
 }
 
 // clause: ICRC-WRONG
 #[test]
 fn any_one_packet_may_be_damaged() {
-    for_each_packet(damaged(9));
-    for_each_packet(damaged(14));
+    repeat_with_each_packet(damaged(9));
+    repeat_with_each_packet(damaged(14));
 }
 
 #[test]
 fn any_one_packet_may_be_duplicated() {
-    for_each_packet(twice(Duration::ZERO));
-    for_each_packet(twice(Duration::from_micros(12)));
-    for_each_packet(twice(ms(200)));
+    repeat_with_each_packet(twice(Duration::ZERO));
+    repeat_with_each_packet(twice(Duration::from_micros(12)));
+    repeat_with_each_packet(twice(ms(200)));
 }
 
 #[test]
 fn any_one_packet_may_be_delayed() {
-    for_each_packet(late(Duration::from_micros(7)));
-    for_each_packet(late(Duration::from_micros(40)));
-    for_each_packet(late(ms(100)));
+    repeat_with_each_packet(late(Duration::from_micros(7)));
+    repeat_with_each_packet(late(Duration::from_micros(40)));
+    repeat_with_each_packet(late(ms(100)));
 }
 
 #[test]
 fn any_two_packets_may_be_lost() {
-    let [from_a, from_b] = quiet_counts();
+    let [from_a, from_b] = lossless_counts();
     for first in 0..from_a {
         for second in 0..from_b {
             let mut bench = Bench::new(Setup::default(), 1000);
@@ -160,7 +161,7 @@ fn unanswered_reports_a_request_that_never_arrived() {
 
 // clause: RETRY-COUNT
 #[test]
-fn lost_answers_count_like_lost_requests() {
+fn lost_responses_count_like_lost_requests() {
     for (losses, status) in [(3, WcStatus::Success), (4, WcStatus::RetryExcErr)] {
         let mut p = Pair::new(Setup { retry_cnt: 3, ..Setup::default() });
         let (old, word) = (blank(&mut p, A, 8), blank(&mut p, B, 8));
@@ -187,7 +188,7 @@ fn progress_refills_the_retry_counter() {
     assert_eq!(p.timeouts[0], 5);
 }
 
-/// The table of docs/explanation/decisions.md.
+/// Checks the table of docs/explanation/decisions.md.
 // clause: TIMER-RANGE
 #[test]
 fn timeout_14_lasts_as_documented() {
@@ -204,7 +205,7 @@ fn timeout_14_lasts_as_documented() {
 
 // clause: TIMER-RANGE
 #[test]
-fn a_dead_peer_costs_retry_cnt_timeouts_and_ends_in_err() {
+fn dead_peer_costs_retry_cnt_timeouts_and_ends_in_err() {
     for (timeout, retry_cnt) in [(8, 0), (8, 3), (14, 7)] {
         let mut p = Pair::new(Setup { timeout, retry_cnt, ..Setup::default() });
         let dst = blank(&mut p, B, 8);
@@ -295,12 +296,12 @@ fn lost_read_response_is_requested_again_from_the_gap() {
         p.run();
         assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
         assert_eq!(bytes(&p, A, dst), bytes(&p, B, src));
-        let again = p.log.iter().filter(|l| l.from == A).nth(1).expect("find the second READ REQUEST");
-        let Kind::RcRequest(Request::Read(reth)) = again.header.kind else { panic!("{again:?}") };
-        assert_eq!(again.header.bth.psn.get(), 100 + lost);
+        let second = p.log.iter().filter(|l| l.from == A).nth(1).expect("find the second READ REQUEST");
+        let Kind::RcRequest(Request::Read(reth)) = second.header.kind else { panic!("{second:?}") };
+        assert_eq!(second.header.bth.psn.get(), 100 + lost);
         assert_eq!((reth.va, reth.dma_len), (src.addr + u64::from(lost) * 256, 1000 - lost * 256));
-        // All but the last are noticed by their successor (implied NAK), the last only by the
-        // timer.
+        // The next response reveals each loss but the last (implied NAK); only the timer reveals
+        // the last.
         assert_eq!(p.timeouts[0], u64::from(lost == 3), "response {lost}");
         p.assert_settled();
     }

@@ -1,14 +1,14 @@
 //! Scripts for the queue pair: its inputs, its exact outputs, both sides of every limit.
 //!
-//! This file has helpers that make the scripts short. They run in the world of `roxe-sim`. One file
-//! per subject: `reliable` (RC without losses and errors), `nonposted` (ATOMIC WRITE,
-//! FLUSH), `loss`, `link_full` (a link that accepts no packets), `rnr`, `refusals` (NAKs and their
-//! statuses), `ranges` (of remote keys), `responder`, `requester` and `completer` (one side against
-//! forged packets), `outgoing` (packets of each operation), `states`, `unreliable` (UC), `datagram`
-//! (UD), `raw` (frames), `xrc`, `tags` (tag matching), `local` (operations that send nothing),
+//! This file holds the helpers of the scripts, which run in the world of `roxe-sim`. One file per
+//! subject: `reliable` (RC without losses and errors), `nonposted` (ATOMIC WRITE, FLUSH), `loss`,
+//! `link_full` (a link that accepts no packets), `rnr`, `refusals` (NAKs and their statuses),
+//! `ranges` (of remote keys), `responder`, `requester` and `completer` (one side against forged
+//! packets), `outgoing` (packets of each operation), `states`, `unreliable` (UC), `datagram` (UD),
+//! `raw` (frames), `xrc`, `tags` (tag matching), `local` (operations that send nothing),
 //! `migration` (of paths), `congestion`, `pacing` (rates of programs and paths), `cost` (of loss),
 //! `faults` (rules and notes), `shrink` (of failing runs), `simulation` (random work), `clauses`
-//! (what the others leave unproved).
+//! (clauses that no other file covers).
 
 mod clauses;
 mod completer;
@@ -50,12 +50,12 @@ use roxe_wire::{Bth, Header, ImmDt, Kind, Packet, Pkey, Psn, Request, Response, 
 
 use Peer::{A, B};
 
-/// A request of an unreliable connection.
+/// Returns a request of an unreliable connection.
 fn uc(request: Request) -> Kind {
-    Kind::UcRequest(request.try_into().expect("UC has it"))
+    Kind::UcRequest(request.try_into().expect("UC has this operation"))
 }
 
-/// Every right.
+/// Returns every right.
 fn all_access() -> Access {
     Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC
 }
@@ -73,7 +73,7 @@ fn blank(pair: &mut Pair, side: Peer, len: u32) -> Mr {
     pair.end(side).host.memory.register(len, all_access())
 }
 
-/// A copy of the bytes of `mr`.
+/// Returns a copy of the bytes of `mr`.
 fn bytes(pair: &Pair, side: Peer, mr: Mr) -> Vec<u8> {
     pair.ends[side.index()].host.memory.bytes(mr).to_vec()
 }
@@ -100,7 +100,7 @@ fn try_post(
     pair.post_send(side, &SendRequest { wr_id, op, flags, data: SendData::Sges(sges), ud: Some(destination(side)) })
 }
 
-/// The peer of `side` as a datagram destination.
+/// Returns the peer of `side` as a datagram destination.
 fn destination(side: Peer) -> UdDest {
     UdDest { av: av(side), qpn: qpn(side.other()), qkey: QKEY }
 }
@@ -120,7 +120,7 @@ fn recvs(pair: &mut Pair, side: Peer) -> Vec<(u64, WcStatus)> {
     core::iter::from_fn(|| pair.recv_done(side)).map(|cqe| (cqe.wr_id, cqe.status)).collect()
 }
 
-/// `(first..=last)` all ended with `status`.
+/// Returns the completions `ids`, all with `status`.
 fn each(ids: core::ops::RangeInclusive<u64>, status: WcStatus) -> Vec<(u64, WcStatus)> {
     ids.map(|id| (id, status)).collect()
 }
@@ -132,46 +132,46 @@ fn one_recv(pair: &mut Pair, side: Peer) -> Cqe {
     cqe
 }
 
-/// RDMA WRITE to the start of `mr`.
+/// Returns an RDMA WRITE to the start of `mr`.
 fn write_to(mr: Mr) -> SendOp {
     SendOp::Write { remote_addr: mr.addr, rkey: mr.rkey() }
 }
 
-/// RDMA READ from the start of `mr`.
+/// Returns an RDMA READ from the start of `mr`.
 fn read_from(mr: Mr) -> SendOp {
     SendOp::Read { remote_addr: mr.addr, rkey: mr.rkey() }
 }
 
-/// FETCH_ADD on the first word of `mr`.
+/// Returns a FETCH_ADD on the first word of `mr`.
 fn add_to(mr: Mr, add: u64) -> SendOp {
     SendOp::FetchAdd { remote_addr: mr.addr, rkey: mr.rkey(), add }
 }
 
-/// Immediate data that spells `value` in network order.
+/// Returns immediate data that holds `value` in network order.
 fn imm(value: u32) -> ImmDt {
     ImmDt(value.to_be_bytes())
 }
 
-/// Packets sent by `side` so far, as (kind, PSN).
+/// Returns the packets sent by `side` so far, as (kind, PSN).
 fn sent(pair: &Pair, side: Peer) -> Vec<(Kind, u32)> {
     let mine = pair.log.iter().filter(|logged| logged.from == side);
     mine.map(|logged| (logged.header.kind, logged.header.bth.psn.get())).collect()
 }
 
-/// PSNs of the requests that `side` sent so far.
+/// Returns the PSNs of the requests that `side` sent so far.
 fn request_psns(pair: &Pair, side: Peer) -> Vec<u32> {
     let kinds = sent(pair, side).into_iter();
     kinds.filter(|(kind, _)| !matches!(kind, Kind::RcResponse(_))).map(|(_, psn)| psn).collect()
 }
 
-/// The responses that `side` sent so far, as (response, PSN).
+/// Returns the responses that `side` sent so far, as (response, PSN).
 fn responses(pair: &Pair, side: Peer) -> Vec<(Response, u32)> {
     let kinds = sent(pair, side).into_iter();
     let response = |(kind, psn)| if let Kind::RcResponse(r) = kind { Some((r, psn)) } else { None };
     kinds.filter_map(response).collect()
 }
 
-/// Rules for packets, as text.
+/// Parses fault rules.
 fn rules(text: &str) -> Rules {
     text.parse().expect("legal rules")
 }
@@ -186,31 +186,32 @@ fn drop_if(pair: &mut Pair, from: Peer, lost: impl Fn(u64, &Packet<'_>) -> bool 
     pair.wire.set_rule(from, Box::new(move |count, packet| lost(count, packet).then_some(LOST)));
 }
 
-/// Asks for `state`, with nothing else in the mask.
+/// Requests `state`, with no other attribute in the mask.
 fn go_to(pair: &mut Pair, side: Peer, state: QpState) -> Result<(), ModifyError> {
     let end = pair.end(side);
     let attr = QpAttr { state, ..*end.qp.attr() };
     end.qp.modify(&mut end.host, &attr, AttrMask::STATE)
 }
 
-/// A pair in which only `side` lives: the peer is in RESET, its packets are forged by the test.
+/// Returns a pair in which only `side` is connected: the peer is in RESET, and the test forges its
+/// packets.
 fn alone(side: Peer, setup: Setup) -> Pair {
     let mut pair = Pair::idle(setup, Rng::new(1));
     pair.bring_to(side, QpState::Rts);
     pair
 }
 
-/// A request of the peer of `to`.
+/// Returns a request of the peer of `to`.
 fn request(to: Peer, psn: u32, request: Request) -> Header {
     Header { bth: bth(to, psn, true), kind: Kind::RcRequest(request) }
 }
 
-/// A response of the peer of `to`.
+/// Returns a response of the peer of `to`.
 fn response(to: Peer, psn: u32, response: Response) -> Header {
     Header { bth: bth(to, psn, false), kind: Kind::RcResponse(response) }
 }
 
-/// A base header towards `to`.
+/// Returns a base header towards `to`.
 fn bth(to: Peer, psn: u32, ack_req: bool) -> Bth {
     Bth {
         dest_qpn: qpn(to),
@@ -227,7 +228,6 @@ fn bth(to: Peer, psn: u32, ack_req: bool) -> Bth {
 /// A whole SEND in one packet.
 const SEND_ONLY: Request = Request::SendOnly(SendTail::Plain);
 
-/// Milliseconds.
 const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }

@@ -8,11 +8,11 @@ use roxe_transport::qp::{QpEvents, Service};
 use roxe_transport::wr::Av;
 use roxe_transport::wr::WcStatus::*;
 
-/// The other addresses of the two nodes.
-fn detour(side: Peer) -> Av {
-    let mut way = av(side);
-    (way.sgid.0[0], way.dgid.0[0]) = (0xfd, 0xfd);
-    way
+/// Returns the alternate path from `side`.
+fn alternate_path(side: Peer) -> Av {
+    let mut path = av(side);
+    (path.sgid.0[0], path.dgid.0[0]) = (0xfd, 0xfd);
+    path
 }
 
 fn set(p: &mut Pair, side: Peer, mask: AttrMask, change: impl Fn(&mut QpAttr)) -> Result<(), ModifyError> {
@@ -26,20 +26,20 @@ fn set_state(p: &mut Pair, side: Peer, state: MigState) -> Result<(), ModifyErro
     set(p, side, AttrMask::PATH_MIG_STATE, |attr| attr.path_mig_state = state)
 }
 
-/// Offers the alternate path.
+/// Loads the alternate path of `side` and requests REARM.
 fn rearm(p: &mut Pair, side: Peer) {
-    let loaded = set(p, side, AttrMask::ALT_PATH | AttrMask::PATH_MIG_STATE, |attr| {
-        (attr.alt_av, attr.alt_port, attr.alt_timeout) = (detour(side), 1, 15);
+    let result = set(p, side, AttrMask::ALT_PATH | AttrMask::PATH_MIG_STATE, |attr| {
+        (attr.alt_av, attr.alt_port, attr.alt_timeout) = (alternate_path(side), 1, 15);
         attr.path_mig_state = MigState::Rearm;
     });
-    assert_eq!(loaded, Ok(()));
+    assert_eq!(result, Ok(()));
 }
 
 fn states(p: &Pair) -> [MigState; 2] {
     [A, B].map(|side| p.ends[side.index()].qp.attr().path_mig_state)
 }
 
-/// Two armed ends.
+/// Returns a pair whose ends are both armed.
 fn armed(setup: Setup) -> Pair {
     let mut p = Pair::new(setup);
     [A, B].into_iter().for_each(|side| rearm(&mut p, side));
@@ -61,8 +61,11 @@ fn assert_migrated(p: &Pair) {
     assert_eq!(states(p), [MigState::Migrated; 2]);
     for side in [A, B] {
         let end = &p.ends[side.index()];
-        assert_eq!((end.qp.attr().av, end.qp.attr().timeout, end.events), (detour(side), 15, QpEvents::PATH_MIG));
-        assert!(end.qp.attr().alt_av.dgid.is_zero(), "it is used up");
+        assert_eq!(
+            (end.qp.attr().av, end.qp.attr().timeout, end.events),
+            (alternate_path(side), 15, QpEvents::PATH_MIG)
+        );
+        assert!(end.qp.attr().alt_av.dgid.is_zero(), "the alternate path is consumed");
     }
 }
 
@@ -103,7 +106,7 @@ fn both_ends_arm_when_both_have_an_alternate_path() {
     let logged = p.log.len();
     post(&mut p, A, 3, read_from(dst), &[src.all()]);
     p.run();
-    assert!(p.log[logged..].iter().all(|logged| !logged.header.bth.mig_req), "they agree, and stay where they are");
+    assert!(p.log[logged..].iter().all(|logged| !logged.header.bth.mig_req), "both ends keep the path");
     assert_eq!(p.ends[0].events | p.ends[1].events, QpEvents::empty());
 }
 
@@ -159,7 +162,7 @@ fn forced_migration_is_followed_by_the_peer() {
 
 // clause: APM-FORCED
 #[test]
-fn in_flight_packets_are_repeated_on_the_new_path() {
+fn in_flight_packets_are_retransmitted_on_the_new_path() {
     let mut p = armed(Setup::default());
     let (src, dst) = (filled(&mut p, A, 5000), blank(&mut p, B, 5000));
     post(&mut p, A, 1, write_to(dst), &[src.all()]);
@@ -191,18 +194,18 @@ fn impossible_migration_is_reported_once() {
 
 // clause: APM-ARM, APM-FOLLOW
 #[test]
-fn strangers_and_cnps_cause_no_migration() {
+fn other_hosts_and_cnps_cause_no_migration() {
     let mut p = armed(Setup::default());
-    let stranger = Av { dgid: detour(B).sgid, ..av(B) };
+    let other_host = Av { dgid: alternate_path(B).sgid, ..av(B) };
     let next = p.ends[0].qp.expected_psn().get();
-    p.inject_from(A, &net_header(&stranger), &request(A, next, SEND_ONLY), &[]);
+    p.inject_from(A, &net_header(&other_host), &request(A, next, SEND_ONLY), &[]);
     assert_eq!((states(&p)[0], p.ends[0].events), (MigState::Armed, QpEvents::empty()));
     assert_eq!(p.ends[0].dropped.0, Some(DropReason::Address));
 
     let mut p = Pair::new(Setup::default());
     rearm(&mut p, A);
-    let quiet = Bth { mig_req: false, ..bth(A, 0, false) };
-    p.inject(A, &Header { bth: quiet, kind: Kind::Cnp }, &[]);
-    p.inject_from(A, &net_header(&stranger), &Header { bth: quiet, ..request(A, 900, SEND_ONLY) }, &[]);
+    let unmigrated = Bth { mig_req: false, ..bth(A, 0, false) };
+    p.inject(A, &Header { bth: unmigrated, kind: Kind::Cnp }, &[]);
+    p.inject_from(A, &net_header(&other_host), &Header { bth: unmigrated, ..request(A, 900, SEND_ONLY) }, &[]);
     assert_eq!(states(&p)[0], MigState::Rearm);
 }

@@ -4,7 +4,8 @@ use roxe_sim::{Pair, Peer, Rng, Setup};
 use roxe_transport::wr::{Access, SendData, SendFlags, SendOp, SendRequest};
 use roxe_wire::{Feth, Kind, Operation, Placement, Selectivity};
 
-/// The packets of a requester at MTU 256 for one request: opcode, payload bytes, AckReq, SE.
+/// Returns the packets of a requester at MTU 256 for one request: opcode, payload bytes, AckReq,
+/// SE.
 fn packets(op: SendOp, len: u32) -> Vec<(Operation, usize, bool, bool)> {
     let mut pair = Pair::idle(Setup::default(), Rng::new(1));
     pair.bring_to(Peer::A, roxe_transport::qp::QpState::Rts);
@@ -14,9 +15,9 @@ fn packets(op: SendOp, len: u32) -> Vec<(Operation, usize, bool, bool)> {
     assert_eq!(pair.post_send(Peer::A, &req), Ok(()));
     pair.transmit(Peer::A);
     assert!(pair.log.iter().all(|p| p.header.bth.mig_req && matches!(p.header.kind, Kind::RcRequest(_))));
-    let facts =
+    let fields =
         |p: &roxe_sim::Logged| (p.header.opcode().operation(), p.len, p.header.bth.ack_req, p.header.bth.solicited);
-    pair.log.iter().map(facts).collect()
+    pair.log.iter().map(fields).collect()
 }
 
 // clause: BTH-SOLICITED, SEND-ASK-LAST
@@ -36,7 +37,7 @@ fn last_packet_requests_ack_and_solicits() {
 
 // clause: BTH-SOLICITED, SEND-ASK-LAST
 #[test]
-fn only_write_imm_solicits_and_nonposted_always_ask() {
+fn only_write_imm_solicits_and_all_requests_request_acks() {
     let (remote_addr, rkey) = (0, roxe_wire::RKey(1));
     let one = |op, len| packets(op, len)[0];
     let imm = roxe_wire::ImmDt([0; 4]);
@@ -47,5 +48,5 @@ fn only_write_imm_solicits_and_nonposted_always_ask() {
     assert_eq!(one(SendOp::AtomicWrite { remote_addr, rkey }, 8), (Operation::AtomicWrite, 8, true, false));
     let feth = Feth { selectivity: Selectivity::Range, placement: Placement::GLOBAL_VISIBILITY };
     let flush = SendOp::Flush { remote_addr, rkey, length: 1 << 20, feth };
-    assert_eq!(packets(flush, 0), [(Operation::Flush, 0, true, false)], "one packet, whatever it covers");
+    assert_eq!(packets(flush, 0), [(Operation::Flush, 0, true, false)], "one packet for any range");
 }

@@ -1,8 +1,8 @@
-//! Rates that programs and paths set: what leaves when, and that a lifted limit is lifted at once.
+//! Rates that programs and paths set: the times of transmission, and the end of a limit.
 //!
 //! Packets hold 1024 bytes and count as 1088, which take 87.04 us at 100 Mbit/s. A millisecond of
-//! that is 12,500 bytes, so 12 packets (13,056) are what leaves in one go, but for the first time:
-//! 100 us that were not used are added then, which makes 13 (13 · 87.04 - 100 = 1031.52 us).
+//! that is 12,500 bytes, so a burst has 12 packets (13,056 bytes). The first burst has 13, because
+//! 100 us of unused time are added (13 · 87.04 - 100 = 1031.52 us).
 
 use super::*;
 use roxe_transport::qp::{RateLimit, Service};
@@ -37,8 +37,8 @@ fn load(p: &mut Pair, packets: u32) {
     }
 }
 
-/// Number of packets sent by `from` so far.
-fn count(p: &Pair, from: Peer) -> usize {
+/// Returns the number of packets with payload that `from` sent so far.
+fn data_packets(p: &Pair, from: Peer) -> usize {
     p.log.iter().filter(|packet| packet.from == from && packet.len > 0).count()
 }
 
@@ -50,17 +50,17 @@ fn rate_limit_holds_for_every_service() {
         limit(&mut p, A, mbps(100));
         load(&mut p, 60);
         p.transmit(A);
-        assert_eq!(count(&p, A), 13, "{service:?}");
+        assert_eq!(data_packets(&p, A), 13, "{service:?}");
         let start = p.now();
         assert_eq!(
             p.ends[0].qp.poll_timeout().map(|at| at.since(start)),
             Some(PACKET * 13 - Duration::from_micros(100))
         );
         p.run_for(PACKET * 24);
-        assert!((35..=40).contains(&count(&p, A)), "{service:?}: {} packets", count(&p, A));
+        assert!((35..=40).contains(&data_packets(&p, A)), "{service:?}: {} packets", data_packets(&p, A));
         limit(&mut p, A, mbps(0));
         p.transmit(A);
-        assert_eq!(count(&p, A), 60, "{service:?}: the other packets leave at once");
+        assert_eq!(data_packets(&p, A), 60, "{service:?}: the other packets leave at once");
         p.run();
         assert!(sends(&mut p, A).iter().all(|(_, status)| *status == WcStatus::Success));
         p.assert_settled();
@@ -69,7 +69,7 @@ fn rate_limit_holds_for_every_service() {
 
 // clause: RATE-LIMIT
 #[test]
-fn the_long_run_rate_is_the_requested_rate() {
+fn long_run_rate_is_the_requested_rate() {
     let mut p = Pair::new(Setup { timeout: 20, ..setup(Service::Rc) });
     limit(&mut p, A, mbps(10));
     load(&mut p, 500);
@@ -87,11 +87,11 @@ fn max_burst_sets_the_burst_length() {
     limit(&mut p, A, RateLimit { kbps: 100_000, max_burst: 1 });
     load(&mut p, 60);
     p.transmit(A);
-    assert_eq!(count(&p, A), 2, "one, and one for the time before");
+    assert_eq!(data_packets(&p, A), 2, "one packet, and one for the unused time before");
     assert!(p.log[1].header.bth.ack_req, "the last one before a pause requests an acknowledgement");
     limit(&mut p, A, RateLimit { kbps: 100_000, max_burst: 40_000 });
     p.transmit(A);
-    assert_eq!(count(&p, A), 2 + 38, "37 are less than the burst, with what was not used before");
+    assert_eq!(data_packets(&p, A), 2 + 38, "37 packets are less than the burst plus the unused time");
 }
 
 // clause: RATE-LIMIT, STATIC-RATE
@@ -110,7 +110,7 @@ fn slower_limit_of_program_and_path_applies() {
         }
         load(&mut p, 60);
         p.transmit(A);
-        count(&p, A)
+        data_packets(&p, A)
     };
     assert_eq!((burst_of(0, mbps(0)), burst_of(100, mbps(0)), burst_of(2500, mbps(100))), (60, 13, 13));
     assert_eq!(burst_of(100, mbps(2500)), 13);
@@ -125,7 +125,7 @@ fn read_responses_are_paced_and_acks_are_not() {
     post(&mut p, A, 1, read_from(from), &[to.all()]);
     p.step();
     p.transmit(B);
-    assert_eq!(count(&p, B), 13);
+    assert_eq!(data_packets(&p, B), 13);
     post(&mut p, A, 2, write_to(from), &[]);
     p.run();
     assert_eq!(sends(&mut p, A), each(1..=2, WcStatus::Success));
@@ -134,7 +134,7 @@ fn read_responses_are_paced_and_acks_are_not() {
 
 // clause: STATE-RESET
 #[test]
-fn a_reset_lifts_the_limit() {
+fn reset_lifts_the_limit() {
     let mut p = Pair::new(setup(Service::Rc));
     limit(&mut p, A, mbps(100));
     load(&mut p, 60);

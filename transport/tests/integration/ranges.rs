@@ -5,7 +5,7 @@ use super::*;
 // clause: CHECK-KEY
 #[test]
 fn write_beyond_its_region_writes_nothing() {
-    // One byte too many, met in the last packet of one, two and three.
+    // The WRITE is one byte too long; the last of one, two or three packets exceeds the region.
     for len in [256, 257, 512, 513] {
         let mut p = Pair::new(Setup::default());
         let (src, dst) = (filled(&mut p, A, len), blank(&mut p, B, len - 1));

@@ -28,7 +28,7 @@ impl TxBatch for Frames {
     }
 }
 
-/// A raw packet QP in `state` with four places in each queue.
+/// Returns a raw packet QP in `state` with queues of four entries.
 fn qp(state: QpState, host: &mut SimHost) -> Qp {
     let caps = QpCaps { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 2, max_recv_sge: 2, max_inline_data: 64 };
     let (qpn, service) = (Qpn::new(2), Service::Raw);
@@ -51,7 +51,7 @@ fn send<'a>(wr_id: u64, data: SendData<'a>, flags: SendFlags) -> SendRequest<'a>
     SendRequest { wr_id, op: SendOp::Send, flags, data, ud: None }
 }
 
-/// The frames that `qp` sends now, and the statuses of its requests.
+/// Returns the frames that `qp` sends now, and the statuses of its requests.
 fn sent(qp: &mut Qp, host: &mut SimHost) -> (Vec<Vec<u8>>, Vec<(u64, WcStatus)>) {
     let mut frames = Frames::default();
     assert_eq!(qp.poll_transmit(host, &mut frames), TxState::Drained);
@@ -86,7 +86,7 @@ fn frames_are_sent_unchanged() {
 
 // clause: RAW-LENGTH
 #[test]
-fn a_frame_too_short_or_too_long_stops_the_send_queue() {
+fn frame_too_short_or_too_long_stops_the_send_queue() {
     for (len, status) in [
         (13, WcStatus::LocLenErr),
         (14, WcStatus::Success),

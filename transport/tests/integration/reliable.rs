@@ -10,7 +10,7 @@ fn pair_of(path_mtu: PathMtu) -> Pair {
     Pair::new(Setup { path_mtu, log: false, ..Setup::default() })
 }
 
-/// The sizes at which segmentation changes.
+/// Returns the sizes at which segmentation changes.
 fn sizes(mtu: PathMtu) -> [u32; 8] {
     let mtu = mtu.bytes();
     [0, 1, mtu - 1, mtu, mtu + 1, 3 * mtu, 1 << 16, 1 << 20]
@@ -78,8 +78,8 @@ fn reads_of_every_size_arrive_at_every_mtu() {
     }
 }
 
-/// The packets of both ends for `op` on `len` bytes.
-fn told(joins: bool, mtu: PathMtu, op: fn(Mr) -> SendOp, len: u32) -> Vec<(Peer, Header, usize)> {
+/// Returns the packets of both ends for `op` on `len` bytes.
+fn packets_of(joins: bool, mtu: PathMtu, op: fn(Mr) -> SendOp, len: u32) -> Vec<(Peer, Header, usize)> {
     let mut p = Pair::new(Setup { path_mtu: mtu, joins, flow_limit: Some(40_000), ..Setup::default() });
     let (here, there) = (filled(&mut p, A, 1 << 17), filled(&mut p, B, 1 << 17));
     recv(&mut p, B, 1, &[there.all()]);
@@ -91,21 +91,21 @@ fn told(joins: bool, mtu: PathMtu, op: fn(Mr) -> SendOp, len: u32) -> Vec<(Peer,
 
 // clause: SEND-ASK-MIDDLE
 #[test]
-fn joined_packets_equal_single_ones() {
+fn joined_packets_equal_single_packets() {
     let ops: [fn(Mr) -> SendOp; 3] = [|_| SendOp::Send, write_to, read_from];
     for mtu in [PathMtu::Mtu256, PathMtu::Mtu1024] {
         for packets in [2, 3, 4, 5, 16, 64, 100] {
             let len = packets * mtu.bytes();
             for (op, len) in ops.into_iter().flat_map(|op| [len - 1, len, len + 1].map(|len| (op, len))) {
-                assert_eq!(told(true, mtu, op, len), told(false, mtu, op, len), "{len} bytes at {mtu:?}");
+                assert_eq!(packets_of(true, mtu, op, len), packets_of(false, mtu, op, len), "{len} bytes at {mtu:?}");
             }
         }
     }
 }
 
-/// The packets of a WRITE of 64 packets of which only `readable` bytes can be read, and the other
-/// bytes not.
-fn before_a_fault(joins: bool, readable: u32) -> Vec<Vec<u8>> {
+/// Returns the packets that leave for a WRITE of 64 packets, of which only the first `readable`
+/// bytes can be read.
+fn packets_before_fault(joins: bool, readable: u32) -> Vec<Vec<u8>> {
     let mut p = Pair::new(Setup::default());
     let (here, there) = (filled(&mut p, A, 1 << 14), blank(&mut p, B, 1 << 14));
     let (good, rest) = (here.sge(0, readable), here.sge(readable, (1 << 14) - readable));
@@ -121,9 +121,9 @@ fn before_a_fault(joins: bool, readable: u32) -> Vec<Vec<u8>> {
 #[test]
 fn source_fault_in_the_middle_sends_earlier_packets() {
     for packets in [2, 3, 30, 62] {
-        let sent = before_a_fault(true, packets * 256 + 7);
+        let sent = packets_before_fault(true, packets * 256 + 7);
         assert_eq!(sent.len(), packets as usize);
-        assert!(sent == before_a_fault(false, packets * 256 + 7), "{packets} packets");
+        assert!(sent == packets_before_fault(false, packets * 256 + 7), "{packets} packets");
     }
 }
 
@@ -176,7 +176,7 @@ fn immediate_data_and_flags_reach_the_receiver() {
 }
 
 #[test]
-fn a_write_with_immediate_and_no_data_takes_a_receive() {
+fn write_with_immediate_and_no_data_takes_a_receive() {
     let mut p = Pair::new(Setup::default());
     recv(&mut p, B, 9, &[]);
     // A zero-length RDMA ignores key and address (IBA C9-88).
@@ -199,7 +199,7 @@ fn zero_length_reads_and_writes_ignore_key_and_address() {
 }
 
 #[test]
-fn lists_may_be_cut_anywhere() {
+fn sge_lists_may_split_a_message_anywhere() {
     let mut p = Pair::new(Setup::default());
     let (src, dst) = (filled(&mut p, A, 2000), blank(&mut p, B, 2000));
     let from = [src.sge(0, 1), src.sge(1, 255), src.sge(256, 3), src.sge(259, 741)];
@@ -276,7 +276,7 @@ fn only_signaled_requests_report_success() {
     }
     p.run();
     assert_eq!(sends(&mut p, A), [(3, WcStatus::Success), (6, WcStatus::Success), (9, WcStatus::Success)]);
-    // Unsignaled requests freed their places: the whole depth is available again.
+    // Unsignaled requests have freed their queue entries: the whole depth is available again.
     for id in 0..64 {
         post_with(&mut p, A, id, write_to(dst), SendFlags::empty(), &[]);
     }
@@ -314,7 +314,7 @@ fn psns_wrap_in_both_directions() {
     let ok = [(1, WcStatus::Success), (2, WcStatus::Success)];
     assert_eq!(sends(&mut p, A), [ok, ok, ok].concat());
     assert_eq!(sends(&mut p, B), vec![(3, WcStatus::Success); 3]);
-    // Four packets of WRITE, one READ REQUEST that stands for four, round and round.
+    // Each round is a WRITE of four packets and a READ REQUEST that occupies four PSNs.
     assert_eq!(request_psns(&p, A), [0xff_fffe, 0xff_ffff, 0, 1, 2, 6, 7, 8, 9, 10, 14, 15, 16, 17, 18]);
     assert_eq!(request_psns(&p, B), [0xff_ffff, 0, 1, 2, 3, 4, 5, 6, 7]);
     p.assert_settled();
@@ -390,7 +390,7 @@ fn both_sides_may_send_at_once() {
 
 // clause: READ-AFTER-WRITE
 #[test]
-fn a_read_returns_the_bytes_of_an_earlier_write() {
+fn read_returns_the_bytes_of_an_earlier_write() {
     let mut p = Pair::new(Setup::default());
     let (src, dst, back) = (filled(&mut p, A, 3000), blank(&mut p, B, 3000), blank(&mut p, A, 3000));
     post(&mut p, A, 1, write_to(dst), &[src.all()]);
@@ -408,7 +408,7 @@ fn narrow_window_slows_but_does_not_stop() {
         p.run();
         assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
         assert_eq!(bytes(&p, B, dst), bytes(&p, A, src));
-        // Only a packet sent with nothing else under way may exceed the limit.
+        // Only a packet sent with nothing else in flight may exceed the limit.
         assert!(p.ends[0].host.flow.peak <= limit.max(LEAST_CHARGE), "{} > {limit}", p.ends[0].host.flow.peak);
         assert_eq!(p.timeouts, [0, 0], "the window must not be reopened by a timer");
         p.assert_settled();
@@ -438,8 +438,8 @@ fn fence_waits_for_reads() {
         post_with(&mut p, A, 2, write_to(b), flags, &[a.sge(0, 100)]);
         p.run();
         assert_eq!(p.log.iter().filter(|l| l.from == A).count(), 2);
-        let of = |from: Peer, n: usize| p.log.iter().filter(|l| l.from == from).nth(n).expect("sent").at;
-        of(A, 1) > of(B, 0)
+        let sent_at = |from: Peer, n: usize| p.log.iter().filter(|l| l.from == from).nth(n).expect("sent").at;
+        sent_at(A, 1) > sent_at(B, 0)
     };
     assert!(!run(SendFlags::SIGNALED), "without a fence the WRITE does not wait");
     assert!(run(SendFlags::SIGNALED | SendFlags::FENCE), "with a fence it waits for the READ's data");
@@ -477,7 +477,7 @@ fn reads_and_atomics_fail_with_max_rd_atomic_0() {
 
 // clause: SRQ-ORDER, SRQ-LIMIT
 #[test]
-fn srq_is_fifo_and_raises_its_limit_once() {
+fn srq_is_fifo_and_raises_its_limit_event_once() {
     let mut p = Pair::new(Setup { srq: true, ..Setup::default() });
     let (src, dst) = (filled(&mut p, A, 600), blank(&mut p, B, 4000));
     for id in 0..4 {
@@ -495,8 +495,8 @@ fn srq_is_fifo_and_raises_its_limit_once() {
     }
 }
 
-/// The packets that B sends in one call after a request, with `posted` WRITEs of one packet to
-/// send.
+/// Returns the packets that B sends in one call after a request, with `posted` WRITEs of one packet
+/// to send.
 fn order_at_b(batch: usize, posted: u32, acks_last: bool) -> Vec<Kind> {
     let mut p = alone(B, Setup { batch, ..Setup::default() });
     p.ends[B as usize].qp.set_acks_last(acks_last);
@@ -526,9 +526,9 @@ fn lone_ack_leaves_before_requests() {
 #[test]
 fn lone_ack_set_last_lets_one_batch_go_first() {
     let is_ack = |kind: &Kind| matches!(kind, Kind::RcResponse(Response::Ack(_)));
-    for (batch, posted, place) in [(64, 0, 0), (64, 1, 1), (64, 5, 5), (4, 3, 3), (4, 4, 4), (4, 10, 4)] {
+    for (batch, posted, position) in [(64, 0, 0), (64, 1, 1), (64, 5, 5), (4, 3, 3), (4, 4, 4), (4, 10, 4)] {
         let kinds = order_at_b(batch, posted, true);
-        assert_eq!(kinds.iter().position(is_ack), Some(place), "{posted} requests in batches of {batch}");
+        assert_eq!(kinds.iter().position(is_ack), Some(position), "{posted} requests in batches of {batch}");
         assert_eq!(kinds.len() as u32, posted + 1);
     }
 }

@@ -1,5 +1,4 @@
-//! A lone RC responder against forged requests: this packet in, exactly these packets out, nothing
-//! else.
+//! An RC responder against forged requests: each received packet causes exactly the given packets.
 //!
 //! Responses are written as `ack 100 msn 1`, `nak PsnSequence 101`, `rnr 100`, `first 100`, `atomic
 //! 100 = 7`.
@@ -10,36 +9,36 @@ use roxe_transport::qp::DropReason;
 use roxe_transport::qp::{QpEvents, Service};
 use roxe_wire::{AtomicEth, Ieth, NakCode, NetHeader, Qpn, RKey, Reth, Syndrome};
 
-/// A responder whose peer, with first PSN 100, is played by the test.
+/// A responder whose peer, with first PSN 100, is forged by the test.
 struct Script {
     p: Pair,
     /// Remotely accessible bytes.
     mr: Mr,
-    heard: usize,
+    seen: usize,
 }
 
 impl Script {
     fn new(setup: Setup) -> Self {
         let mut p = alone(B, setup);
         let mr = blank(&mut p, B, 4096);
-        Self { p, mr, heard: 0 }
+        Self { p, mr, seen: 0 }
     }
 
     /// Injects a request that requests an acknowledgement, and returns the responses.
-    fn say(&mut self, psn: u32, req: Request, payload: &[u8]) -> Vec<String> {
-        self.hear(&request(B, psn, req), payload)
+    fn deliver(&mut self, psn: u32, req: Request, payload: &[u8]) -> Vec<String> {
+        self.deliver_header(&request(B, psn, req), payload)
     }
 
-    fn hear(&mut self, header: &Header, payload: &[u8]) -> Vec<String> {
+    fn deliver_header(&mut self, header: &Header, payload: &[u8]) -> Vec<String> {
         self.p.inject(B, header, payload);
         self.p.transmit(B);
-        self.answers()
+        self.responses()
     }
 
-    /// Responses since the last call.
-    fn answers(&mut self) -> Vec<String> {
-        let new = self.p.log[self.heard..].iter().map(spell).collect();
-        self.heard = self.p.log.len();
+    /// Takes the responses since the last call, as text.
+    fn responses(&mut self) -> Vec<String> {
+        let new = self.p.log[self.seen..].iter().map(describe).collect();
+        self.seen = self.p.log.len();
         new
     }
 
@@ -60,7 +59,7 @@ impl Script {
     }
 }
 
-fn spell(logged: &roxe_sim::Logged) -> String {
+fn describe(logged: &roxe_sim::Logged) -> String {
     let psn = logged.header.bth.psn;
     match logged.header.kind {
         Kind::RcResponse(Response::Ack(aeth)) => match aeth.syndrome {
@@ -88,25 +87,28 @@ fn send_last() -> Request {
 
 // clause: ACK-AFTER-DEED
 #[test]
-fn a_send_is_acknowledged_after_it_is_placed() {
+fn send_is_acknowledged_after_it_is_placed() {
     let mut s = Script::new(Setup::default());
     let mr = s.mr;
     recv(&mut s.p, B, 1, &[mr.all()]);
-    assert_eq!(s.say(100, SEND_ONLY, b"hello"), ["ack 100 msn 1"]);
+    assert_eq!(s.deliver(100, SEND_ONLY, b"hello"), ["ack 100 msn 1"]);
     assert_eq!((one_recv(&mut s.p, B).byte_len, &bytes(&s.p, B, mr)[..6]), (5, &b"hello\0"[..]));
 }
 
 // clause: NAK-UNASKED
 #[test]
-fn responses_are_requested_acks_and_errors() {
+fn responder_sends_only_requested_acks_and_naks() {
     let mut s = Script::new(Setup::default());
-    let quiet = |psn, req| Header { bth: bth(B, psn, false), kind: Kind::RcRequest(req) };
+    let without_ack_req = |psn, req| Header { bth: bth(B, psn, false), kind: Kind::RcRequest(req) };
     let reth = s.reth(0, 4);
-    assert_eq!(s.hear(&quiet(100, Request::WriteOnly(reth, None)), b"abcd"), [""; 0]);
+    assert_eq!(s.deliver_header(&without_ack_req(100, Request::WriteOnly(reth, None)), b"abcd"), [""; 0]);
     assert_eq!(bytes(&s.p, B, s.mr)[..4], *b"abcd");
-    assert_eq!(s.hear(&quiet(102, Request::WriteOnly(reth, None)), b"abcd"), ["nak PsnSequence 101"]);
-    assert_eq!(s.hear(&quiet(101, SEND_ONLY), b""), ["rnr 101"]);
-    assert_eq!(s.hear(&quiet(101, Request::SendMiddle), &[0; 256]), ["nak InvalidRequest 101"]);
+    assert_eq!(
+        s.deliver_header(&without_ack_req(102, Request::WriteOnly(reth, None)), b"abcd"),
+        ["nak PsnSequence 101"]
+    );
+    assert_eq!(s.deliver_header(&without_ack_req(101, SEND_ONLY), b""), ["rnr 101"]);
+    assert_eq!(s.deliver_header(&without_ack_req(101, Request::SendMiddle), &[0; 256]), ["nak InvalidRequest 101"]);
     assert_eq!(s.state(), QpState::Err);
 }
 
@@ -119,18 +121,18 @@ fn one_ack_covers_all_earlier_requests() {
         s.p.inject(B, &request(B, psn, Request::WriteOnly(reth, None)), &[]);
     }
     s.p.transmit(B);
-    assert_eq!(s.answers(), ["ack 104 msn 5"]);
+    assert_eq!(s.responses(), ["ack 104 msn 5"]);
 }
 
 // clause: MSN-COUNT
 #[test]
 fn msn_counts_complete_messages_and_accepted_reads() {
     let mut s = Script::new(Setup { batch: 1, ..Setup::default() });
-    assert_eq!(s.say(100, Request::WriteFirst(s.reth(0, 700)), &[1; 256]), ["ack 100 msn 0"]);
-    assert_eq!(s.say(101, Request::WriteMiddle, &[1; 256]), ["ack 101 msn 0"]);
-    assert_eq!(s.say(102, WRITE_LAST, &[1; 188]), ["ack 102 msn 1"]);
-    assert_eq!(s.say(103, Request::Read(s.reth(0, 700)), &[]), ["first 103 msn 2", "middle 104", "last 105 msn 2"]);
-    assert_eq!(s.say(101, Request::WriteMiddle, &[1; 256]).first().map(String::as_str), Some("ack 102 msn 2"));
+    assert_eq!(s.deliver(100, Request::WriteFirst(s.reth(0, 700)), &[1; 256]), ["ack 100 msn 0"]);
+    assert_eq!(s.deliver(101, Request::WriteMiddle, &[1; 256]), ["ack 101 msn 0"]);
+    assert_eq!(s.deliver(102, WRITE_LAST, &[1; 188]), ["ack 102 msn 1"]);
+    assert_eq!(s.deliver(103, Request::Read(s.reth(0, 700)), &[]), ["first 103 msn 2", "middle 104", "last 105 msn 2"]);
+    assert_eq!(s.deliver(101, Request::WriteMiddle, &[1; 256]).first().map(String::as_str), Some("ack 102 msn 2"));
 }
 
 // clause: SRQ-ORDER
@@ -138,10 +140,10 @@ fn msn_counts_complete_messages_and_accepted_reads() {
 fn empty_srq_causes_rnr_nak() {
     let mut s = Script::new(Setup { srq: true, ..Setup::default() });
     let mr = s.mr;
-    assert_eq!(s.say(100, SEND_ONLY, b"x"), ["rnr 100"]);
+    assert_eq!(s.deliver(100, SEND_ONLY, b"x"), ["rnr 100"]);
     recv(&mut s.p, B, 4, &[mr.all()]);
-    assert_eq!(s.say(100, SEND_ONLY, b"x"), ["ack 100 msn 1"]);
-    assert_eq!(s.say(101, SEND_ONLY, b"x"), ["rnr 101"]);
+    assert_eq!(s.deliver(100, SEND_ONLY, b"x"), ["ack 100 msn 1"]);
+    assert_eq!(s.deliver(101, SEND_ONLY, b"x"), ["rnr 101"]);
     assert_eq!(recvs(&mut s.p, B), each(4..=4, WcStatus::Success));
 }
 
@@ -150,11 +152,11 @@ fn empty_srq_causes_rnr_nak() {
 fn gap_is_nakked_once_until_filled() {
     let mut s = Script::new(Setup::default());
     let write = Request::WriteOnly(s.reth(0, 0), None);
-    assert_eq!(s.say(101, write, &[]), ["nak PsnSequence 100"]);
-    assert_eq!(s.say(102, write, &[]), [""; 0]);
-    assert_eq!(s.say(101, write, &[]), [""; 0]);
-    assert_eq!(s.say(100, write, &[]), ["ack 100 msn 1"]);
-    assert_eq!(s.say(102, write, &[]), ["nak PsnSequence 101"]);
+    assert_eq!(s.deliver(101, write, &[]), ["nak PsnSequence 100"]);
+    assert_eq!(s.deliver(102, write, &[]), [""; 0]);
+    assert_eq!(s.deliver(101, write, &[]), [""; 0]);
+    assert_eq!(s.deliver(100, write, &[]), ["ack 100 msn 1"]);
+    assert_eq!(s.deliver(102, write, &[]), ["nak PsnSequence 101"]);
     assert_eq!((s.state(), s.last_drop()), (QpState::Rts, Some(DropReason::OutOfSequence)));
 }
 
@@ -164,8 +166,8 @@ fn window_is_half_the_psn_space() {
     let mut s = Script::new(Setup::default());
     let write = Request::WriteOnly(s.reth(0, 0), None);
     // The newest PSN that counts as future, and the oldest that counts as past.
-    assert_eq!(s.say(100 + 0x7f_ffff, write, &[]), ["nak PsnSequence 100"]);
-    assert_eq!(s.say(100 + 0x80_0000, write, &[]), ["ack 99 msn 0"]);
+    assert_eq!(s.deliver(100 + 0x7f_ffff, write, &[]), ["nak PsnSequence 100"]);
+    assert_eq!(s.deliver(100 + 0x80_0000, write, &[]), ["ack 99 msn 0"]);
 }
 
 // clause: GAP-AFTER-RNR
@@ -173,11 +175,11 @@ fn window_is_half_the_psn_space() {
 fn gap_after_an_rnr_nak_is_not_nakked() {
     let mut s = Script::new(Setup::default());
     let write = Request::WriteOnly(s.reth(0, 0), None);
-    assert_eq!(s.say(100, SEND_ONLY, &[]), ["rnr 100"]);
-    assert_eq!(s.say(101, write, &[]), [""; 0], "the peer is waiting, it knows");
-    assert_eq!(s.say(100, SEND_ONLY, &[]), ["rnr 100"], "each attempt is answered");
+    assert_eq!(s.deliver(100, SEND_ONLY, &[]), ["rnr 100"]);
+    assert_eq!(s.deliver(101, write, &[]), [""; 0], "the peer waits after the RNR NAK");
+    assert_eq!(s.deliver(100, SEND_ONLY, &[]), ["rnr 100"], "each attempt gets an RNR NAK");
     recv(&mut s.p, B, 1, &[]);
-    assert_eq!(s.say(100, SEND_ONLY, &[]), ["ack 100 msn 1"]);
+    assert_eq!(s.deliver(100, SEND_ONLY, &[]), ["ack 100 msn 1"]);
 }
 
 // clause: DUP-SEND-WRITE
@@ -188,13 +190,13 @@ fn duplicate_send_or_write_is_acked_not_executed() {
     for id in 1..=2 {
         recv(&mut s.p, B, id, &[mr.sge(100, 100)]);
     }
-    s.say(100, SEND_ONLY, b"once");
-    s.say(101, Request::WriteOnly(reth, None), b"once");
-    assert_eq!(s.say(100, SEND_ONLY, b"more"), ["ack 101 msn 2"]);
-    assert_eq!(s.say(101, Request::WriteOnly(reth, None), b"more"), ["ack 101 msn 2"]);
-    // Nothing of a duplicate is validated: a wrong key or length changes nothing.
+    s.deliver(100, SEND_ONLY, b"once");
+    s.deliver(101, Request::WriteOnly(reth, None), b"once");
+    assert_eq!(s.deliver(100, SEND_ONLY, b"more"), ["ack 101 msn 2"]);
+    assert_eq!(s.deliver(101, Request::WriteOnly(reth, None), b"more"), ["ack 101 msn 2"]);
+    // A duplicate is not validated: a wrong key or length changes nothing.
     let wrong = Reth { rkey: RKey(0), ..reth };
-    assert_eq!(s.say(100, Request::WriteOnly(wrong, None), b"x"), ["ack 101 msn 2"]);
+    assert_eq!(s.deliver(100, Request::WriteOnly(wrong, None), b"x"), ["ack 101 msn 2"]);
     assert_eq!(recvs(&mut s.p, B), each(1..=1, WcStatus::Success));
     assert_eq!((&bytes(&s.p, B, mr)[..4], &bytes(&s.p, B, mr)[100..104]), (&b"once"[..], &b"once"[..]));
     assert_eq!((s.state(), s.last_drop()), (QpState::Rts, Some(DropReason::DuplicateRequest)));
@@ -205,23 +207,23 @@ fn duplicate_send_or_write_is_acked_not_executed() {
 fn duplicate_read_is_answered_from_its_start() {
     let mut s = Script::new(Setup::default());
     let whole = Request::Read(s.reth(0, 1000));
-    let answer = ["first 100 msn 1", "middle 101", "middle 102", "last 103 msn 1"];
-    assert_eq!(s.say(100, whole, &[]), answer);
-    assert_eq!(s.say(100, whole, &[]), answer);
+    let response = ["first 100 msn 1", "middle 101", "middle 102", "last 103 msn 1"];
+    assert_eq!(s.deliver(100, whole, &[]), response);
+    assert_eq!(s.deliver(100, whole, &[]), response);
     let tail = Request::Read(s.reth(512, 488));
-    assert_eq!(s.say(102, tail, &[]), ["first 102 msn 1", "last 103 msn 1"]);
+    assert_eq!(s.deliver(102, tail, &[]), ["first 102 msn 1", "last 103 msn 1"]);
     let last = Request::Read(s.reth(768, 232));
-    assert_eq!(s.say(103, last, &[]), ["only 103 msn 1"]);
+    assert_eq!(s.deliver(103, last, &[]), ["only 103 msn 1"]);
     // The original range is kept after any number of shorter duplicates.
-    assert_eq!(s.say(100, whole, &[]), answer);
-    assert_eq!(s.say(104, SEND_ONLY, &[]), ["rnr 104"]);
+    assert_eq!(s.deliver(100, whole, &[]), response);
+    assert_eq!(s.deliver(104, SEND_ONLY, &[]), ["rnr 104"]);
 }
 
 // clause: DUP-READ-SILENT
 #[test]
 fn duplicate_read_outside_the_original_is_dropped() {
     let mut s = Script::new(Setup::default());
-    s.say(100, Request::Read(s.reth(1000, 1000)), &[]);
+    s.deliver(100, Request::Read(s.reth(1000, 1000)), &[]);
     let other_key = blank(&mut s.p, B, 4096).rkey();
     for (psn, reth) in [
         (100, s.reth(1000, 1001)),
@@ -231,7 +233,7 @@ fn duplicate_read_outside_the_original_is_dropped() {
         (100, Reth { rkey: other_key, ..s.reth(1000, 1000) }),
         (99, s.reth(1000, 1000)),
     ] {
-        assert_eq!(s.say(psn, Request::Read(reth), &[]), [""; 0], "{psn} {reth:?}");
+        assert_eq!(s.deliver(psn, Request::Read(reth), &[]), [""; 0], "{psn} {reth:?}");
     }
     assert_eq!(s.state(), QpState::Rts, "a duplicate is never an error");
 }
@@ -241,18 +243,18 @@ fn duplicate_read_outside_the_original_is_dropped() {
 fn duplicate_atomic_gets_the_saved_response() {
     let mut s = Script::new(Setup { max_dest_rd_atomic: 2, ..Setup::default() });
     let word = |s: &Script| s.p.ends[1].host.memory.word(s.mr, 0);
-    assert_eq!(s.say(100, s.add(5), &[]), ["atomic 100 msn 1 = 0"]);
-    assert_eq!(s.say(101, s.add(5), &[]), ["atomic 101 msn 2 = 5"]);
-    assert_eq!(s.say(100, s.add(5), &[]), ["atomic 100 msn 2 = 0"]);
-    assert_eq!(s.say(101, s.add(5), &[]), ["atomic 101 msn 2 = 5"]);
+    assert_eq!(s.deliver(100, s.add(5), &[]), ["atomic 100 msn 1 = 0"]);
+    assert_eq!(s.deliver(101, s.add(5), &[]), ["atomic 101 msn 2 = 5"]);
+    assert_eq!(s.deliver(100, s.add(5), &[]), ["atomic 100 msn 2 = 0"]);
+    assert_eq!(s.deliver(101, s.add(5), &[]), ["atomic 101 msn 2 = 5"]);
     assert_eq!(word(&s), 10);
-    // Another kind of request with that PSN is not the duplicate it claims to be.
+    // A request of another kind with that PSN is not a duplicate.
     let swap = AtomicEth { va: s.mr.addr, rkey: s.mr.rkey(), swap_or_add: 1, compare: 0 };
-    assert_eq!(s.say(100, Request::CompareSwap(swap), &[]), [""; 0]);
-    // Two more overwrite the oldest; it cannot be answered any more.
-    s.say(102, s.add(1), &[]);
-    assert_eq!(s.say(100, s.add(5), &[]), [""; 0]);
-    assert_eq!(s.say(101, s.add(5), &[]), ["atomic 101 msn 3 = 5"]);
+    assert_eq!(s.deliver(100, Request::CompareSwap(swap), &[]), [""; 0]);
+    // Two more atomics overwrite the oldest, which cannot be answered any more.
+    s.deliver(102, s.add(1), &[]);
+    assert_eq!(s.deliver(100, s.add(5), &[]), [""; 0]);
+    assert_eq!(s.deliver(101, s.add(5), &[]), ["atomic 101 msn 3 = 5"]);
     assert_eq!(word(&s), 11);
 }
 
@@ -261,14 +263,14 @@ fn duplicate_atomic_gets_the_saved_response() {
 fn duplicate_send_ack_stops_before_read_or_atomic() {
     let mut s = Script::new(Setup::default());
     let write = Request::WriteOnly(s.reth(8, 0), None);
-    s.say(100, write, &[]);
-    s.say(101, s.add(5), &[]);
-    s.say(102, write, &[]);
-    // The response to 101 may be lost: acknowledging 102 would make the peer request it again;
+    s.deliver(100, write, &[]);
+    s.deliver(101, s.add(5), &[]);
+    s.deliver(102, write, &[]);
+    // The response to 101 may be lost. Acknowledging 102 would make the peer request it again;
     // acknowledging 100 and sending the response again are safe.
-    let answers = s.say(100, write, &[]);
+    let responses = s.deliver(100, write, &[]);
     let safe = [vec!["ack 100 msn 3".to_string()], vec!["ack 100 msn 3".into(), "atomic 101 msn 3 = 0".into()]];
-    assert!(safe.contains(&answers), "{answers:?}");
+    assert!(safe.contains(&responses), "{responses:?}");
 }
 
 // clause: ACK-BEFORE-READ, ANSWER-ORDER
@@ -281,8 +283,8 @@ fn responses_leave_in_psn_order() {
     }
     s.p.transmit(B);
     // The acknowledgement requested at 100 is sent alone: some requesters do not accept a READ
-    // answer for it.
-    let heads: Vec<_> = s.answers().iter().map(|a| a.split(" msn").next().unwrap_or_default().to_string()).collect();
+    // response as an acknowledgement.
+    let heads: Vec<_> = s.responses().iter().map(|a| a.split(" msn").next().unwrap_or_default().to_string()).collect();
     assert_eq!(heads, ["ack 100", "first 101", "middle 102", "last 103", "atomic 104", "ack 105"]);
 }
 
@@ -307,14 +309,14 @@ fn opcodes_out_of_sequence_are_invalid_requests() {
             let mr = s.mr;
             recv(&mut s.p, B, 1, &[mr.all()]);
             match open {
-                1 => _ = s.say(100, Request::SendFirst, &full),
-                2 => _ = s.say(100, Request::WriteFirst(s.reth(0, 1024)), &full),
+                1 => _ = s.deliver(100, Request::SendFirst, &full),
+                2 => _ = s.deliver(100, Request::WriteFirst(s.reth(0, 1024)), &full),
                 _ => s.p.ends[1].events = QpEvents::empty(),
             }
             let psn = if open == 0 { 100 } else { 101 };
-            let fits = !matches!(req, Request::Read(_) | Request::WriteOnly(..) | Request::SendOnly(_));
-            let answers = s.say(psn, *req, if fits { &full } else { &[] });
-            assert_eq!(answers, [format!("nak InvalidRequest {psn}")], "{req:?} in {open}");
+            let has_full_payload = !matches!(req, Request::Read(_) | Request::WriteOnly(..) | Request::SendOnly(_));
+            let responses = s.deliver(psn, *req, if has_full_payload { &full } else { &[] });
+            assert_eq!(responses, [format!("nak InvalidRequest {psn}")], "{req:?} in {open}");
             assert_eq!(s.state(), QpState::Err);
         }
     }
@@ -361,9 +363,9 @@ fn payloads_of_the_wrong_length_are_invalid_requests() {
         let (packets, good) = cases(&s)[case].clone();
         for (n, (req, len)) in packets.iter().enumerate() {
             let last = n + 1 == packets.len();
-            let answers = s.say(100 + n as u32, *req, &data[..*len]);
-            let refused = answers.iter().any(|a| a.starts_with("nak InvalidRequest"));
-            assert_eq!(refused, last && !good, "{req:?} with {len} bytes: {answers:?}");
+            let responses = s.deliver(100 + n as u32, *req, &data[..*len]);
+            let refused = responses.iter().any(|a| a.starts_with("nak InvalidRequest"));
+            assert_eq!(refused, last && !good, "{req:?} with {len} bytes: {responses:?}");
         }
         assert_eq!(s.state(), if good { QpState::Rts } else { QpState::Err }, "{packets:?}");
     }
@@ -374,8 +376,8 @@ fn payloads_of_the_wrong_length_are_invalid_requests() {
 fn refused_first_write_packet_leaves_memory_unchanged() {
     let mut s = Script::new(Setup::default());
     // The whole range is checked at the first packet, although its own bytes would fit.
-    let answers = s.say(100, Request::WriteFirst(s.reth(3900, 300)), &[9; 256]);
-    assert_eq!(answers, ["nak RemoteAccess 100"]);
+    let responses = s.deliver(100, Request::WriteFirst(s.reth(3900, 300)), &[9; 256]);
+    assert_eq!(responses, ["nak RemoteAccess 100"]);
     assert!(bytes(&s.p, B, s.mr).iter().all(|&b| b == 0));
 }
 
@@ -388,9 +390,9 @@ fn reads_beyond_max_dest_rd_atomic_are_refused() {
         s.p.inject(B, &request(B, psn, read), &[]);
     }
     s.p.transmit(B);
-    let answers = s.answers();
-    assert_eq!(answers[..2], ["only 100 msn 2", "only 101 msn 2"]);
-    assert_eq!(answers[2..], ["nak InvalidRequest 102"]);
+    let responses = s.responses();
+    assert_eq!(responses[..2], ["only 100 msn 2", "only 101 msn 2"]);
+    assert_eq!(responses[2..], ["nak InvalidRequest 102"]);
 }
 
 // clause: NAK-FATAL
@@ -403,16 +405,16 @@ fn fatal_nak_follows_earlier_responses_and_is_last() {
     s.p.inject(B, &request(B, 104, WRITE_LAST), &[1]);
     s.p.inject(B, &request(B, 105, read), &[]);
     s.p.transmit(B);
-    let heads: Vec<_> = s.answers().iter().map(|a| a.split(" msn").next().unwrap_or_default().to_string()).collect();
+    let heads: Vec<_> = s.responses().iter().map(|a| a.split(" msn").next().unwrap_or_default().to_string()).collect();
     assert_eq!(heads, ["first 100", "middle 101", "last 102", "nak InvalidRequest 104"]);
     assert_eq!(s.state(), QpState::Err);
-    assert_eq!(s.say(104, read, &[]), [""; 0]);
+    assert_eq!(s.deliver(104, read, &[]), [""; 0]);
     assert!(!s.p.ends[1].qp.has_work());
 }
 
 // clause: TAKE-SERVICE, TAKE-ADDRESS, TAKE-PKEY
 #[test]
-fn strangers_change_nothing() {
+fn packets_of_other_hosts_change_nothing() {
     let mut s = Script::new(Setup::default());
     let write = Request::WriteOnly(s.reth(0, 4), None);
     let mut good = request(B, 100, write);
@@ -425,7 +427,7 @@ fn strangers_change_nothing() {
     }
     for pkey in [0x7ffe, 0x0001, 0x8001] {
         good.bth.pkey = Pkey(pkey);
-        assert_eq!(s.hear(&good, b"evil"), [""; 0]);
+        assert_eq!(s.deliver_header(&good, b"evil"), [""; 0]);
         assert_eq!(s.last_drop(), Some(DropReason::Pkey));
     }
     good.bth.pkey = Pkey::DEFAULT;
@@ -433,15 +435,15 @@ fn strangers_change_nothing() {
     let ud =
         Header { kind: Kind::Ud { deth: roxe_wire::Deth { qkey: QKEY, src_qpn: Qpn::new(7) }, imm: None }, ..good };
     for header in [uc, ud] {
-        assert_eq!(s.hear(&header, b"evil"), [""; 0]);
+        assert_eq!(s.deliver_header(&header, b"evil"), [""; 0]);
         assert_eq!(s.last_drop(), Some(DropReason::WrongService));
     }
     s.p.transmit(B);
-    assert_eq!(s.answers(), [""; 0]);
+    assert_eq!(s.responses(), [""; 0]);
     assert!(bytes(&s.p, B, s.mr).iter().all(|&b| b == 0));
     // A limited member of our partition may send to us.
     good.bth.pkey = Pkey(0x7fff);
-    assert_eq!(s.hear(&good, b"good"), ["ack 100 msn 1"]);
+    assert_eq!(s.deliver_header(&good, b"good"), ["ack 100 msn 1"]);
     assert_eq!(s.p.ends[1].events, QpEvents::empty());
 }
 
@@ -458,13 +460,13 @@ fn requests_are_accepted_from_rtr_on() {
     }
     let mut s = Script::new(Setup::default());
     assert_eq!(go_to(&mut s.p, B, QpState::Err), Ok(()));
-    assert_eq!(s.say(100, SEND_ONLY, &[]), [""; 0]);
+    assert_eq!(s.deliver(100, SEND_ONLY, &[]), [""; 0]);
     assert_eq!(s.last_drop(), Some(DropReason::BadState));
 }
 
 // clause: WC-SOLICITED
 #[test]
-fn a_completion_is_solicited_if_its_last_packet_is() {
+fn completion_is_solicited_if_its_last_packet_is() {
     let mut s = Script::new(Setup::default());
     let mr = s.mr;
     for (first, last) in [(true, false), (false, true)] {
@@ -476,18 +478,18 @@ fn a_completion_is_solicited_if_its_last_packet_is() {
             header.bth.ack_req = req == send_last();
             header
         };
-        s.hear(&header(psn, first, Request::SendFirst), &[0; 256]);
-        s.hear(&header(psn + 1, last, send_last()), &[0; 1]);
+        s.deliver_header(&header(psn, first, Request::SendFirst), &[0; 256]);
+        s.deliver_header(&header(psn + 1, last, send_last()), &[0; 1]);
         assert_eq!(one_recv(&mut s.p, B).solicited, last);
     }
 }
 
 // clause: WC-SOLICITED
 #[test]
-fn an_error_completion_is_always_solicited() {
+fn error_completion_is_always_solicited() {
     let mut s = Script::new(Setup::default());
     recv(&mut s.p, B, 1, &[]);
-    assert_eq!(s.say(100, SEND_ONLY, b"too long"), ["nak InvalidRequest 100"]);
+    assert_eq!(s.deliver(100, SEND_ONLY, b"too long"), ["nak InvalidRequest 100"]);
     assert!(one_recv(&mut s.p, B).solicited);
 }
 
@@ -499,15 +501,15 @@ fn completion_reports_the_invalidated_key() {
     s.p.end(B).host.memory.make_window(mr);
     recv(&mut s.p, B, 1, &[]);
     let tail = SendTail::Invalidate(Ieth(mr.rkey()));
-    assert_eq!(s.say(100, Request::SendOnly(tail), &[]), ["ack 100 msn 1"]);
+    assert_eq!(s.deliver(100, Request::SendOnly(tail), &[]), ["ack 100 msn 1"]);
     assert_eq!(one_recv(&mut s.p, B).extra, roxe_transport::wr::WcExtra::Invalidated(mr.rkey()));
     let nak = format!("nak {:?} 101", NakCode::RemoteAccess);
-    assert_eq!(s.say(101, Request::Read(s.reth(0, 1)), &[]), [nak]);
+    assert_eq!(s.deliver(101, Request::Read(s.reth(0, 1)), &[]), [nak]);
 }
 
 // clause: TAKE-SERVICE
 #[test]
-fn a_responder_of_another_service_ignores_rc() {
+fn responder_of_another_service_ignores_rc() {
     for service in [Service::Uc, Service::Ud] {
         let mut p = alone(B, Setup::of(service));
         p.inject(B, &request(B, 100, SEND_ONLY), &[]);

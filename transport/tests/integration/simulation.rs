@@ -52,12 +52,12 @@ fn mishaps_break_no_promise() {
     }
 }
 
-/// Runs in which packets overtake each other and receives are posted late, but nothing is lost on
-/// the way.
-fn overtaking_runs(service: &str, words: &str, rules: &str) -> Result<Report, String> {
+/// Returns the report of runs in which packets overtake each other and receives are posted late,
+/// but no packet is lost.
+fn overtaking_runs(service: &str, options: &str, rules: &str) -> Result<Report, String> {
     let mut total = Report::default();
     for seed in 0..RUNS {
-        let text = format!("service={service} messages=30 max_len=5000 seed={seed} {words}\n{rules}");
+        let text = format!("service={service} messages=30 max_len=5000 seed={seed} {options}\n{rules}");
         let case: Case = text.parse()?;
         total.add(&case.play(&|_| {}).map_err(|failure| format!("{}\n{case}", failure.broken))?);
     }
@@ -73,8 +73,8 @@ fn early_packets_that_wait_are_neither_lost_nor_reordered() {
         println!("{service} {waiting:?} {without:?}");
         assert!(waiting.tally.delayed > 1000, "{waiting:?}");
         match service {
-            "rc" => assert!(waiting.tally.sent < without.tally.sent, "fewer packets are sent again"),
-            _ => assert!(waiting.recvs > without.recvs, "without a wait some are lost"),
+            "rc" => assert!(waiting.tally.sent < without.tally.sent, "fewer packets are retransmitted"),
+            _ => assert!(waiting.recvs > without.recvs, "without a wait some packets are lost"),
         }
     }
 }

@@ -5,7 +5,7 @@ use roxe_sim::rng::Rng;
 use roxe_transport::qp::{QpEvents, Service};
 use roxe_transport::wr::WcStatus::*;
 
-/// Sets only `state` of A, with `en_sqd_async_notify` as given.
+/// Requests SQD for A, with `en_sqd_async_notify` as given.
 fn drain(pair: &mut Pair, notify: bool) {
     let end = pair.end(A);
     let attr = QpAttr { state: QpState::Sqd, en_sqd_async_notify: notify, ..*end.qp.attr() };
@@ -35,13 +35,13 @@ fn posts_are_accepted_as_the_state_allows() {
 }
 
 #[test]
-fn post_limits_have_two_sides() {
+fn posts_are_checked_at_their_limits() {
     let mut p = Pair::new(Setup::default());
     let mr = blank(&mut p, A, 64);
     let five = [mr.sge(0, 1); 5];
     assert_eq!(try_post(&mut p, A, 1, SendOp::Send, SendFlags::SIGNALED, &five[..4]), Ok(()));
-    let long = try_post(&mut p, A, 1, SendOp::Send, SendFlags::SIGNALED, &five);
-    assert_eq!(long, Err(PostError::TooManySges));
+    let too_many = try_post(&mut p, A, 1, SendOp::Send, SendFlags::SIGNALED, &five);
+    assert_eq!(too_many, Err(PostError::TooManySges));
     assert_eq!(p.post_recv(A, &RecvRequest { wr_id: 0, sges: &five[..4] }), Ok(()));
     assert_eq!(p.post_recv(A, &RecvRequest { wr_id: 0, sges: &five }), Err(PostError::TooManySges));
     for id in 1..64 {
@@ -54,13 +54,13 @@ fn post_limits_have_two_sides() {
 
 // clause: SEND-MAX-LENGTH
 #[test]
-fn a_message_of_2_31_bytes_is_the_longest() {
+fn message_of_2_31_bytes_is_the_longest() {
     for service in [Service::Rc, Service::Uc] {
         let mut p = Pair::new(Setup::of(service));
         let mr = blank(&mut p, A, 64);
         let sge = |length| Sge { length, ..mr.all() };
-        let at_most = try_post(&mut p, A, 1, SendOp::Send, SendFlags::SIGNALED, &[sge(1 << 31)]);
-        assert_eq!(at_most, Ok(()));
+        let longest = try_post(&mut p, A, 1, SendOp::Send, SendFlags::SIGNALED, &[sge(1 << 31)]);
+        assert_eq!(longest, Ok(()));
         for list in [&[sge((1 << 31) + 1)][..], &[sge(1 << 31), sge(1)], &[sge(u32::MAX), sge(u32::MAX)]] {
             let posted = try_post(&mut p, A, 2, SendOp::Send, SendFlags::SIGNALED, list);
             assert_eq!(posted, Err(PostError::BadLength));
@@ -70,7 +70,7 @@ fn a_message_of_2_31_bytes_is_the_longest() {
 
 // clause: SEND-OPERATIONS
 #[test]
-fn operations_follow_the_service() {
+fn operations_of_other_services_are_refused() {
     let mut p = Pair::new(Setup::of(Service::Uc));
     let (a, b) = (blank(&mut p, A, 8), blank(&mut p, B, 8));
     for op in [read_from(b), add_to(b, 1), SendOp::SendInvalidate(b.rkey())] {
@@ -80,9 +80,9 @@ fn operations_follow_the_service() {
     for op in [read_from(b), add_to(b, 1), write_to(b), SendOp::SendInvalidate(b.rkey())] {
         assert_eq!(try_post(&mut p, A, 1, op, SendFlags::SIGNALED, &[a.all()]), Err(PostError::BadOpcode), "{op:?}");
     }
-    let nowhere =
+    let no_destination =
         SendRequest { wr_id: 1, op: SendOp::Send, flags: SendFlags::SIGNALED, data: SendData::Sges(&[]), ud: None };
-    assert_eq!(p.post_send(A, &nowhere), Err(PostError::MissingDestination));
+    assert_eq!(p.post_send(A, &no_destination), Err(PostError::MissingDestination));
 }
 
 // clause: SEND-ATOMIC-LENGTH, WC-ORDER
@@ -90,11 +90,11 @@ fn operations_follow_the_service() {
 fn atomic_with_wrong_list_length_fails_in_order() {
     let lists: &[&[u32]] = &[&[], &[0], &[4], &[7], &[4, 3], &[9], &[16], &[8, 8], &[4, 4, 4], &[8, 0, 1]];
     for lens in lists {
-        for swaps in [false, true] {
+        for is_swap in [false, true] {
             let mut p = Pair::new(Setup::default());
             let (a, b) = (blank(&mut p, A, 64), blank(&mut p, B, 8));
             let op = match add_to(b, 1) {
-                SendOp::FetchAdd { remote_addr, rkey, .. } if swaps => {
+                SendOp::FetchAdd { remote_addr, rkey, .. } if is_swap => {
                     SendOp::CompareSwap { remote_addr, rkey, compare: 0, swap: 1 }
                 }
                 add => add,
@@ -140,7 +140,7 @@ fn err_flushes_both_queues_in_order() {
     recv(&mut p, A, 16, &[]);
     p.run();
     assert_eq!((sends(&mut p, A), recvs(&mut p, A)), (each(6..=6, WrFlushErr), each(16..=16, WrFlushErr)));
-    assert_eq!(p.log.len(), 0, "nothing was sent");
+    assert_eq!(p.log.len(), 0, "no packet was sent");
     assert_eq!(p.end(A).events, QpEvents::empty(), "a modify to ERR raises no asynchronous event");
 }
 
@@ -160,7 +160,7 @@ fn err_in_the_middle_of_a_message_flushes_its_receive() {
 
 // clause: STATE-ERR
 #[test]
-fn a_qp_in_err_ignores_every_packet() {
+fn qp_in_err_ignores_every_packet() {
     let mut p = Pair::new(Setup::default());
     let dst = blank(&mut p, B, 8);
     assert_eq!(go_to(&mut p, B, QpState::Err), Ok(()));
@@ -172,7 +172,7 @@ fn a_qp_in_err_ignores_every_packet() {
 
 // clause: PSN-START, STATE-RESET
 #[test]
-fn reset_forgets_everything_and_the_qp_works_again() {
+fn qp_works_again_after_reset() {
     let mut p = Pair::new(Setup { psn: [5, 6], ..Setup::default() });
     let (src, dst) = (filled(&mut p, A, 1000), blank(&mut p, B, 1000));
     for round in 0..3 {
@@ -210,7 +210,7 @@ fn comm_est_is_raised_once_by_the_first_good_request_in_rtr() {
     p.bring_to(B, QpState::Rtr);
     let dst = blank(&mut p, B, 8);
     p.inject(B, &request(B, 100 + 1, SEND_ONLY), &[]);
-    assert_eq!(p.ends[1].events, QpEvents::empty(), "a request out of sequence establishes nothing");
+    assert_eq!(p.ends[1].events, QpEvents::empty(), "a request out of sequence raises no event");
     post(&mut p, A, 1, write_to(dst), &[]);
     p.run();
     assert_eq!(p.ends[1].events, QpEvents::COMM_EST);
@@ -280,7 +280,7 @@ fn sqd_repairs_losses_of_started_requests() {
 
 // clause: TAKE-REQUESTS, STATE-SQD
 #[test]
-fn a_qp_in_sqd_still_responds() {
+fn qp_in_sqd_still_responds() {
     let mut p = Pair::new(Setup::default());
     let (dst, src) = (blank(&mut p, A, 1000), filled(&mut p, B, 1000));
     drain(&mut p, false);
@@ -291,7 +291,7 @@ fn a_qp_in_sqd_still_responds() {
 
 // clause: CQ-OVERRUN
 #[test]
-fn a_send_queue_that_overruns_its_cq_ends_in_err_with_an_event() {
+fn send_queue_that_overruns_its_cq_ends_in_err_with_an_event() {
     let mut p = Pair::new(Setup::default());
     let dst = blank(&mut p, B, 8);
     p.end(A).host.cq_room[0] = Some(2);
@@ -307,7 +307,7 @@ fn a_send_queue_that_overruns_its_cq_ends_in_err_with_an_event() {
 
 // clause: CQ-OVERRUN
 #[test]
-fn a_receive_that_overruns_its_cq_ends_in_err_with_an_event() {
+fn receive_that_overruns_its_cq_ends_in_err_with_an_event() {
     let mut p = Pair::new(Setup::default());
     p.end(B).host.cq_room[1] = Some(1);
     for id in 1..=3 {
@@ -318,8 +318,8 @@ fn a_receive_that_overruns_its_cq_ends_in_err_with_an_event() {
     assert_eq!(recvs(&mut p, B), each(1..=1, Success));
     assert_eq!(p.ends[1].qp.state(), QpState::Err);
     assert!(p.ends[1].events.contains(QpEvents::FATAL));
-    // An unreported message must not be acknowledged. The first may be: its acknowledgement can be
-    // lost with the QP.
+    // A message without a completion must not be acknowledged. The first message may be
+    // acknowledged, but that acknowledgement can be lost with the QP.
     let done = sends(&mut p, A);
     assert!(matches!(done[0], (1, Success | RetryExcErr)), "{done:?}");
     assert!(done[1..].iter().all(|(_, status)| *status != Success), "{done:?}");
@@ -328,14 +328,14 @@ fn a_receive_that_overruns_its_cq_ends_in_err_with_an_event() {
 
 // clause: SRQ-LAST-RECEIVE
 #[test]
-fn the_last_shared_receive_is_announced_once() {
+fn last_shared_receive_is_announced_once() {
     let setup = Setup { srq: true, ..Setup::default() };
-    // Nothing outstanding: on entering ERR.
+    // No receive is in use: the event is raised on entering ERR.
     let mut p = Pair::new(setup);
     assert_eq!(go_to(&mut p, B, QpState::Err), Ok(()));
     p.run();
     assert_eq!(p.end(B).qp.poll_event() | p.ends[1].events, QpEvents::LAST_WQE_REACHED);
-    // One taken by an open message: flushed, then announced.
+    // An open message uses a receive: it is flushed, then the event is raised.
     let mut p = Pair::new(setup);
     let (src, dst) = (filled(&mut p, A, 1000), blank(&mut p, B, 1000));
     recv(&mut p, B, 1, &[dst.all()]);

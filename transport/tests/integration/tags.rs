@@ -7,13 +7,13 @@ use roxe_transport::tags::TagRecv;
 use roxe_transport::wr::{TmFlags, TmInfo, WcExtra, WcOpcode};
 use roxe_wire::{RKey, TmOp, Tmh};
 
-const DONE: TmFlags = TmFlags::MATCH.union(TmFlags::DATA_VALID);
+const MATCHED: TmFlags = TmFlags::MATCH.union(TmFlags::DATA_VALID);
 
 fn setup() -> Setup {
     Setup { tag_matching: true, ..Setup::default() }
 }
 
-/// Posts a tag of B; all bits count.
+/// Posts a tag of B with all bits significant.
 fn tag(pair: &mut Pair, wr_id: u64, tag: u64, sges: &[Sge]) {
     let tags = pair.end(B).host.tags.as_mut().expect("the setup enables tags");
     tags.add(&TagRecv { wr_id, tag, mask: !0, sges }).expect("room");
@@ -38,14 +38,14 @@ fn request_for(pair: &mut Pair, tag: u64, data: Mr, len: u32, extra: u32) -> Mr 
     mr
 }
 
-/// Takes the completions of B: number, status, operation, bytes, and what tags add.
+/// Takes the completions of B: wr_id, status, operation, bytes and tag matching information.
 fn done(pair: &mut Pair) -> Vec<(u64, WcStatus, WcOpcode, u32, TmInfo)> {
     let taken = core::iter::from_fn(|| pair.recv_done(B));
     taken.map(|cqe| (cqe.wr_id, cqe.status, cqe.opcode, cqe.byte_len, cqe.tm)).collect()
 }
 
-/// The completion data of a matched message with `tag`.
-fn info(tag: u64, flags: TmFlags) -> TmInfo {
+/// Returns the completion data of a matched message with `tag`.
+fn tm_info(tag: u64, flags: TmFlags) -> TmInfo {
     TmInfo { tag, app_ctx: 0xc0de, flags }
 }
 
@@ -54,27 +54,27 @@ fn info(tag: u64, flags: TmFlags) -> TmInfo {
 fn matched_message_is_placed_without_its_header() {
     for len in [0, 1, 239, 240, 241, 700] {
         let mut p = Pair::new(setup());
-        let (wanted, other) = (message(&mut p, TmOp::Eager, 5, len), message(&mut p, TmOp::Eager, 6, len));
+        let (matching, other) = (message(&mut p, TmOp::Eager, 5, len), message(&mut p, TmOp::Eager, 6, len));
         let plain = message(&mut p, TmOp::NoTag, 5, len);
         let (to, spare) = (blank(&mut p, B, 700), [blank(&mut p, B, 716), blank(&mut p, B, 716)]);
         tag(&mut p, 50, 5, &[to.all()]);
         recv(&mut p, B, 1, &[spare[0].all()]);
         recv(&mut p, B, 2, &[spare[1].all()]);
         post(&mut p, A, 1, SendOp::Send, &[other.all()]);
-        post(&mut p, A, 2, SendOp::SendImm(imm(7)), &[wanted.all()]);
+        post(&mut p, A, 2, SendOp::SendImm(imm(7)), &[matching.all()]);
         post(&mut p, A, 3, SendOp::Send, &[plain.all()]);
         p.run();
         assert_eq!(sends(&mut p, A), each(1..=3, WcStatus::Success));
         let completed = p.end(B).host.recvs.clone();
-        assert_eq!(completed[1].extra, WcExtra::Imm(imm(7)), "immediate data comes as ever");
+        assert_eq!(completed[1].extra, WcExtra::Imm(imm(7)), "immediate data is delivered as usual");
         let ok = WcStatus::Success;
         let expected = [
             (1, ok, WcOpcode::TmRecv, 16 + len, TmInfo::default()),
-            (50, ok, WcOpcode::TmRecv, len, info(5, DONE)),
+            (50, ok, WcOpcode::TmRecv, len, tm_info(5, MATCHED)),
             (2, ok, WcOpcode::TmNoTag, 16 + len, TmInfo::default()),
         ];
         assert_eq!(done(&mut p), expected);
-        let (from, end) = (bytes(&p, A, wanted), len as usize);
+        let (from, end) = (bytes(&p, A, matching), len as usize);
         assert_eq!(bytes(&p, B, to)[..end], from[16..]);
         assert_eq!(bytes(&p, B, spare[0])[..end + 16], bytes(&p, A, other));
         assert_eq!(bytes(&p, B, spare[1])[..end + 16], bytes(&p, A, plain));
@@ -97,8 +97,8 @@ fn messages_too_short_for_a_tag_header_are_untagged() {
     assert_eq!(opcodes, [(1, WcOpcode::TmNoTag), (2, WcOpcode::RecvRdmaWithImm)]);
 }
 
-/// A sends a rendezvous request for `len` bytes, B has a tag for it; returns the pair, the data and
-/// where it shall go.
+/// Sends a rendezvous request for `len` bytes, for which B has a tag. Returns the pair, the data
+/// and its destination.
 fn rendezvous(setup: Setup, len: u32) -> (Pair, Mr, Mr) {
     let mut p = Pair::new(setup);
     let (data, to, fin) = (filled(&mut p, A, len.max(1)), blank(&mut p, B, len.max(1)), blank(&mut p, A, 16));
@@ -109,11 +109,11 @@ fn rendezvous(setup: Setup, len: u32) -> (Pair, Mr, Mr) {
     (p, data, to)
 }
 
-/// Both completions of a successful rendezvous of `len` bytes.
-fn both(len: u32) -> [(u64, WcStatus, WcOpcode, u32, TmInfo); 2] {
+/// Returns both completions of a successful rendezvous of `len` bytes.
+fn rendezvous_completions(len: u32) -> [(u64, WcStatus, WcOpcode, u32, TmInfo); 2] {
     let second = TmInfo { flags: TmFlags::DATA_VALID, ..TmInfo::default() };
     [
-        (50, WcStatus::Success, WcOpcode::TmRecv, 0, info(9, TmFlags::MATCH)),
+        (50, WcStatus::Success, WcOpcode::TmRecv, 0, tm_info(9, TmFlags::MATCH)),
         (50, WcStatus::Success, WcOpcode::TmRecv, len, second),
     ]
 }
@@ -124,7 +124,7 @@ fn card_reads_rendezvous_data_and_sends_fin() {
     for len in [0, 1, 256, 257, 5000] {
         let (mut p, data, to) = rendezvous(setup(), len);
         p.run();
-        assert_eq!(done(&mut p), both(len));
+        assert_eq!(done(&mut p), rendezvous_completions(len));
         assert_eq!(bytes(&p, B, to)[..len as usize], bytes(&p, A, data)[..len as usize]);
         assert_eq!(sends(&mut p, B), [], "the program of B has sent nothing");
         let fin = one_recv(&mut p, A);
@@ -149,17 +149,17 @@ fn fin_carries_the_rendezvous_header() {
 
 // clause: TM-RENDEZVOUS, TM-RENDEZVOUS-ORDER
 #[test]
-fn a_rendezvous_survives_the_loss_of_any_packet() {
+fn rendezvous_survives_the_loss_of_any_packet() {
     for from in [A, B] {
         for nth in 0..12 {
             let (mut p, data, to) = rendezvous(setup(), 2000);
             drop_nth(&mut p, from, nth);
             p.run();
-            assert_eq!(done(&mut p), both(2000), "without packet {nth} of {from:?}");
+            assert_eq!(done(&mut p), rendezvous_completions(2000), "without packet {nth} of {from:?}");
             assert_eq!(bytes(&p, B, to), bytes(&p, A, data));
             let (request, fin) = (p.send_done(A).expect("poll a completion"), one_recv(&mut p, A));
             assert_eq!((request.status, fin.status, fin.wr_id), (WcStatus::Success, WcStatus::Success, 70));
-            assert!(request.timestamp <= fin.timestamp, "without packet {nth} of {from:?} the end comes first");
+            assert!(request.timestamp <= fin.timestamp, "without packet {nth} of {from:?} the FIN completes first");
         }
     }
 }
@@ -173,7 +173,7 @@ fn unreadable_rendezvous_is_left_to_the_program() {
     tag(&mut p, 50, 9, &[to.all()]);
     post(&mut p, A, 1, SendOp::Send, &[request.all()]);
     p.run();
-    let incomplete = (50, WcStatus::TmRndvIncomplete, WcOpcode::TmRecv, 19, info(9, DONE));
+    let incomplete = (50, WcStatus::TmRndvIncomplete, WcOpcode::TmRecv, 19, tm_info(9, MATCHED));
     assert_eq!(done(&mut p), [incomplete]);
     assert_eq!(bytes(&p, B, to)[..19], bytes(&p, A, request)[16..]);
     assert_eq!(p.end(B).qp.state(), QpState::Rts);
@@ -192,7 +192,7 @@ fn rendezvous_are_limited_to_16() {
             recv(&mut p, A, id, &[small.all()]);
             recv(&mut p, A, id, &[small.all()]);
         }
-        // The responses to the READs of B are kept back until all requests have arrived.
+        // The responses to the READs of B are delayed until all requests have arrived.
         drop_if(&mut p, A, |_, packet| matches!(packet.header.kind, Kind::RcResponse(_)));
         (0..16).for_each(|id| post(&mut p, A, id, SendOp::Send, &[request.all()]));
         p.run_for(ms(1));
@@ -222,7 +222,7 @@ fn broken_rendezvous_completes_with_an_error() {
     post(&mut p, A, 1, SendOp::Send, &[request.all()]);
     p.run();
     let broken = (50, WcStatus::TmRndvIncomplete, WcOpcode::TmRecv, 0, TmInfo::default());
-    assert_eq!(done(&mut p), [both(0)[0], broken]);
+    assert_eq!(done(&mut p), [rendezvous_completions(0)[0], broken]);
     assert_eq!(p.end(B).qp.state(), QpState::Err);
 }
 
@@ -235,7 +235,7 @@ fn undeliverable_fin_raises_an_event() {
     tag(&mut p, 50, 9, &[to.all()]);
     post(&mut p, A, 1, SendOp::Send, &[request.all()]);
     p.run();
-    assert_eq!(done(&mut p), both(8));
+    assert_eq!(done(&mut p), rendezvous_completions(8));
     let events = p.end(B).events;
     assert!(events.contains(QpEvents::FATAL), "{events:?}");
 }
@@ -250,7 +250,7 @@ fn rnr_nakked_message_is_matched_again() {
     assert_eq!(done(&mut p), []);
     tag(&mut p, 50, 5, &[to.all()]);
     p.run();
-    assert_eq!(done(&mut p), [(50, WcStatus::Success, WcOpcode::TmRecv, 30, info(5, DONE))]);
+    assert_eq!(done(&mut p), [(50, WcStatus::Success, WcOpcode::TmRecv, 30, tm_info(5, MATCHED))]);
 }
 
 // clause: TM-BROKEN-OFF
@@ -294,7 +294,7 @@ proptest! {
         let to = blank(&mut p, B, 2048);
         (0..4).for_each(|number| tag(&mut p, 100 + number, number, &[to.sge(0, 200)]));
         (0..10).for_each(|id| recv(&mut p, B, id, &[to.all()]));
-        let (mut posted, mut ordinary) = (vec![true; 4], 0);
+        let (mut posted, mut next_receive) = (vec![true; 4], 0);
         for (psn, (op, tag, mut bytes)) in (100..).zip(messages) {
             let has_header = bytes.len() >= Tmh::LEN;
             if has_header {
@@ -302,13 +302,13 @@ proptest! {
                 bytes[8..16].copy_from_slice(&tag.to_be_bytes());
             }
             p.inject(B, &request(B, psn, SEND_ONLY), &bytes);
-            let wanted = has_header && matches!(op, 1 | 3);
-            let matches = wanted && core::mem::take(&mut posted[tag as usize]);
-            let expected = if matches { 100 + tag } else { ordinary };
-            ordinary += u64::from(!matches);
+            let is_tagged = has_header && matches!(op, 1 | 3);
+            let matches = is_tagged && core::mem::take(&mut posted[tag as usize]);
+            let expected = if matches { 100 + tag } else { next_receive };
+            next_receive += u64::from(!matches);
             let completed = done(&mut p);
             prop_assert_eq!(completed.iter().map(|cqe| cqe.0).next(), Some(expected));
-            let opcode = if wanted { WcOpcode::TmRecv } else { WcOpcode::TmNoTag };
+            let opcode = if is_tagged { WcOpcode::TmRecv } else { WcOpcode::TmNoTag };
             prop_assert_eq!(completed[0].2, opcode);
             if p.end(B).qp.state() == QpState::Err {
                 prop_assert_eq!((matches, completed[0].1), (true, WcStatus::LocLenErr));

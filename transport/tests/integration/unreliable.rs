@@ -11,7 +11,7 @@ fn setup() -> Setup {
     Setup::of(Service::Uc)
 }
 
-/// A responder whose peer, with first PSN 100, is played by the test; receives of 1000 bytes are
+/// A responder whose peer, with first PSN 100, is forged by the test; receives of 1000 bytes are
 /// posted.
 struct Script {
     p: Pair,
@@ -28,7 +28,7 @@ impl Script {
         Self { p, mr }
     }
 
-    fn say(&mut self, psn: u32, req: Request, payload: &[u8]) {
+    fn deliver(&mut self, psn: u32, req: Request, payload: &[u8]) {
         self.p.inject(B, &Header { bth: bth(B, psn, false), kind: uc(req) }, payload);
         self.p.transmit(B);
     }
@@ -52,7 +52,7 @@ fn messages_of_every_size_arrive_and_complete_when_sent() {
             recv(&mut p, B, 1, &[dst.all()]);
             post(&mut p, A, 1, SendOp::SendImm(imm(len)), &[src.sge(0, len)]);
             p.transmit(A);
-            assert_eq!(sends(&mut p, A), each(1..=1, Success), "done as soon as it is sent");
+            assert_eq!(sends(&mut p, A), each(1..=1, Success), "complete when sent");
             p.run();
             let cqe = one_recv(&mut p, B);
             assert_eq!((cqe.status, cqe.byte_len, cqe.extra), (Success, len, WcExtra::Imm(imm(len))));
@@ -103,11 +103,11 @@ fn message_with_a_gap_is_dropped_and_its_receive_reused() {
 #[test]
 fn pieces_of_different_messages_never_mix() {
     let mut s = Script::new(2);
-    s.say(100, Request::SendFirst, &[1; 256]);
+    s.deliver(100, Request::SendFirst, &[1; 256]);
     // 101, the last of this message, and 102, the first of the next, are lost.
-    s.say(103, LAST, &[2; 10]);
+    s.deliver(103, LAST, &[2; 10]);
     assert_eq!(s.done(), []);
-    s.say(104, ONLY, &[3; 10]);
+    s.deliver(104, ONLY, &[3; 10]);
     assert_eq!(s.done(), each(1..=1, Success));
     assert_eq!(bytes(&s.p, B, s.mr)[..10], [3; 10]);
 }
@@ -117,8 +117,8 @@ fn pieces_of_different_messages_never_mix() {
 fn first_packet_is_accepted_with_any_psn() {
     for psn in [100, 101, 99, 100 + 0x80_0000, 0] {
         let mut s = Script::new(1);
-        s.say(psn, Request::SendFirst, &[1; 256]);
-        s.say((psn + 1) & 0xff_ffff, LAST, &[2; 1]);
+        s.deliver(psn, Request::SendFirst, &[1; 256]);
+        s.deliver((psn + 1) & 0xff_ffff, LAST, &[2; 1]);
         assert_eq!(s.done(), each(1..=1, Success), "{psn:#x}");
     }
 }
@@ -127,37 +127,37 @@ fn first_packet_is_accepted_with_any_psn() {
 #[test]
 fn packets_after_a_gap_are_dropped_until_the_next_first() {
     let mut s = Script::new(1);
-    s.say(100, Request::SendFirst, &[1; 256]);
-    s.say(102, Request::SendMiddle, &[1; 256]);
-    s.say(103, Request::SendMiddle, &[1; 256]);
-    s.say(104, LAST, &[1; 1]);
+    s.deliver(100, Request::SendFirst, &[1; 256]);
+    s.deliver(102, Request::SendMiddle, &[1; 256]);
+    s.deliver(103, Request::SendMiddle, &[1; 256]);
+    s.deliver(104, LAST, &[1; 1]);
     assert_eq!((s.done(), s.p.ends[1].dropped.1), (vec![], 3));
-    s.say(105, ONLY, &[2; 5]);
+    s.deliver(105, ONLY, &[2; 5]);
     assert_eq!(s.done(), each(1..=1, Success));
 }
 
 // clause: UC-NEW-START
 #[test]
-fn a_new_first_packet_abandons_the_open_message() {
+fn new_first_packet_abandons_the_open_message() {
     let mut s = Script::new(2);
-    s.say(100, Request::SendFirst, &[1; 256]);
-    s.say(101, ONLY, &[2; 5]);
+    s.deliver(100, Request::SendFirst, &[1; 256]);
+    s.deliver(101, ONLY, &[2; 5]);
     assert_eq!(one_recv(&mut s.p, B).byte_len, 5);
-    s.say(102, LAST, &[1; 1]);
+    s.deliver(102, LAST, &[1; 1]);
     assert_eq!(s.done(), []);
 }
 
 // clause: UC-LOST
 #[test]
-fn a_message_without_a_receive_is_dropped_whole() {
+fn message_without_a_receive_is_dropped_whole() {
     let mut s = Script::new(0);
-    s.say(100, Request::SendFirst, &[1; 256]);
+    s.deliver(100, Request::SendFirst, &[1; 256]);
     assert_eq!(s.p.ends[1].dropped.0, Some(DropReason::NoReceive));
     let mr = s.mr;
     recv(&mut s.p, B, 1, &[mr.all()]);
-    s.say(101, LAST, &[1; 1]);
+    s.deliver(101, LAST, &[1; 1]);
     assert_eq!(s.done(), []);
-    s.say(102, ONLY, &[2; 1]);
+    s.deliver(102, ONLY, &[2; 1]);
     assert_eq!(s.done(), each(1..=1, Success));
 }
 
@@ -165,15 +165,15 @@ fn a_message_without_a_receive_is_dropped_whole() {
 #[test]
 fn too_long_message_is_dropped_and_receive_kept() {
     let mut s = Script::new(1);
-    s.say(100, Request::SendFirst, &[1; 256]);
-    s.say(101, Request::SendMiddle, &[1; 256]);
-    s.say(102, Request::SendMiddle, &[1; 256]);
-    s.say(103, LAST, &[1; 233]);
+    s.deliver(100, Request::SendFirst, &[1; 256]);
+    s.deliver(101, Request::SendMiddle, &[1; 256]);
+    s.deliver(102, Request::SendMiddle, &[1; 256]);
+    s.deliver(103, LAST, &[1; 233]);
     assert_eq!(s.done(), [], "1001 bytes for a receive of 1000");
-    s.say(104, Request::SendFirst, &[1; 256]);
-    s.say(105, Request::SendMiddle, &[1; 256]);
-    s.say(106, Request::SendMiddle, &[1; 256]);
-    s.say(107, LAST, &[1; 232]);
+    s.deliver(104, Request::SendFirst, &[1; 256]);
+    s.deliver(105, Request::SendMiddle, &[1; 256]);
+    s.deliver(106, Request::SendMiddle, &[1; 256]);
+    s.deliver(107, LAST, &[1; 232]);
     assert_eq!(s.done(), each(1..=1, Success));
     assert_eq!(s.p.ends[1].qp.state(), QpState::Rts);
 }
@@ -183,36 +183,36 @@ fn too_long_message_is_dropped_and_receive_kept() {
 fn packets_of_the_wrong_length_drop_their_message() {
     for (first, last) in [(252, 1), (256, 257)] {
         let mut s = Script::new(1);
-        s.say(100, Request::SendFirst, &vec![1; first]);
-        s.say(101, LAST, &vec![1; last]);
+        s.deliver(100, Request::SendFirst, &vec![1; first]);
+        s.deliver(101, LAST, &vec![1; last]);
         assert_eq!(s.done(), [], "{first} + {last}");
-        s.say(102, ONLY, &[1; 257]);
+        s.deliver(102, ONLY, &[1; 257]);
         assert_eq!(s.done(), []);
-        s.say(103, ONLY, &[1; 256]);
+        s.deliver(103, ONLY, &[1; 256]);
         assert_eq!(s.done(), each(1..=1, Success));
     }
 }
 
 // clause: UC-LOST
 #[test]
-fn a_write_that_is_refused_is_dropped_in_silence() {
+fn refused_write_is_dropped_silently() {
     let mut s = Script::new(1);
     let reth = |s: &Script, offset, dma_len| Reth { va: s.mr.addr + offset, rkey: s.mr.rkey(), dma_len };
     let good = reth(&s, 0, 4);
     let bad_key = Reth { rkey: roxe_wire::RKey(good.rkey.0 ^ 1), ..good };
     for reth in [bad_key, reth(&s, 4093, 4), Reth { va: u64::MAX, ..good }, reth(&s, 0, 5), reth(&s, 0, 3)] {
-        s.say(100, Request::WriteOnly(reth, None), b"evil");
-        s.say(101, Request::WriteOnly(reth, Some(imm(1))), b"evil");
+        s.deliver(100, Request::WriteOnly(reth, None), b"evil");
+        s.deliver(101, Request::WriteOnly(reth, Some(imm(1))), b"evil");
     }
     assert!(bytes(&s.p, B, s.mr).iter().all(|&b| b == 0));
     assert_eq!((s.done(), s.p.ends[1].qp.state(), s.p.ends[1].events), (vec![], QpState::Rts, QpEvents::empty()));
-    s.say(102, Request::WriteOnly(good, Some(imm(1))), b"good");
+    s.deliver(102, Request::WriteOnly(good, Some(imm(1))), b"good");
     assert_eq!((s.done(), &bytes(&s.p, B, s.mr)[..4]), (each(1..=1, Success), &b"good"[..]));
 }
 
 // clause: UC-LOST
 #[test]
-fn without_the_right_of_the_qp_a_write_is_dropped() {
+fn write_without_the_right_of_the_qp_is_dropped() {
     let mut p = Pair::new(Setup { access: Access::empty(), ..setup() });
     let (src, dst) = (filled(&mut p, A, 8), blank(&mut p, B, 8));
     post(&mut p, A, 1, write_to(dst), &[src.all()]);
@@ -222,7 +222,7 @@ fn without_the_right_of_the_qp_a_write_is_dropped() {
 
 // clause: UC-IMM-LAST
 #[test]
-fn a_write_with_immediate_and_no_receive_leaves_its_data() {
+fn write_with_immediate_and_no_receive_leaves_its_data() {
     let mut p = Pair::new(setup());
     let (src, dst) = (filled(&mut p, A, 600), blank(&mut p, B, 600));
     let op = SendOp::WriteImm { remote_addr: dst.addr, rkey: dst.rkey(), imm: imm(1) };
@@ -238,7 +238,7 @@ fn a_write_with_immediate_and_no_receive_leaves_its_data() {
 
 // clause: STATE-SQE
 #[test]
-fn local_error_enters_sqe_which_can_be_left() {
+fn local_error_enters_sqe_and_modify_leaves_it() {
     let mut p = Pair::new(setup());
     let (src, dst) = (filled(&mut p, A, 100), blank(&mut p, B, 100));
     post(&mut p, A, 1, write_to(dst), &[src.all()]);
@@ -247,7 +247,7 @@ fn local_error_enters_sqe_which_can_be_left() {
     p.run();
     assert_eq!(sends(&mut p, A), [(1, Success), (2, LocProtErr), (3, WrFlushErr)]);
     assert_eq!(p.ends[0].qp.state(), QpState::Sqe);
-    // In SQE sends flush and receives go on.
+    // In SQE sends are flushed and receives continue.
     post(&mut p, A, 4, write_to(dst), &[src.all()]);
     let landing = blank(&mut p, A, 10);
     recv(&mut p, A, 9, &[landing.all()]);
@@ -263,7 +263,7 @@ fn local_error_enters_sqe_which_can_be_left() {
 }
 
 #[test]
-fn psns_wrap() {
+fn uc_psns_wrap() {
     let mut p = Pair::new(Setup { psn: [0xff_fffe, 0], ..setup() });
     let (src, dst) = (filled(&mut p, A, 1000), blank(&mut p, B, 1000));
     recv(&mut p, B, 1, &[dst.all()]);

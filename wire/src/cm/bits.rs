@@ -7,6 +7,7 @@ use crate::num::{Gid, Pkey, Psn, Qkey, Qpn};
 use core::fmt;
 use core::ops::Range;
 
+/// Position of a field in a message, or of one piece of a field.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bits {
     byte: usize,
@@ -15,10 +16,10 @@ pub(super) struct Bits {
 }
 
 impl Bits {
-    /// `width` bits from bit `bit` of byte `byte` on.
+    /// Creates the position of `width` bits from bit `bit` of byte `byte` on.
     ///
     /// # Panics
-    /// If they exceed `room` bytes. All calls are evaluated at compile time.
+    /// If the bits exceed `room` bytes. All calls are evaluated at compile time.
     pub(super) const fn new(room: usize, byte: usize, bit: usize, width: usize) -> Self {
         assert!(bit < 8 && width > 0 && byte * 8 + bit + width <= room * 8, "a field outside of its message");
         Self { byte, bit, width }
@@ -28,12 +29,12 @@ impl Bits {
         self.byte..self.byte + (self.bit + self.width).div_ceil(8)
     }
 
-    /// Number of bits after the field in its last byte.
+    /// Returns the number of bits after the field in its last byte.
     const fn trailing_bits(self) -> usize {
         (self.bit + self.width).next_multiple_of(8) - self.bit - self.width
     }
 
-    /// The bits of the field in the number that its span forms.
+    /// Returns the mask of the field in the number that its span forms.
     const fn mask(self) -> u64 {
         u64::MAX.unbounded_shr(64_u32.saturating_sub(self.width as u32)) << self.trailing_bits()
     }
@@ -62,13 +63,13 @@ impl Bits {
 pub(super) trait Field: Sized {
     fn read(area: &[u8], at: &[Bits]) -> Result<Self, MadError>;
 
-    /// The bits of the field in `area` must be zero.
+    /// Writes the field, whose bits in `area` must be zero.
     fn write(&self, area: &mut [u8], at: &[Bits]);
 }
 
 /// A number of at most 64 bits. If the field has several pieces, the first has the high bits.
 pub(super) trait Number {
-    /// `number` has at most as many bits as the field.
+    /// Converts `number`, which has at most as many bits as the field.
     fn from_number(number: u64) -> Self;
     fn to_number(&self) -> u64;
 }
@@ -89,7 +90,7 @@ impl<T: Number> Field for T {
     }
 }
 
-/// The `N` bytes at `at`.
+/// Returns the `N` bytes at `at`.
 pub(super) fn read_array<const N: usize>(area: &[u8], at: Option<&Bits>) -> Result<[u8; N], MadError> {
     let bytes = at.ok_or(MadError::Length)?.bytes(area)?;
     bytes.try_into().map_err(|_| MadError::Length)
@@ -102,7 +103,7 @@ pub(super) fn write_array(area: &mut [u8], at: Option<&Bits>, bytes: &[u8]) {
     }
 }
 
-/// The bytes of a structure within a message, such as a path.
+/// Returns the bytes of a structure within a message, such as a path.
 pub(super) fn part<'a>(area: &'a [u8], at: &[Bits]) -> Result<&'a [u8], MadError> {
     at.first().ok_or(MadError::Length)?.bytes(area)
 }
@@ -183,7 +184,7 @@ numbers! {
 /// Reason why bytes are not a message of the connection manager. Such packets are dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MadError {
-    /// Not 256 bytes.
+    /// The MAD does not have 256 bytes.
     Length,
     /// The base version of the MAD is not 1.
     BaseVersion,
@@ -191,9 +192,9 @@ pub enum MadError {
     Class,
     /// The version of the class is not 2.
     ClassVersion,
-    /// Not the method "Send".
+    /// The method is not "Send".
     Method,
-    /// An unknown attribute id.
+    /// The attribute id is unknown.
     Attribute,
     /// The additional information is longer than its field.
     InfoLength,
@@ -211,12 +212,12 @@ impl MadError {
         Self::InfoLength,
     ];
 
-    /// Short name for counters and logs.
+    /// Returns a short name for counters and logs.
     pub const fn name(self) -> &'static str {
         self.texts().0
     }
 
-    /// The meaning of the reason in words.
+    /// Returns the meaning of the reason in words.
     pub const fn words(self) -> &'static str {
         self.texts().1
     }

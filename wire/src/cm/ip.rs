@@ -15,17 +15,18 @@ pub struct IpPair {
 }
 
 impl IpPair {
-    /// `src` is the active side's. `None` if the two are of different versions.
+    /// Creates a pair; `src` is the address of the active side. `None` if the two have different IP
+    /// versions.
     pub fn new(src: IpAddr, dst: IpAddr) -> Option<Self> {
         (src.is_ipv4() == dst.is_ipv4()).then_some(Self { src, dst })
     }
 
-    /// The active side's address.
+    /// Returns the active side's address.
     pub const fn src(&self) -> IpAddr {
         self.src
     }
 
-    /// The passive side's address.
+    /// Returns the passive side's address.
     pub const fn dst(&self) -> IpAddr {
         self.dst
     }
@@ -51,7 +52,7 @@ pub struct IpCmHeader {
 /// Reason why private data does not begin with an RDMA CM header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IpCmError {
-    /// Shorter than the header.
+    /// The private data is shorter than the header.
     Length,
     /// The version is not 0.
     Version,
@@ -109,8 +110,8 @@ impl IpCmHeader {
         let _ = to
             .array([Self::VERSION, ip_version << 4])
             .and_then(|()| to.array(self.src_port.to_be_bytes()))
-            .and_then(|()| to.array(wide(src)))
-            .and_then(|()| to.array(wide(dst)));
+            .and_then(|()| to.array(wire_bytes(src)))
+            .and_then(|()| to.array(wire_bytes(dst)));
         bytes
     }
 
@@ -125,7 +126,7 @@ impl IpCmHeader {
     }
 }
 
-const fn wide(address: IpAddr) -> [u8; 16] {
+const fn wire_bytes(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(v4) => (v4.to_bits() as u128).to_be_bytes(),
         IpAddr::V6(v6) => v6.octets(),

@@ -55,7 +55,8 @@ impl MadHeader {
 /// A message of the connection manager with its MAD header fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mad {
-    /// Transaction: new with REQ, DREQ, LAP and SIDR_REQ; answers carry the same.
+    /// Transaction id: new with REQ, DREQ, LAP and SIDR_REQ; an answer carries the id of its
+    /// request.
     ///
     /// On the wire: byte 8 of the MAD, 64 bits.
     pub tid: TransactionId,
@@ -121,7 +122,7 @@ macro_rules! messages {
         impl Message {
             const AT: &[Bits] = &[Bits::new(MAD_LEN, HEADER_LEN, 0, (MAD_LEN - HEADER_LEN) * 8)];
 
-            /// The attribute id of the MAD.
+            /// Returns the attribute id of the MAD.
             // clause: CM-ATTRIBUTES
             pub const fn attribute(&self) -> u16 {
                 match self {
@@ -183,8 +184,8 @@ messages! {
     0x001a "APR" Apr, "Reply to a LAP";
 }
 
-/// The header of a packet that carries a MAD from one queue pair 1 to another: UD SEND ONLY in the
-/// default partition.
+/// Returns the header of a packet that carries a MAD from one queue pair 1 to another: UD SEND ONLY
+/// in the default partition.
 // clause: CM-GSI, BTH-MIGRATED
 pub const fn gsi_header(psn: Psn) -> Header {
     let deth = Deth { qkey: Qkey::GSI, src_qpn: Qpn::GSI };

@@ -35,7 +35,7 @@ impl fmt::Display for CommId {
     }
 }
 
-/// Transaction id of a MAD: opaque, an answer carries the one of its request.
+/// Transaction id of a MAD: an opaque number that an answer copies from its request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct TransactionId(pub u64);
 
@@ -49,14 +49,14 @@ pub struct Guid(pub u64);
 pub struct ServiceId(pub u64);
 
 impl ServiceId {
-    /// The service of `port` (host order) in a port space of RDMA CM (Linux cma.c: port space and
-    /// port, 16 bits each).
+    /// Creates the service of `port` (host order) in a port space of RDMA CM (Linux cma.c: port
+    /// space and port, 16 bits each).
     // clause: CM-SERVICE-ID
     pub const fn new(space: PortSpace, port: u16) -> Self {
         Self((space.code() as u64) << 16 | port as u64)
     }
 
-    /// Port space and port, if this is a service of RDMA CM.
+    /// Returns the port space and port, if this is a service of RDMA CM.
     pub fn port(self) -> Option<(PortSpace, u16)> {
         let space = PortSpace::ALL.into_iter().find(|space| u64::from(space.code()) == self.0 >> 16)?;
         Some((space, self.0 as u16))
@@ -80,12 +80,12 @@ pub enum PortSpace {
 impl PortSpace {
     const ALL: [Self; 4] = [Self::Ipoib, Self::Tcp, Self::Udp, Self::Ib];
 
-    /// The number of `RDMA_PS_*`.
+    /// Returns the number of `RDMA_PS_*`.
     pub const fn code(self) -> u16 {
         self as u16
     }
 
-    /// A short name.
+    /// Returns a short name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ipoib => "ipoib",
@@ -119,7 +119,7 @@ narrow! {
 }
 
 impl TimeCode {
-    /// The time: 4.096 us to 2.4 h.
+    /// Returns the time: 4.096 us to 2.4 h.
     // clause: CM-TIME
     pub const fn duration(self) -> Duration {
         Duration::from_nanos(4096 << self.0)
@@ -134,12 +134,12 @@ impl<const WIDTH: u32> Small<WIDTH> {
     /// The largest number of that many bits.
     pub const MAX: Self = Self(u8::MAX.unbounded_shr(8_u32.saturating_sub(WIDTH)));
 
-    /// The low `WIDTH` bits of `value`.
+    /// Creates the number from the low `WIDTH` bits of `value`.
     pub const fn new(value: u8) -> Self {
         Self(value & Self::MAX.0)
     }
 
-    /// The number.
+    /// Returns the number.
     pub const fn get(self) -> u8 {
         self.0
     }
@@ -156,7 +156,7 @@ impl<const WIDTH: u32> Number for Small<WIDTH> {
 }
 
 impl MtuCode {
-    /// The path MTU with this code, if there is one.
+    /// Returns the path MTU with this code, if there is one.
     pub fn mtu(self) -> Option<PathMtu> {
         PathMtu::from_code(self.0)
     }
@@ -177,7 +177,7 @@ impl<const N: usize> PrivateData<N> {
     /// All zero.
     pub const EMPTY: Self = Self([0; N]);
 
-    /// `bytes`, then zeros. `None` if there are more than `N`.
+    /// Creates private data of `bytes`, padded with zeros; `None` if there are more than `N` bytes.
     pub fn new(bytes: &[u8]) -> Option<Self> {
         let mut all = [0; N];
         all.get_mut(..bytes.len())?.copy_from_slice(bytes);
@@ -220,7 +220,7 @@ impl Info {
     /// No bytes.
     pub const EMPTY: Self = Self { len: 0, bytes: [0; Self::MAX] };
 
-    /// `info`; `None` if it is longer than [`Info::MAX`] bytes.
+    /// Creates the information `info`; `None` if it is longer than [`Info::MAX`] bytes.
     pub fn new(info: &[u8]) -> Option<Self> {
         let mut bytes = [0; Self::MAX];
         bytes.get_mut(..info.len())?.copy_from_slice(info);
@@ -239,7 +239,7 @@ impl Default for Info {
     }
 }
 
-/// Two pieces: the length, then the bytes.
+/// Written in two pieces: the length, then the bytes.
 impl Field for Info {
     // clause: CM-INFO
     fn read(area: &[u8], at: &[Bits]) -> Result<Self, MadError> {
@@ -293,7 +293,7 @@ macro_rules! codes {
                 }
             }
 
-            /// The number on the wire.
+            /// Returns the number on the wire.
             pub const fn code(self) -> $int {
                 match self {
                     $(Self::$variant => $code,)+
@@ -416,7 +416,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// From 5 bits: service type, extended type.
+    /// Returns the transport of these 5 bits: service type, then extended type.
     const fn from_bits(bits: u8) -> Self {
         match (bits >> 3 & 3, bits & 7) {
             (0, _) => Self::Rc,

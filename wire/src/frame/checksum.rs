@@ -11,8 +11,8 @@ const TCP_LEN: usize = 20;
 const UDP_LEN: usize = 8;
 const IPV4_CHECKSUM: usize = 10;
 
-/// Returns true for a complete TCP segment or UDP datagram in IPv4 with two correct checksums
-/// (`IBV_WC_IP_CSUM_OK`). A datagram without a checksum does not count.
+/// Returns true if the frame is a complete TCP segment or UDP datagram in IPv4 with two correct
+/// checksums (`IBV_WC_IP_CSUM_OK`). A datagram without a checksum does not count.
 // clause: RAW-CHECKSUM-OK
 pub fn is_verified(frame: &[u8]) -> bool {
     let Some(ip) = ip_of(frame).filter(|ip| ip.is_v4 && header_sum(frame, ip) == Some(0)) else { return false };
@@ -29,28 +29,28 @@ pub fn fill(frame: &mut [u8]) {
     let Some(ip) = ip_of(frame) else { return };
     if ip.is_v4 {
         let place = ip.start + IPV4_CHECKSUM..ip.start + IPV4_CHECKSUM + 2;
-        put(frame, place.clone(), 0);
+        write_sum(frame, place.clone(), 0);
         let sum = header_sum(frame, &ip).unwrap_or_default();
-        put(frame, place, sum);
+        write_sum(frame, place, sum);
     }
     let Some(segment) = Segment::of(frame, &ip) else { return };
-    put(frame, segment.checksum.clone(), 0);
+    write_sum(frame, segment.checksum.clone(), 0);
     let sum = segment.sum(frame, &ip);
-    // 0 means no checksum; all ones are the same number.
-    put(frame, segment.checksum.clone(), if sum == 0 && segment.protocol == UDP { 0xffff } else { sum });
+    // 0 means no checksum; all ones are the same number in one's complement.
+    write_sum(frame, segment.checksum.clone(), if sum == 0 && segment.protocol == UDP { 0xffff } else { sum });
 }
 
 fn ip_of(frame: &[u8]) -> Option<Ip> {
     Layout::of(frame)?.ip
 }
 
-fn put(frame: &mut [u8], place: Range<usize>, sum: u16) {
-    if let Some(room) = frame.get_mut(place) {
-        room.copy_from_slice(&sum.to_be_bytes());
+fn write_sum(frame: &mut [u8], range: Range<usize>, sum: u16) {
+    if let Some(field) = frame.get_mut(range) {
+        field.copy_from_slice(&sum.to_be_bytes());
     }
 }
 
-/// The checksum over an IPv4 header; 0 if the header contains the right one.
+/// Returns the checksum over an IPv4 header; 0 if the header contains the correct one.
 fn header_sum(frame: &[u8], ip: &Ip) -> Option<u16> {
     let header = frame.get(ip.start..)?;
     let len = usize::from(header.first()? & 0xf) * 4;
@@ -75,7 +75,8 @@ impl Segment {
         (end <= ip.end && start + shortest <= end).then_some(Self { protocol, place: start..end, checksum })
     }
 
-    /// The checksum over the segment and its pseudo header; 0 if the one in it is right.
+    /// Returns the checksum over the segment and its pseudo header; 0 if the segment contains the
+    /// correct one.
     fn sum(&self, frame: &[u8], ip: &Ip) -> u16 {
         let addresses = if ip.is_v4 { ip.start + 12..ip.start + 20 } else { ip.start + 8..ip.start + 40 };
         let sum_of = |place: Range<usize>| word_sum(frame.get(place).unwrap_or_default());

@@ -11,7 +11,7 @@ pub(crate) fn ethernet(ether_type: u16, rest: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// 1.1.1.1 to 2.2.2.2 with DF; checksum 0.
+/// Returns an IPv4 packet from 1.1.1.1 to 2.2.2.2 with DF and checksum 0.
 pub(crate) fn ipv4(protocol: u8, payload: &[u8]) -> Vec<u8> {
     let [high, low] = ((IPV4_LEN + payload.len()) as u16).to_be_bytes();
     let mut packet = std::vec![0x45, 3, high, low, 0, 0, 0x40, 0, 64, protocol, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2];
@@ -19,7 +19,7 @@ pub(crate) fn ipv4(protocol: u8, payload: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// fd00::1 to fd00::2, flow label 0x12345.
+/// Returns an IPv6 packet from fd00::1 to fd00::2 with flow label 0x12345.
 pub(crate) fn ipv6(next: u8, payload: &[u8]) -> Vec<u8> {
     let [high, low] = (payload.len() as u16).to_be_bytes();
     let mut packet = std::vec![0x60, 0x31, 0x23, 0x45, high, low, next, 63];
@@ -30,7 +30,7 @@ pub(crate) fn ipv6(next: u8, payload: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// A datagram from port 1234 to 5678 without a checksum.
+/// Returns a datagram from port 1234 to 5678 without a checksum.
 pub(crate) fn udp(payload: &[u8]) -> Vec<u8> {
     let mut datagram = Vec::new();
     for word in [1234u16, 5678, (8 + payload.len()) as u16, 0] {
@@ -144,7 +144,7 @@ fn every_field_of_tagged_ipv6_is_read() {
 fn match_ignores_bits_outside_its_mask() {
     let key = key(&ethernet(0x0800, &ipv4(17, &udp(b""))));
     let mut wanted = FrameMatch::default();
-    assert!(wanted.mask == [0; LEN] && wanted.matches(&key));
+    assert!(wanted.mask == [0; KEY_LEN] && wanted.matches(&key));
     wanted
         .require(Field::DstIp, &[2, 2, 9, 9], &[0xff, 0xff, 0, 0])
         .expect("add a requirement that contradicts no other");

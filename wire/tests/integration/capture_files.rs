@@ -12,18 +12,18 @@ use std::net::Ipv4Addr;
 /// A capture file under construction, in one byte order.
 #[derive(Clone, Default)]
 struct File {
-    big: bool,
+    big_endian: bool,
     bytes: Vec<u8>,
 }
 
 impl File {
     fn u16(mut self, value: u16) -> Self {
-        self.bytes.extend(if self.big { value.to_be_bytes() } else { value.to_le_bytes() });
+        self.bytes.extend(if self.big_endian { value.to_be_bytes() } else { value.to_le_bytes() });
         self
     }
 
     fn u32(mut self, value: u32) -> Self {
-        self.bytes.extend(if self.big { value.to_be_bytes() } else { value.to_le_bytes() });
+        self.bytes.extend(if self.big_endian { value.to_be_bytes() } else { value.to_le_bytes() });
         self
     }
 
@@ -32,24 +32,25 @@ impl File {
         self
     }
 
-    fn classic(big: bool, magic: u32, link: u32) -> Self {
-        Self { big, bytes: Vec::new() }.u32(magic).u16(2).u16(4).u32(0).u32(0).u32(65535).u32(link)
+    fn classic(big_endian: bool, magic: u32, link: u32) -> Self {
+        Self { big_endian, bytes: Vec::new() }.u32(magic).u16(2).u16(4).u32(0).u32(0).u32(65535).u32(link)
     }
 
     fn record(self, seconds: u32, fraction: u32, data: &[u8]) -> Self {
         self.u32(seconds).u32(fraction).u32(data.len() as u32).u32(data.len() as u32).raw(data)
     }
 
-    /// A pcapng block with the body that `body` writes.
+    /// Returns a pcapng block with the body that `body` writes.
     fn block(self, kind: u32, body: impl FnOnce(Self) -> Self) -> Self {
-        let mut body = body(Self { big: self.big, bytes: Vec::new() }).bytes;
+        let mut body = body(Self { big_endian: self.big_endian, bytes: Vec::new() }).bytes;
         body.resize(body.len().next_multiple_of(4), 0);
         let total = body.len() as u32 + 12;
         self.u32(kind).u32(total).raw(&body).u32(total)
     }
 
-    fn section(self, big: bool) -> Self {
-        Self { big, ..self }.block(0x0a0d_0d0a, |body| body.u32(0x1a2b_3c4d).u16(1).u16(0).u32(u32::MAX).u32(u32::MAX))
+    fn section(self, big_endian: bool) -> Self {
+        Self { big_endian, ..self }
+            .block(0x0a0d_0d0a, |body| body.u32(0x1a2b_3c4d).u16(1).u16(0).u32(u32::MAX).u32(u32::MAX))
     }
 
     fn interface(self, link: u16, snap_len: u32, resolution: Option<u8>) -> Self {
@@ -79,16 +80,16 @@ fn frame(timestamp_ns: u64, link: LinkType, data: &[u8]) -> Result<Frame<'_>, Ca
     Ok(Frame { timestamp_ns, data, length: data.len() as u64, ..Frame::new(link) })
 }
 
-fn of(interface: u32, frame: Result<Frame<'_>, CaptureError>) -> Result<Frame<'_>, CaptureError> {
+fn on_interface(interface: u32, frame: Result<Frame<'_>, CaptureError>) -> Result<Frame<'_>, CaptureError> {
     frame.map(|frame| Frame { interface, ..frame })
 }
 
 #[test]
-fn classic_files_of_both_orders_and_both_units() {
-    for (big, magic, unit) in
+fn classic_files_of_both_byte_orders_and_units_are_read() {
+    for (big_endian, magic, unit) in
         [(false, 0xa1b2_c3d4, 1000), (true, 0xa1b2_c3d4, 1000), (false, 0xa1b2_3c4d, 1), (true, 0xa1b2_3c4d, 1)]
     {
-        let file = File::classic(big, magic, 101).record(7, 5, b"one").record(8, 0, b"");
+        let file = File::classic(big_endian, magic, 101).record(7, 5, b"one").record(8, 0, b"");
         let expected =
             [frame(7_000_000_000 + 5 * unit, LinkType::RawIp, b"one"), frame(8_000_000_000, LinkType::RawIp, b"")];
         assert_eq!(file.frames(), expected);
@@ -96,10 +97,10 @@ fn classic_files_of_both_orders_and_both_units() {
 }
 
 #[test]
-fn pcapng_of_both_orders_with_interfaces_and_clocks() {
-    for big in [false, true] {
+fn pcapng_files_of_both_byte_orders_and_all_clocks_are_read() {
+    for big_endian in [false, true] {
         let file = File::default()
-            .section(big)
+            .section(big_endian)
             .interface(1, 0, None)
             .interface(276, 0, Some(9))
             .interface(101, 0, Some(0x8a))
@@ -108,9 +109,9 @@ fn pcapng_of_both_orders_with_interfaces_and_clocks() {
             .packet(0, 1_700_000_000_000_001, b"ether")
             .packet(2, 1536, b"raw");
         let expected = [
-            of(1, frame(1_700_000_000_000_000_001, LinkType::LinuxCooked2, b"cooked")),
-            of(0, frame(1_700_000_000_000_001_000, LinkType::Ethernet, b"ether")),
-            of(2, frame(1_500_000_000, LinkType::RawIp, b"raw")),
+            on_interface(1, frame(1_700_000_000_000_000_001, LinkType::LinuxCooked2, b"cooked")),
+            on_interface(0, frame(1_700_000_000_000_001_000, LinkType::Ethernet, b"ether")),
+            on_interface(2, frame(1_500_000_000, LinkType::RawIp, b"raw")),
         ];
         assert_eq!(file.frames(), expected);
     }
@@ -136,16 +137,16 @@ fn sections_have_interfaces_of_their_own() {
 
 #[test]
 fn interfaces_are_limited_per_section() {
-    let most = MAX_INTERFACES as u32;
+    let max = MAX_INTERFACES as u32;
     let link = |id: u32| if id.is_multiple_of(2) { 1 } else { 276 };
     let section = File::default().section(false);
-    let described = (0..=most).fold(section, |file, id| file.interface(link(id), 0, Some(9)));
-    let file = (0..=most).fold(described, |file, id| file.packet(id, u64::from(id), b"data"));
+    let described = (0..=max).fold(section, |file, id| file.interface(link(id), 0, Some(9)));
+    let file = (0..=max).fold(described, |file, id| file.packet(id, u64::from(id), b"data"));
     let found = file.frames();
     let (last, known) = found.split_last().unwrap();
     assert_eq!(*last, Err(CaptureError::TooManyInterfaces));
     for (id, found) in (0..).zip(known) {
-        assert_eq!(*found, of(id, frame(u64::from(id), LinkType::from_number(link(id)), b"data")));
+        assert_eq!(*found, on_interface(id, frame(u64::from(id), LinkType::from_number(link(id)), b"data")));
     }
     let early = File::default().section(false).packet(0, 1, b"data").interface(1, 0, None);
     assert_eq!(early.frames(), [Err(CaptureError::BadBlock)], "an interface is described before its packets");
@@ -281,7 +282,7 @@ fn long_comment_is_cut_between_characters() {
 
 #[test]
 fn broken_options_leave_the_frame() {
-    let whole = |options: &[u8]| {
+    let with_options = |options: &[u8]| {
         File::default()
             .section(false)
             .interface(101, 0, Some(9))
@@ -294,6 +295,6 @@ fn broken_options_leave_the_frame() {
         &[2, 0, 2, 0, 1, 0, 0, 0],
         &[1, 0, 1, 0, 0xff, 0, 0, 0],
     ] {
-        assert_eq!(whole(options).frames(), [frame(5, LinkType::RawIp, b"data")], "{options:?}");
+        assert_eq!(with_options(options).frames(), [frame(5, LinkType::RawIp, b"data")], "{options:?}");
     }
 }

@@ -71,11 +71,11 @@ fn known_cm_request_roundtrips() {
 
 #[test]
 fn alternate_path_exists_if_its_local_gid_is_set() {
-    let offers = |alternate| Req { alternate, ..Req::default() }.has_alternate();
-    assert!(!offers(Path::default()));
-    assert!(!offers(Path { remote_lid: 1, hop_limit: 64, ..Path::default() }));
-    assert!(offers(Path { local_lid: 0xffff, ..Path::default() }));
-    assert!(offers(Path { local_gid: Ipv4Addr::LOCALHOST.into(), ..Path::default() }));
+    let has_alternate = |alternate| Req { alternate, ..Req::default() }.has_alternate();
+    assert!(!has_alternate(Path::default()));
+    assert!(!has_alternate(Path { remote_lid: 1, hop_limit: 64, ..Path::default() }));
+    assert!(has_alternate(Path { local_lid: 0xffff, ..Path::default() }));
+    assert!(has_alternate(Path { local_gid: Ipv4Addr::LOCALHOST.into(), ..Path::default() }));
 }
 
 // clause: CM-MAD, CM-ATTRIBUTES
@@ -265,7 +265,7 @@ const MAPS: [(u8, Map); 11] = [
     (0x1a, &[(0, 0, 64), (8, 0, 8), (9, 0, 8), (12, 0, 72 * 8), (84, 0, 148 * 8)]),
 ];
 
-/// Ones where the MAD has fields.
+/// Returns a mask with ones where the MAD has fields.
 fn mask(map: Map) -> Vec<u8> {
     let mut mask = vec![0; MAD_LEN];
     for at in (0..4).chain(8..18).chain(20..24) {
@@ -279,7 +279,7 @@ fn mask(map: Map) -> Vec<u8> {
     mask
 }
 
-/// A random MAD with a valid header and valid lengths of additional information.
+/// Returns a random MAD with a valid header and valid lengths of additional information.
 fn random_mad() -> impl Strategy<Value = (Map, Vec<u8>)> {
     (0..MAPS.len(), prop::collection::vec(any::<u8>(), MAD_LEN), 0..=72_u8).prop_map(|(index, mut mad, info)| {
         let (attribute, map) = MAPS[index];
@@ -298,55 +298,56 @@ fn random_mad() -> impl Strategy<Value = (Map, Vec<u8>)> {
 struct Area<'a>(&'a [u8]);
 
 impl Area<'_> {
-    fn n(&self, byte: usize, bit: usize, width: usize) -> u64 {
+    fn bits(&self, byte: usize, bit: usize, width: usize) -> u64 {
         let bits = byte * 8 + bit..byte * 8 + bit + width;
         bits.fold(0, |number, bit| number << 1 | u64::from(self.0[bit / 8] >> (7 - bit % 8) & 1))
     }
 
     fn is(&self, byte: usize, bit: usize) -> bool {
-        self.n(byte, bit, 1) != 0
+        self.bits(byte, bit, 1) != 0
     }
 
     fn gid(&self, byte: usize) -> Gid {
         Gid(self.0[byte..byte + 16].try_into().expect("16 bytes"))
     }
 
-    fn comm(&self, byte: usize) -> CommId {
-        CommId(self.n(byte, 0, 32) as u32)
+    fn comm_id(&self, byte: usize) -> CommId {
+        CommId(self.bits(byte, 0, 32) as u32)
     }
 
     fn qpn(&self, byte: usize) -> Qpn {
-        Qpn::new(self.n(byte, 0, 24) as u32)
+        Qpn::new(self.bits(byte, 0, 24) as u32)
     }
 
     fn time(&self, byte: usize) -> TimeCode {
-        TimeCode::new(self.n(byte, 0, 5) as u8)
+        TimeCode::new(self.bits(byte, 0, 5) as u8)
     }
 
     fn service(&self, byte: usize) -> ServiceId {
-        ServiceId(self.n(byte, 0, 64))
+        ServiceId(self.bits(byte, 0, 64))
     }
 
     fn private<const N: usize>(&self, byte: usize) -> PrivateData<N> {
         PrivateData::new(&self.0[byte..byte + N]).expect("as long")
     }
 
-    /// Compares instead of constructing: `Info` keeps the ignored bytes after its length.
+    /// Returns true if `info` holds the bytes at `byte`. They are compared, because `Info` also
+    /// keeps the ignored bytes after its length.
     fn has_info(&self, info: &Info, len: u64, byte: usize) -> bool {
         info.as_bytes() == &self.0[byte..byte + len as usize]
     }
 
     fn path(&self, byte: usize) -> Path {
         Path {
-            local_lid: self.n(byte, 0, 16) as u16,
-            remote_lid: self.n(byte + 2, 0, 16) as u16,
+            local_lid: self.bits(byte, 0, 16) as u16,
+            remote_lid: self.bits(byte + 2, 0, 16) as u16,
             local_gid: self.gid(byte + 4),
             remote_gid: self.gid(byte + 20),
-            flow_label: FlowLabel::new(self.n(byte + 36, 0, 20) as u32),
-            packet_rate: Small::new(self.n(byte + 39, 2, 6) as u8),
-            traffic_class: self.n(byte + 40, 0, 8) as u8,
-            hop_limit: self.n(byte + 41, 0, 8) as u8,
-            sl: Small::new(self.n(byte + 42, 0, 4) as u8),
+            flow_label: FlowLabel::new(self.bits(byte + 36, 0, 20) as u32),
+            packet_rate: Small::new(self.bits(byte + 39, 2, 6) as u8),
+            traffic_class: self.bits(byte + 40, 0, 8) as u8,
+            hop_limit: self.bits(byte + 41, 0, 8) as u8,
+            sl: Small::new(self.bits(byte + 42, 0, 4) as u8),
             subnet_local: self.is(byte + 42, 4),
             local_ack_timeout: self.time(byte + 43),
         }
@@ -354,27 +355,27 @@ impl Area<'_> {
 
     fn req(&self) -> Req {
         Req {
-            local_comm_id: self.comm(0),
-            vendor_id: VendorId::new(self.n(5, 0, 24) as u32),
+            local_comm_id: self.comm_id(0),
+            vendor_id: VendorId::new(self.bits(5, 0, 24) as u32),
             service_id: self.service(8),
-            local_ca_guid: Guid(self.n(16, 0, 64)),
-            local_qkey: Qkey(self.n(28, 0, 32) as u32),
+            local_ca_guid: Guid(self.bits(16, 0, 64)),
+            local_qkey: Qkey(self.bits(28, 0, 32) as u32),
             local_qpn: self.qpn(32),
-            responder_resources: self.n(35, 0, 8) as u8,
+            responder_resources: self.bits(35, 0, 8) as u8,
             local_eecn: self.qpn(36),
-            initiator_depth: self.n(39, 0, 8) as u8,
+            initiator_depth: self.bits(39, 0, 8) as u8,
             remote_eecn: self.qpn(40),
             remote_cm_response_timeout: self.time(43),
             transport: self.transport(),
             flow_control: self.is(43, 7),
-            starting_psn: Psn::new(self.n(44, 0, 24) as u32),
+            starting_psn: Psn::new(self.bits(44, 0, 24) as u32),
             local_cm_response_timeout: self.time(47),
-            retry_count: Small::new(self.n(47, 5, 3) as u8),
-            pkey: Pkey(self.n(48, 0, 16) as u16),
-            path_mtu: MtuCode::new(self.n(50, 0, 4) as u8),
+            retry_count: Small::new(self.bits(47, 5, 3) as u8),
+            pkey: Pkey(self.bits(48, 0, 16) as u16),
+            path_mtu: MtuCode::new(self.bits(50, 0, 4) as u8),
             rdc_exists: self.is(50, 4),
-            rnr_retry_count: Small::new(self.n(50, 5, 3) as u8),
-            max_cm_retries: Small::new(self.n(51, 0, 4) as u8),
+            rnr_retry_count: Small::new(self.bits(50, 5, 3) as u8),
+            max_cm_retries: Small::new(self.bits(51, 0, 4) as u8),
             srq: self.is(51, 4),
             primary: self.path(52),
             alternate: self.path(96),
@@ -384,7 +385,7 @@ impl Area<'_> {
     }
 
     fn transport(&self) -> Transport {
-        match (self.n(43, 5, 2), self.n(51, 5, 3) as u8) {
+        match (self.bits(43, 5, 2), self.bits(51, 5, 3) as u8) {
             (0, _) => Transport::Rc,
             (1, _) => Transport::Uc,
             (2, _) => Transport::Rd,
@@ -395,40 +396,42 @@ impl Area<'_> {
 
     fn rep(&self) -> Rep {
         Rep {
-            local_comm_id: self.comm(0),
-            remote_comm_id: self.comm(4),
-            local_qkey: Qkey(self.n(8, 0, 32) as u32),
+            local_comm_id: self.comm_id(0),
+            remote_comm_id: self.comm_id(4),
+            local_qkey: Qkey(self.bits(8, 0, 32) as u32),
             local_qpn: self.qpn(12),
-            vendor_id: VendorId::new((self.n(15, 0, 8) << 16 | self.n(19, 0, 8) << 8 | self.n(23, 0, 8)) as u32),
+            vendor_id: VendorId::new(
+                (self.bits(15, 0, 8) << 16 | self.bits(19, 0, 8) << 8 | self.bits(23, 0, 8)) as u32,
+            ),
             local_eecn: self.qpn(16),
-            starting_psn: Psn::new(self.n(20, 0, 24) as u32),
-            responder_resources: self.n(24, 0, 8) as u8,
-            initiator_depth: self.n(25, 0, 8) as u8,
+            starting_psn: Psn::new(self.bits(20, 0, 24) as u32),
+            responder_resources: self.bits(24, 0, 8) as u8,
+            initiator_depth: self.bits(25, 0, 8) as u8,
             target_ack_delay: self.time(26),
-            failover: Small::new(self.n(26, 5, 2) as u8),
+            failover: Small::new(self.bits(26, 5, 2) as u8),
             flow_control: self.is(26, 7),
-            rnr_retry_count: Small::new(self.n(27, 0, 3) as u8),
+            rnr_retry_count: Small::new(self.bits(27, 0, 3) as u8),
             srq: self.is(27, 3),
-            local_ca_guid: Guid(self.n(28, 0, 64)),
+            local_ca_guid: Guid(self.bits(28, 0, 64)),
             private_data: self.private(36),
         }
     }
 
     fn lap(&self) -> Lap {
         Lap {
-            local_comm_id: self.comm(0),
-            remote_comm_id: self.comm(4),
+            local_comm_id: self.comm_id(0),
+            remote_comm_id: self.comm_id(4),
             remote_qpn: self.qpn(12),
             remote_cm_response_timeout: self.time(15),
-            local_lid: self.n(20, 0, 16) as u16,
-            remote_lid: self.n(22, 0, 16) as u16,
+            local_lid: self.bits(20, 0, 16) as u16,
+            remote_lid: self.bits(22, 0, 16) as u16,
             local_gid: self.gid(24),
             remote_gid: self.gid(40),
-            flow_label: FlowLabel::new(self.n(56, 0, 20) as u32),
-            traffic_class: self.n(59, 0, 8) as u8,
-            hop_limit: self.n(60, 0, 8) as u8,
-            packet_rate: Small::new(self.n(61, 2, 6) as u8),
-            sl: Small::new(self.n(62, 0, 4) as u8),
+            flow_label: FlowLabel::new(self.bits(56, 0, 20) as u32),
+            traffic_class: self.bits(59, 0, 8) as u8,
+            hop_limit: self.bits(60, 0, 8) as u8,
+            packet_rate: Small::new(self.bits(61, 2, 6) as u8),
+            sl: Small::new(self.bits(62, 0, 4) as u8),
             subnet_local: self.is(62, 4),
             local_ack_timeout: self.time(63),
             private_data: self.private(64),
@@ -437,8 +440,8 @@ impl Area<'_> {
 
     /// Reads a message of the type of `read` by the tables.
     fn message(&self, read: &Message) -> Message {
-        let (local_comm_id, remote_comm_id, request_id) = (self.comm(0), self.comm(4), self.comm(0));
-        let answered = Answered::from_code(self.n(8, 0, 2) as u8);
+        let (local_comm_id, remote_comm_id, request_id) = (self.comm_id(0), self.comm_id(4), self.comm_id(0));
+        let answered = Answered::from_code(self.bits(8, 0, 2) as u8);
         match read {
             Message::Req(_) => self.req().into(),
             Message::Rep(_) => self.rep().into(),
@@ -448,8 +451,8 @@ impl Area<'_> {
                 Mra { local_comm_id, remote_comm_id, answered, service_timeout, private_data }.into()
             }
             Message::Rej(Rej { info, .. }) => {
-                assert!(self.has_info(info, self.n(9, 0, 7), 12));
-                let (reason, private_data) = (RejReason::from_code(self.n(10, 0, 16) as u16), self.private(84));
+                assert!(self.has_info(info, self.bits(9, 0, 7), 12));
+                let (reason, private_data) = (RejReason::from_code(self.bits(10, 0, 16) as u16), self.private(84));
                 Rej { local_comm_id, remote_comm_id, answered, info: *info, reason, private_data }.into()
             }
             Message::Rtu(_) => Rtu { local_comm_id, remote_comm_id, private_data: self.private(8) }.into(),
@@ -459,24 +462,24 @@ impl Area<'_> {
             }
             Message::Drep(_) => Drep { local_comm_id, remote_comm_id, private_data: self.private(8) }.into(),
             Message::Apr(Apr { info, .. }) => {
-                assert!(self.has_info(info, self.n(8, 0, 8), 12));
-                let (status, private_data) = (AprStatus::from_code(self.n(9, 0, 8) as u8), self.private(84));
+                assert!(self.has_info(info, self.bits(8, 0, 8), 12));
+                let (status, private_data) = (AprStatus::from_code(self.bits(9, 0, 8) as u8), self.private(84));
                 Apr { local_comm_id, remote_comm_id, info: *info, status, private_data }.into()
             }
             Message::SidrReq(_) => {
-                let pkey = Pkey(self.n(4, 0, 16) as u16);
+                let pkey = Pkey(self.bits(4, 0, 16) as u16);
                 SidrReq { request_id, pkey, service_id: self.service(8), private_data: self.private(16) }.into()
             }
             Message::SidrRep(SidrRep { info, .. }) => {
-                assert!(self.has_info(info, self.n(5, 0, 8), 24));
+                assert!(self.has_info(info, self.bits(5, 0, 8), 24));
                 SidrRep {
                     request_id,
-                    status: SidrStatus::from_code(self.n(4, 0, 8) as u8),
+                    status: SidrStatus::from_code(self.bits(4, 0, 8) as u8),
                     info: *info,
-                    vendor_id: VendorId::new((self.n(6, 0, 16) << 8 | self.n(11, 0, 8)) as u32),
+                    vendor_id: VendorId::new((self.bits(6, 0, 16) << 8 | self.bits(11, 0, 8)) as u32),
                     qpn: self.qpn(8),
                     service_id: self.service(12),
-                    qkey: Qkey(self.n(20, 0, 32) as u32),
+                    qkey: Qkey(self.bits(20, 0, 32) as u32),
                     private_data: self.private(96),
                 }
                 .into()
@@ -493,7 +496,7 @@ proptest! {
     fn parsed_mads_are_written_back_except_reserved_bits((map, mad) in random_mad()) {
         let parsed = Mad::parse(&mad).expect("parse the MAD");
         let mut expected: Vec<_> = mad.iter().zip(mask(map)).map(|(byte, mask)| byte & mask).collect();
-        // The extended transport type of a request is reserved in all others.
+        // The extended transport type is reserved unless the transport service type is 3.
         if mad[17] == 0x10 && mad[24 + 43] & 6 != 6 {
             expected[24 + 51] &= 0xf8;
         }

@@ -1,5 +1,5 @@
 //! Small pure functions on all inputs, or on all values of one argument and the edges of the other.
-//! PSNs have theirs in `src/num.rs`.
+//! The tests of PSNs are in `src/num.rs`.
 
 use roxe_wire::{Msn, Pkey};
 

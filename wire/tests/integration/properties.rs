@@ -112,7 +112,7 @@ fn net() -> impl Strategy<Value = NetHeader> {
     )
 }
 
-/// Headers, each with a payload that it may carry.
+/// Returns headers, each with a payload that it may carry.
 fn packet() -> impl Strategy<Value = (Header, Vec<u8>)> {
     let payload = prop_oneof![
         3 => prop::collection::vec(any::<u8>(), 0..32),
@@ -138,9 +138,9 @@ fn emit(net: &NetHeader, header: &Header, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The ICRC by the letter of the specification, with another CRC implementation, over the whole IP
-/// packet without its ICRC.
-fn oracle(net: &NetHeader, covered: &[u8]) -> u32 {
+/// Returns the ICRC as the specification defines it: computed by another CRC implementation over
+/// the whole IP packet without its ICRC.
+fn reference_icrc(net: &NetHeader, covered: &[u8]) -> u32 {
     let mut input = vec![0xff; 8];
     let udp_len = (8 + covered.len() + icrc::LEN) as u16;
     let grh = net.to_grh(covered.len() + icrc::LEN);
@@ -194,12 +194,12 @@ proptest! {
         packets in prop::collection::vec((packet(), 0..3_usize, any::<(u8, prop::sample::Index)>()), 1..5),
     ) {
         let mut all = Vec::new();
-        for ((header, payload), again, (flip, at)) in packets {
+        for ((header, payload), repeats, (flip, at)) in packets {
             let mut bytes = emit(&net, &header, &payload);
             all.push(bytes.clone());
             // A packet that differs in the PSN, one that differs in any bits of its headers, and a
             // shorter one.
-            for _ in 0..again {
+            for _ in 0..repeats {
                 let mut next = header;
                 next.bth.psn = next.bth.psn.next();
                 next.bth.ack_req ^= true;
@@ -226,7 +226,7 @@ proptest! {
     fn icrc_equals_that_of_another_crc(net in net(), (header, payload) in packet()) {
         let bytes = emit(&net, &header, &payload);
         let (covered, trailer) = bytes.split_last_chunk().expect("split off the ICRC");
-        prop_assert_eq!(u32::from_le_bytes(*trailer), oracle(&net, covered));
+        prop_assert_eq!(u32::from_le_bytes(*trailer), reference_icrc(&net, covered));
     }
 
     // clause: ICRC-MASK-IPV4, ICRC-MASK-IPV6
@@ -259,7 +259,7 @@ proptest! {
 
     // clause: IP-IDENT
     #[test]
-    fn identification_is_found(net in net(), (header, payload) in packet(), likely: u16) {
+    fn ip_identification_is_found(net in net(), (header, payload) in packet(), likely: u16) {
         let bytes = emit(&net, &header, &payload);
         let unknown = NetHeader { ident: 0, ..net };
         prop_assert_eq!(icrc::solve_ident(&unknown, &bytes, likely), Some(net.ident));

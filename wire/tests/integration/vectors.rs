@@ -13,7 +13,7 @@ fn hex(text: &str) -> Vec<u8> {
     digits.chunks(2).map(byte).collect()
 }
 
-/// Headers and payload as `header.emit` and `icrc::seal` write them.
+/// Returns a packet as `header.emit` and `icrc::seal` write it.
 fn emit(net: &NetHeader, header: &Header, payload: &[u8]) -> Vec<u8> {
     let covered = header.padded_len(payload.len());
     let mut bytes = vec![0xee; covered + icrc::LEN];
@@ -47,7 +47,7 @@ fn check_grh(net: &NetHeader, ip: &[u8], udp_payload_len: usize) {
 
 // clause: ICRC-SUM, CNP-FORMAT
 #[test]
-fn cnp_of_a_connectx_4() {
+fn connectx_4_cnp_parses() {
     check(
         "45c2003c718c4000401191610a0011010a001201 000012b700280000
          8100ffff4000011800000000 00000000000000000000000000000000 82fd002a",
@@ -57,7 +57,7 @@ fn cnp_of_a_connectx_4() {
 
 // clause: UDP-CHECKSUM, ICRC-MASK-IPV4
 #[test]
-fn uc_send_over_ipv4_with_a_udp_checksum() {
+fn uc_send_over_ipv4_with_udp_checksum_parses() {
     check(
         "45010040 04784000 4011b4d5 c0a80007 c0a80007 c00012b7 002caca2 2460ffff 000000d3 00cf1710
          4630818b e28935d9 0e9a9550 5401be88 5e50 0000 78f353f3",
@@ -67,7 +67,7 @@ fn uc_send_over_ipv4_with_a_udp_checksum() {
 
 // clause: ICRC-SUM, ICRC-MASK-IPV6
 #[test]
-fn uc_send_over_ipv6() {
+fn uc_send_over_ipv6_parses() {
     check(
         "6e21face002c11ff 20220000000000000000000000001023 20230000000000000000000000001024
          c00012b7002ce7c5 2460ffff000000d300cf1710 4630818be28935d90e9a95505401be885e500000 3e5b743b",
@@ -75,7 +75,7 @@ fn uc_send_over_ipv6() {
     );
 }
 
-/// RoCEv1 has another network header before the same packets.
+/// RoCEv1 packets have the same headers from the BTH on, after another network header.
 #[test]
 fn packets_of_a_roce_v1_capture_parse() {
     for (packet, line) in [
@@ -97,10 +97,11 @@ fn packets_of_a_roce_v1_capture_parse() {
     }
 }
 
-/// One packet of every kind; the ICRCs are from a script that reproduces those of the captures.
+/// Parses one packet of every kind. The ICRCs are from a script that reproduces those of the
+/// captures.
 // clause: IP-DF, OPCODE-TABLE, HEADER-ORDER, ATOMIC-OPERANDS, CNP-FORMAT
 #[test]
-fn one_of_every_kind() {
+fn one_packet_of_every_kind_parses() {
     for (packet, line) in [
         (
             "4502003412344000401114810a0000010a000002 c01112b700200000 0430ffff0000001180000100

@@ -84,13 +84,14 @@ impl<C: Choices> Scenario<C> {
         }
     }
 
-    /// A SEND, or a WRITE with immediate into the peer's shared region; both consume a receive.
+    /// Posts a SEND, or a WRITE with immediate into the peer's shared region; both consume a
+    /// receive.
     fn post_message(&mut self, id: usize, write: bool) -> Result<(), Broken> {
         let mut len = self.length(id);
         if self.world.ends[id].setup.service == Service::Ud {
             len = len.min(self.world.ends[id].setup.path_mtu.bytes());
         }
-        let source = self.sides[id].what.below(4 * room(self.work.max_len) - len);
+        let source = self.sides[id].what.below(4 * region_unit(self.work.max_len) - len);
         let imm = (write || self.sides[id].what.chance(500))
             .then(|| ImmDt(self.sides[id].what.below(u32::MAX).to_be_bytes()));
         let op = match (imm, write) {
@@ -108,7 +109,7 @@ impl<C: Choices> Scenario<C> {
 
     fn post_write(&mut self, id: usize) -> Result<(), Broken> {
         let len = self.length(id);
-        let source = self.sides[id].what.below(4 * room(self.work.max_len) - len);
+        let source = self.sides[id].what.below(4 * region_unit(self.work.max_len) - len);
         let (remote_addr, rkey) = self.change_shared(id, source, len);
         self.post_from_source(id, SendOp::Write { remote_addr, rkey }, source, len)
     }
@@ -118,7 +119,7 @@ impl<C: Choices> Scenario<C> {
         if !self.world.ends[id].setup.service.is_reliable() {
             return self.claim_uc_target(id, source, len);
         }
-        let target = self.sides[id].what.below(2 * room(self.work.max_len) - len);
+        let target = self.sides[id].what.below(2 * region_unit(self.work.max_len) - len);
         let data = range(self.world.ends[id].host.memory.bytes(self.sides[id].source), source, len).to_vec();
         let rkey = self.shared_key(id);
         let peer = &mut self.sides[id ^ 1];
@@ -126,14 +127,14 @@ impl<C: Choices> Scenario<C> {
         (peer.shared.addr + u64::from(target), rkey)
     }
 
-    /// The key of the peer's shared region, or of the window on it.
+    /// Returns the key of the peer's shared region, or of the window on it.
     fn shared_key(&mut self, id: usize) -> RKey {
         let key = self.sides[id ^ 1].shared.rkey();
         let through_window = self.sides[id].what.chance(500);
-        self.sides[id ^ 1].open.filter(|_| through_window).unwrap_or(key)
+        self.sides[id ^ 1].window_key.filter(|_| through_window).unwrap_or(key)
     }
 
-    /// A UC WRITE gets a place of its own, because it may be lost.
+    /// Claims a target of its own for a UC WRITE, because the WRITE may be lost.
     fn claim_uc_target(&mut self, id: usize, source: u32, len: u32) -> (u64, RKey) {
         let side = &mut self.sides[id];
         let target = side.uc_write_next;
@@ -144,8 +145,8 @@ impl<C: Choices> Scenario<C> {
     }
 
     fn post_uc_write(&mut self, id: usize, imm: bool) -> Result<(), Broken> {
-        if self.sides[id].uc_write_next + self.work.max_len > 2 * room(self.work.max_len) || imm {
-            let fits = self.sides[id].uc_write_next + self.work.max_len <= 2 * room(self.work.max_len);
+        if self.sides[id].uc_write_next + self.work.max_len > 2 * region_unit(self.work.max_len) || imm {
+            let fits = self.sides[id].uc_write_next + self.work.max_len <= 2 * region_unit(self.work.max_len);
             return self.post_message(id, imm && fits);
         }
         self.post_write(id)
@@ -179,21 +180,21 @@ impl<C: Choices> Scenario<C> {
         let modelled = self.sides[id].what.chance(400);
         let (remote_addr, rkey, data) = if modelled {
             self.sides[id].read_pending = true;
-            let at = self.sides[id].what.below(2 * room(self.work.max_len) - len);
+            let at = self.sides[id].what.below(2 * region_unit(self.work.max_len) - len);
             let rkey = self.shared_key(id);
             let peer = &self.sides[peer];
             (peer.shared.addr + u64::from(at), rkey, range(&peer.model, at, len).to_vec())
         } else {
-            let at = self.sides[id].what.below(4 * room(self.work.max_len) - len);
+            let at = self.sides[id].what.below(4 * region_unit(self.work.max_len) - len);
             let mr = self.sides[peer].source;
             let bytes = self.world.ends[peer].host.memory.bytes(mr);
             (mr.addr + u64::from(at), mr.rkey(), range(bytes, at, len).to_vec())
         };
-        self.post_landing(id, SendOp::Read { remote_addr, rkey }, data, modelled, false)
+        self.post_with_result(id, SendOp::Read { remote_addr, rkey }, data, modelled, false)
     }
 
     fn post_atomic(&mut self, id: usize) -> Result<(), Broken> {
-        let at = self.sides[id].what.below(room(self.work.max_len) / 4) * 8;
+        let at = self.sides[id].what.below(region_unit(self.work.max_len) / 4) * 8;
         let operand = u64::from(self.sides[id].what.below(u32::MAX)) << 13;
         let kind = self.sides[id].what.below(3);
         let rkey = self.shared_key(id);
@@ -208,13 +209,13 @@ impl<C: Choices> Scenario<C> {
         };
         word.copy_from_slice(&new.to_ne_bytes());
         let fence = self.take_read_pending(id);
-        self.post_landing(id, op, old.to_ne_bytes().to_vec(), true, fence)
+        self.post_with_result(id, op, old.to_ne_bytes().to_vec(), true, fence)
     }
 
     /// Posts an ATOMIC WRITE to a word of the peer's shared region.
     fn post_atomic_write(&mut self, id: usize) -> Result<(), Broken> {
-        let at = self.sides[id].what.below(room(self.work.max_len) / 4) * 8;
-        let source = self.sides[id].what.below(4 * room(self.work.max_len) - 8);
+        let at = self.sides[id].what.below(region_unit(self.work.max_len) / 4) * 8;
+        let source = self.sides[id].what.below(4 * region_unit(self.work.max_len) - 8);
         let data = range(self.world.ends[id].host.memory.bytes(self.sides[id].source), source, 8).to_vec();
         let rkey = self.shared_key(id);
         let peer = &mut self.sides[id ^ 1];
@@ -225,8 +226,8 @@ impl<C: Choices> Scenario<C> {
 
     /// Posts a FLUSH of a part of the peer's shared region, or of the whole.
     fn post_flush(&mut self, id: usize) -> Result<(), Broken> {
-        let at = self.sides[id].what.below(2 * room(self.work.max_len));
-        let length = self.sides[id].what.below(2 * room(self.work.max_len) - at + 1);
+        let at = self.sides[id].what.below(2 * region_unit(self.work.max_len));
+        let length = self.sides[id].what.below(2 * region_unit(self.work.max_len) - at + 1);
         let selectivity = self.sides[id].what.pick(&[Selectivity::Range, Selectivity::Region]);
         let shared = self.sides[id ^ 1].shared;
         let feth = Feth { selectivity, placement: Placement::GLOBAL_VISIBILITY };
@@ -247,7 +248,7 @@ impl<C: Choices> Scenario<C> {
     }
 
     /// Posts an operation whose result `data` is placed in a slot of ours.
-    fn post_landing(
+    fn post_with_result(
         &mut self,
         id: usize,
         op: SendOp,
@@ -268,10 +269,11 @@ impl<C: Choices> Scenario<C> {
         let opcode = opcode_of(&op);
         let side = &self.sides[id];
         // A queue full of unsignaled requests would never be known to have drained.
-        let must = side.posted + 1 == side.quota
+        let must_signal = side.posted + 1 == side.quota
             || side.sends.len() + 1 == self.world.ends[id].setup.caps.max_send_wr as usize;
-        // Always drawn, so that later decisions do not depend on the fill level of the queue.
-        let signaled = self.sides[id].what.chance(700) || must;
+        // The decision is always drawn, so that later decisions do not depend on the fill level of
+        // the queue.
+        let signaled = self.sides[id].what.chance(700) || must_signal;
         let wr_id = self.sides[id].fresh_id();
         let mut flags = SendFlags::empty();
         flags.set(SendFlags::SIGNALED, signaled);
@@ -290,14 +292,14 @@ impl<C: Choices> Scenario<C> {
         Ok(())
     }
 
-    /// With mishaps: sometimes gives one element of the list an invalid key.
+    /// Sometimes gives one element of the list an invalid key, if mishaps are allowed.
     fn maybe_spoil(&mut self, id: usize, sges: &mut [Sge]) {
         if self.work.mishaps && self.sides[id].what.chance(20) {
             sges[0].lkey.0 ^= 0x80;
         }
     }
 
-    /// With mishaps: sometimes makes the remote key or address wrong.
+    /// Sometimes makes the remote key or address wrong, if mishaps are allowed.
     fn maybe_mistarget(&mut self, id: usize, mut op: SendOp) -> SendOp {
         if !(self.work.mishaps && self.sides[id].what.chance(20)) {
             return op;
@@ -323,7 +325,7 @@ impl<C: Choices> Scenario<C> {
         op
     }
 
-    /// A length near the MTU boundaries, or a random one.
+    /// Returns a length near the MTU boundaries, or a random one.
     fn length(&mut self, id: usize) -> u32 {
         let mtu = self.world.ends[id].setup.path_mtu.bytes();
         let max = self.work.max_len;
@@ -341,7 +343,7 @@ impl<C: Choices> Scenario<C> {
     }
 }
 
-/// The opcode expected in the completion of `op`.
+/// Returns the opcode expected in the completion of `op`.
 fn opcode_of(op: &SendOp) -> WcOpcode {
     match op {
         SendOp::Send | SendOp::SendImm(_) | SendOp::SendInvalidate(_) => WcOpcode::Send,

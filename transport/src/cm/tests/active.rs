@@ -4,7 +4,7 @@ use super::*;
 
 // clause: CM-FIELDS-REQ, CM-ID
 #[test]
-fn req_fields_equal_rdma_cms() {
+fn req_fields_equal_those_of_rdma_cm() {
     let mut node = Node::new();
     let connect = Connect { private_data: PrivateData::new(b"hello").unwrap(), ..connect() };
     let id = node.call(|cm, cx| cm.connect(cx, &connect)).unwrap();
@@ -87,7 +87,7 @@ fn duplicate_rep_is_answered_by_mra_or_rtu() {
 
 // clause: CM-MRA
 #[test]
-fn an_mra_extends_the_wait_once() {
+fn mra_extends_the_wait_once() {
     let mut node = Node::new();
     let id = node.req_sent();
     node.now = node.now.after(Duration::from_secs(4));
@@ -103,9 +103,9 @@ fn an_mra_extends_the_wait_once() {
 
 // clause: CM-REJ-RECEIVED
 #[test]
-fn a_rej_ends_the_request() {
-    let nameless = |id| Rej { local_comm_id: CommId::NONE, ..rej(id, Answered::Req, RejReason::InvalidServiceId) };
-    for reject in [nameless, |id| rej(id, Answered::Req, RejReason::ConsumerDefined)] {
+fn rej_ends_the_request() {
+    let without_id = |id| Rej { local_comm_id: CommId::NONE, ..rej(id, Answered::Req, RejReason::InvalidServiceId) };
+    for reject in [without_id, |id| rej(id, Answered::Req, RejReason::ConsumerDefined)] {
         let mut node = Node::new();
         let id = node.req_sent();
         assert_eq!(node.deliver(reject(id)), Ok(()));
@@ -121,10 +121,10 @@ fn a_rej_ends_the_request() {
     node.run_out();
     assert!(node.events().is_empty());
     let id = node.rep_received();
-    assert_eq!(node.deliver(nameless(id)), Err(Ignored::UnknownId), "the peer's id is known by now");
+    assert_eq!(node.deliver(without_id(id)), Err(Ignored::UnknownId), "the peer's id is known by now");
 }
 
-/// The REJ of a peer without a listener.
+/// Returns the REJ of a peer without a listener.
 fn rej_without_listener(id: CommId) -> Rej {
     Rej { local_comm_id: CommId::NONE, ..rej(id, Answered::Req, RejReason::InvalidServiceId) }
 }

@@ -7,7 +7,7 @@ fn other_route() -> Route {
     Route { local: address(11), remote: address(12) }
 }
 
-/// A LAP of the peer for connection `ours`.
+/// Returns a LAP of the peer for connection `ours`.
 fn lap(ours: CommId) -> Lap {
     Lap {
         local_comm_id: PEER_ID,
@@ -26,14 +26,14 @@ fn apr(ours: CommId, status: AprStatus) -> Apr {
 
 impl Node {
     /// Proposes a path, and returns the transaction.
-    fn proposes(&mut self, id: CommId) -> TransactionId {
+    fn propose(&mut self, id: CommId) -> TransactionId {
         self.call(|cm, cx| cm.load_alternate(cx, id, &Alternate::new(other_route()))).unwrap();
         let sent = self.cm.poll_transmit().expect("poll the LAP");
         assert!(matches!(sent.mad.message, Message::Lap(_)));
         sent.mad.tid
     }
 
-    fn takes_with(&mut self, tid: TransactionId, message: impl Into<Message>) -> Result<(), Ignored> {
+    fn deliver_with_tid(&mut self, tid: TransactionId, message: impl Into<Message>) -> Result<(), Ignored> {
         let mad = Mad { tid, modifier: 0, message: message.into() };
         self.call(|cm, cx| cm.handle_message(cx, route(), &mad))
     }
@@ -42,8 +42,8 @@ impl Node {
         self.cm.alternate_state(id).unwrap()
     }
 
-    /// A connection whose program accepts alternate paths.
-    fn willing(reach: fn(&mut Self) -> CommId) -> (Self, CommId) {
+    /// Returns a connection whose program accepts alternate paths.
+    fn accepting_alternates(reach: fn(&mut Self) -> CommId) -> (Self, CommId) {
         let mut node = Self::listening();
         let id = reach(&mut node);
         node.cm.take_alternates(id, true).unwrap();
@@ -59,12 +59,12 @@ fn alternate_path_is_proposed_and_loaded() {
         let id = reach(&mut node);
         let alternate = Alternate { traffic_class: 5, ..Alternate::new(other_route()) };
         node.call(|cm, cx| cm.load_alternate(cx, id, &alternate)).unwrap();
-        let Outgoing { route: way, mad: Mad { tid, message: Message::Lap(lap), .. } } =
+        let Outgoing { route: used, mad: Mad { tid, message: Message::Lap(lap), .. } } =
             node.cm.poll_transmit().unwrap()
         else {
             panic!("no LAP")
         };
-        assert_eq!((way, lap.local_comm_id, lap.remote_comm_id, lap.remote_qpn), (route(), id, PEER_ID, PEER_QPN));
+        assert_eq!((used, lap.local_comm_id, lap.remote_comm_id, lap.remote_qpn), (route(), id, PEER_ID, PEER_QPN));
         assert_eq!((lap.local_gid, lap.remote_gid, lap.traffic_class), (address(11), address(12), 5));
         assert_eq!(
             (lap.hop_limit, lap.subnet_local, lap.local_lid, lap.local_ack_timeout.get()),
@@ -73,14 +73,14 @@ fn alternate_path_is_proposed_and_loaded() {
         assert_eq!(node.alternate(id), AlternateState::LapSent);
         let again = node.call(|cm, cx| cm.load_alternate(cx, id, &alternate));
         assert_eq!(again, Err(CmError::State), "one at a time");
-        let stale = node.takes_with(TransactionId(tid.0 ^ 1), apr(id, AprStatus::Success));
+        let stale = node.deliver_with_tid(TransactionId(tid.0 ^ 1), apr(id, AprStatus::Success));
         assert_eq!((stale, node.events()), (Err(Ignored::State), vec![]), "the answer to another LAP");
         let answer = apr(id, AprStatus::Success);
-        assert_eq!(node.takes_with(tid, answer.clone()), Ok(()));
+        assert_eq!(node.deliver_with_tid(tid, answer.clone()), Ok(()));
         assert_eq!(node.events(), [EventKind::AlternateReply(Box::new(answer.clone()))]);
         assert_eq!((node.alternate(id), node.cm.poll_timeout()), (AlternateState::Idle, None));
-        assert_eq!(node.takes_with(tid, answer), Err(Ignored::State));
-        node.proposes(id);
+        assert_eq!(node.deliver_with_tid(tid, answer), Err(Ignored::State));
+        node.propose(id);
     }
 }
 
@@ -88,13 +88,13 @@ fn alternate_path_is_proposed_and_loaded() {
 #[test]
 fn duplicate_lap_gets_the_same_apr() {
     for reach in [Node::established_active, Node::established_passive] {
-        let (mut node, id) = Node::willing(reach);
-        assert_eq!(node.takes_with(TransactionId(1), lap(id)), Ok(()));
+        let (mut node, id) = Node::accepting_alternates(reach);
+        assert_eq!(node.deliver_with_tid(TransactionId(1), lap(id)), Ok(()));
         assert_eq!(node.events(), [EventKind::AlternateRequest(Box::new(lap(id)))]);
         assert_eq!(node.alternate(id), AlternateState::LapRcvd);
-        assert_eq!(node.takes_with(TransactionId(2), lap(id)), Err(Ignored::State), "one at a time");
+        assert_eq!(node.deliver_with_tid(TransactionId(2), lap(id)), Err(Ignored::State), "one at a time");
         for _ in 0..2 {
-            assert_eq!(node.takes_with(TransactionId(1), lap(id)), Err(Ignored::Duplicate));
+            assert_eq!(node.deliver_with_tid(TransactionId(1), lap(id)), Err(Ignored::Duplicate));
             let Message::Mra(mra) = node.one_sent() else { panic!("no MRA") };
             assert_eq!((mra.answered, mra.service_timeout.get(), mra.remote_comm_id), (Answered::Neither, 24, PEER_ID));
             assert_eq!(node.alternate(id), AlternateState::MraLapSent);
@@ -107,9 +107,9 @@ fn duplicate_lap_gets_the_same_apr() {
         };
         assert_eq!(node.cm.poll_transmit(), Some(Outgoing { route: route(), mad: expected.clone() }));
         assert_eq!(node.cm.answer_alternate(id, &AlternateAnswer::new(AprStatus::Success)), Err(CmError::State));
-        assert_eq!(node.takes_with(TransactionId(1), lap(id)), Err(Ignored::Duplicate));
+        assert_eq!(node.deliver_with_tid(TransactionId(1), lap(id)), Err(Ignored::Duplicate));
         assert_eq!(node.cm.poll_transmit().map(|out| out.mad), Some(expected));
-        assert_eq!(node.takes_with(TransactionId(2), lap(id)), Ok(()), "a new one");
+        assert_eq!(node.deliver_with_tid(TransactionId(2), lap(id)), Ok(()), "a new one");
         assert_eq!(node.events().len(), 1);
     }
 }
@@ -117,7 +117,7 @@ fn duplicate_lap_gets_the_same_apr() {
 // clause: CM-MRA
 #[test]
 fn program_may_delay_its_apr() {
-    let (mut node, id) = Node::willing(Node::established_active);
+    let (mut node, id) = Node::accepting_alternates(Node::established_active);
     assert_eq!(node.cm.delay(id, TimeCode::new(20)), Err(CmError::State), "no request is pending");
     assert_eq!(node.deliver(lap(id)), Ok(()));
     node.cm.delay(id, TimeCode::new(20)).unwrap();
@@ -129,18 +129,18 @@ fn program_may_delay_its_apr() {
 #[test]
 fn invalid_alternate_paths_are_refused() {
     let refused = |lap: Lap, status| {
-        let (mut node, _) = Node::willing(Node::established_active);
+        let (mut node, _) = Node::accepting_alternates(Node::established_active);
         assert_eq!(node.deliver(lap), Err(Ignored::Refused));
         let Message::Apr(apr) = node.one_sent() else { panic!("no APR") };
         assert_eq!((apr.status, node.events()), (status, vec![]));
     };
-    let id = Node::willing(Node::established_active).1;
+    let id = Node::accepting_alternates(Node::established_active).1;
     let current = Lap { local_gid: route().remote, remote_gid: route().local, ..lap(id) };
     refused(current, AprStatus::IsCurrent);
     refused(Lap { remote_qpn: PEER_QPN, ..lap(id) }, AprStatus::InvalidQpn);
     refused(Lap { local_gid: Gid::default(), ..lap(id) }, AprStatus::InvalidGid);
     refused(Lap { local_gid: Ipv4Addr::new(224, 0, 0, 1).into(), ..lap(id) }, AprStatus::InvalidGid);
-    let (mut node, id) = Node::willing(Node::established_active);
+    let (mut node, id) = Node::accepting_alternates(Node::established_active);
     node.cm.take_alternates(id, false).unwrap();
     assert_eq!(node.deliver(lap(id)), Err(Ignored::Refused));
     assert_eq!(node.cm.answer_alternate(id, &AlternateAnswer::new(AprStatus::Success)), Err(CmError::State));
@@ -150,7 +150,7 @@ fn invalid_alternate_paths_are_refused() {
 #[test]
 fn lap_requires_an_established_connection() {
     for reach in [Node::req_sent, Node::rep_received, Node::rep_sent] {
-        let (mut node, id) = Node::willing(reach);
+        let (mut node, id) = Node::accepting_alternates(reach);
         let alternate = Alternate::new(other_route());
         assert_eq!(node.call(|cm, cx| cm.load_alternate(cx, id, &alternate)), Err(CmError::State));
         assert_eq!(
@@ -158,15 +158,15 @@ fn lap_requires_an_established_connection() {
             (Err(Ignored::State), Err(Ignored::State))
         );
     }
-    let (mut node, id) = Node::willing(Node::established_active);
+    let (mut node, id) = Node::accepting_alternates(Node::established_active);
     assert_eq!(node.deliver(lap(id)), Ok(()));
     assert_eq!(node.deliver(dreq(id)), Ok(()));
     assert_eq!(node.cm.answer_alternate(id, &AlternateAnswer::new(AprStatus::Success)), Err(CmError::State));
     assert_eq!((node.alternate(id), node.deliver(lap(id))), (AlternateState::Idle, Err(Ignored::State)));
-    let (mut node, id) = Node::willing(Node::established_active);
-    let tid = node.proposes(id);
+    let (mut node, id) = Node::accepting_alternates(Node::established_active);
+    let tid = node.propose(id);
     node.disconnect(id).unwrap();
-    assert_eq!(node.takes_with(tid, apr(id, AprStatus::Success)), Err(Ignored::State));
+    assert_eq!(node.deliver_with_tid(tid, apr(id, AprStatus::Success)), Err(Ignored::State));
     assert_eq!(node.deliver(mra(id, Answered::Neither)), Err(Ignored::State));
     node.run_out();
 }
@@ -176,7 +176,7 @@ fn lap_requires_an_established_connection() {
 fn unanswered_lap_is_retried_and_abandoned() {
     let mut node = Node::new();
     let id = node.established_active();
-    node.proposes(id);
+    node.propose(id);
     let default_wait = node.wait();
     assert_eq!(node.names(), ["LAP"]);
     assert_eq!(node.deliver(mra(id, Answered::Neither)), Ok(()));
@@ -194,22 +194,22 @@ fn unanswered_lap_is_retried_and_abandoned() {
 
 // clause: CM-LAP-CROSSING
 #[test]
-fn crossing_laps_keep_the_active_sides() {
-    let (mut active, id) = Node::willing(Node::established_active);
-    active.proposes(id);
+fn crossing_laps_keep_the_proposal_of_the_active_side() {
+    let (mut active, id) = Node::accepting_alternates(Node::established_active);
+    active.propose(id);
     assert_eq!((active.deliver(lap(id)), active.events()), (Err(Ignored::State), vec![]));
-    let (mut passive, id) = Node::willing(Node::established_passive);
-    let tid = passive.proposes(id);
+    let (mut passive, id) = Node::accepting_alternates(Node::established_passive);
+    let tid = passive.propose(id);
     assert_eq!(passive.deliver(lap(id)), Ok(()));
     assert!(matches!(passive.events()[..], [EventKind::AlternateUnanswered, EventKind::AlternateRequest(_)]));
-    assert_eq!(passive.takes_with(tid, apr(id, AprStatus::Success)), Err(Ignored::State));
+    assert_eq!(passive.deliver_with_tid(tid, apr(id, AprStatus::Success)), Err(Ignored::State));
     assert_eq!(passive.cm.poll_timeout(), None);
 }
 
 // clause: CM-MIGRATED, CM-MATCH
 #[test]
 fn messages_migrate_with_the_queue_pair() {
-    let (mut node, id) = Node::willing(Node::established_passive);
+    let (mut node, id) = Node::accepting_alternates(Node::established_passive);
     assert_eq!(node.cm.migrated(id), Err(CmError::State), "there is no other path");
     assert_eq!(node.deliver_from(other_route(), dreq(id)), Err(Ignored::Address));
     assert_eq!(node.deliver(lap(id)), Ok(()));
@@ -221,9 +221,9 @@ fn messages_migrate_with_the_queue_pair() {
     assert_eq!(node.cm.poll_transmit().map(|out| (out.route, out.mad.message.name())), Some((other_route(), "DREQ")));
     assert_eq!(node.deliver(drep(id)), Ok(()), "the peer has not migrated yet");
     node.run_out();
-    let (mut node, id) = Node::willing(Node::established_active);
-    let tid = node.proposes(id);
-    assert_eq!(node.takes_with(tid, apr(id, AprStatus::Success)), Ok(()));
+    let (mut node, id) = Node::accepting_alternates(Node::established_active);
+    let tid = node.propose(id);
+    assert_eq!(node.deliver_with_tid(tid, apr(id, AprStatus::Success)), Ok(()));
     assert_eq!(node.deliver_from(other_route(), dreq(id)), Ok(()), "the peer has migrated");
     node.disconnect(id).unwrap();
     node.run_out();
@@ -231,7 +231,7 @@ fn messages_migrate_with_the_queue_pair() {
 
 // clause: CM-FAILOVER
 #[test]
-fn the_alternate_path_of_a_req_is_not_loaded() {
+fn alternate_path_of_a_req_is_not_loaded() {
     let mut node = Node::listening();
     let mut asks = req();
     asks.alternate.local_gid = address(12);

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 /// A recorded message, from the view of its receiver.
 type Recorded = (Route, Mad);
 
-/// All messages in a capture.
+/// Returns all messages in a capture.
 fn recorded(name: &str) -> Vec<Recorded> {
     let path = format!("{}/../tests/captures/{name}.pcap", env!("CARGO_MANIFEST_DIR"));
     let file = std::fs::read(&path).expect("read the capture");
@@ -46,47 +46,47 @@ impl Replay {
         Self { node, ours: BTreeMap::new(), local }
     }
 
-    fn name(&self, recorded: CommId) -> CommId {
+    fn our_id(&self, recorded: CommId) -> CommId {
         self.ours.get(&recorded).copied().unwrap_or(recorded)
     }
 
-    /// The peer's message with our ids.
+    /// Returns the peer's message with our ids.
     fn translate(&self, message: &Message) -> Message {
         let mut message = message.clone();
         match &mut message {
-            Message::Rep(rep) => rep.remote_comm_id = self.name(rep.remote_comm_id),
-            Message::Rtu(rtu) => rtu.remote_comm_id = self.name(rtu.remote_comm_id),
-            Message::Dreq(dreq) => dreq.remote_comm_id = self.name(dreq.remote_comm_id),
-            Message::Drep(drep) => drep.remote_comm_id = self.name(drep.remote_comm_id),
-            Message::SidrRep(rep) => rep.request_id = self.name(rep.request_id),
+            Message::Rep(rep) => rep.remote_comm_id = self.our_id(rep.remote_comm_id),
+            Message::Rtu(rtu) => rtu.remote_comm_id = self.our_id(rtu.remote_comm_id),
+            Message::Dreq(dreq) => dreq.remote_comm_id = self.our_id(dreq.remote_comm_id),
+            Message::Drep(drep) => drep.remote_comm_id = self.our_id(drep.remote_comm_id),
+            Message::SidrRep(rep) => rep.request_id = self.our_id(rep.request_id),
             _ => {}
         }
         message
     }
 
     /// Delivers a message of the recorded peer.
-    fn take(&mut self, (route, mad): &Recorded) {
+    fn deliver_recorded(&mut self, (route, mad): &Recorded) {
         let mad = Mad { message: self.translate(&mad.message), ..mad.clone() };
-        let taken = self.node.call(|cm, cx| cm.handle_message(cx, *route, &mad));
+        let result = self.node.call(|cm, cx| cm.handle_message(cx, *route, &mad));
         // The answer to crossing DREQs arrives in TimeWait.
-        let crossed = matches!(mad.message, Message::Drep(_)) && taken == Err(Ignored::State);
-        assert!(taken.is_ok() || crossed, "{mad}: {taken:?}");
+        let crossed = matches!(mad.message, Message::Drep(_)) && result == Err(Ignored::State);
+        assert!(result.is_ok() || crossed, "{mad}: {result:?}");
     }
 
     /// Repeats the verb of the recorded program and compares our message.
-    fn say(&mut self, recorded: &Recorded) {
+    fn repeat_verb(&mut self, recorded: &Recorded) {
         let (back, mad) = recorded;
         let route = Route { local: back.remote, remote: back.local };
         match &mad.message {
             Message::Req(req) => self.connect(route, req),
             Message::Rep(rep) => self.accept(rep),
             Message::Rtu(rtu) => {
-                let id = self.name(rtu.local_comm_id);
+                let id = self.our_id(rtu.local_comm_id);
                 self.node.cm.confirm(id, &rtu.private_data).unwrap();
             }
             Message::Dreq(dreq) => self.disconnect(dreq.local_comm_id),
-            // After crossing DREQs it was already sent.
-            Message::Drep(drep) if self.node.state(self.name(drep.local_comm_id)) == State::TimeWait => {}
+            // After crossing DREQs the DREP was already sent.
+            Message::Drep(drep) if self.node.state(self.our_id(drep.local_comm_id)) == State::TimeWait => {}
             Message::Drep(drep) => self.disconnect(drep.local_comm_id),
             Message::SidrReq(request) => self.resolve(route, request),
             Message::SidrRep(rep) => self.answer(rep),
@@ -98,7 +98,7 @@ impl Replay {
     }
 
     fn disconnect(&mut self, recorded: CommId) {
-        let id = self.name(recorded);
+        let id = self.our_id(recorded);
         self.node.disconnect(id).unwrap();
     }
 
@@ -111,7 +111,7 @@ impl Replay {
             path_mtu: req.path_mtu.mtu().unwrap(),
             flow_control: req.flow_control,
             flow_label: req.primary.flow_label,
-            // The kernel that was recorded says 18; newer ones 16.
+            // The recorded kernel sends 18, newer ones 16.
             packet_lifetime: TimeCode::new(18),
             private_data: req.private_data,
             ..Connect::new(route, req.service_id, req.local_qpn, req.starting_psn)
@@ -121,11 +121,11 @@ impl Replay {
     }
 
     fn accept(&mut self, rep: &Rep) {
-        let asked = |event: &Event| match &event.kind {
+        let is_request = |event: &Event| match &event.kind {
             EventKind::ConnectRequest(_, req, _) => req.local_comm_id == rep.remote_comm_id,
             _ => false,
         };
-        let id = self.event(asked);
+        let id = self.event(is_request);
         self.ours.insert(rep.local_comm_id, id);
         let accept = Accept {
             responder_resources: rep.responder_resources,
@@ -147,11 +147,11 @@ impl Replay {
     }
 
     fn answer(&mut self, rep: &SidrRep) {
-        let asked = |event: &Event| match &event.kind {
+        let is_request = |event: &Event| match &event.kind {
             EventKind::LookupRequest(_, request) => request.request_id == rep.request_id,
             _ => false,
         };
-        let id = self.event(asked);
+        let id = self.event(is_request);
         let service = Ok((rep.qpn, rep.qkey));
         let resolution = Resolution { service, ece: Ece::NONE, private_data: rep.private_data };
         self.node.cm.answer(id, &resolution).unwrap();
@@ -162,16 +162,16 @@ impl Replay {
         std::iter::from_fn(|| self.node.cm.poll_event()).find(fits).expect("find the event").id
     }
 
-    /// Our message must be the recorded one with our ids.
+    /// Checks that our message is the recorded one with our ids.
     fn compare(&self, ours: &Mad, recorded: &Mad) {
         let mut wanted = recorded.message.clone();
         match &mut wanted {
-            Message::Req(req) => req.local_comm_id = self.name(req.local_comm_id),
-            Message::Rep(rep) => rep.local_comm_id = self.name(rep.local_comm_id),
-            Message::Rtu(rtu) => rtu.local_comm_id = self.name(rtu.local_comm_id),
-            Message::Dreq(dreq) => dreq.local_comm_id = self.name(dreq.local_comm_id),
-            Message::Drep(drep) => drep.local_comm_id = self.name(drep.local_comm_id),
-            Message::SidrReq(request) => request.request_id = self.name(request.request_id),
+            Message::Req(req) => req.local_comm_id = self.our_id(req.local_comm_id),
+            Message::Rep(rep) => rep.local_comm_id = self.our_id(rep.local_comm_id),
+            Message::Rtu(rtu) => rtu.local_comm_id = self.our_id(rtu.local_comm_id),
+            Message::Dreq(dreq) => dreq.local_comm_id = self.our_id(dreq.local_comm_id),
+            Message::Drep(drep) => drep.local_comm_id = self.our_id(drep.local_comm_id),
+            Message::SidrReq(request) => request.request_id = self.our_id(request.request_id),
             _ => {}
         }
         assert_same(&ours.message, &wanted, self.local);
@@ -186,7 +186,8 @@ fn assert_same(ours: &impl Debug, wanted: &impl Debug, at: Gid) {
     assert_eq!(format!("{ours:#?}"), format!("{wanted:#?}"), "at {at}");
 }
 
-/// Both ends disconnected: the peer's DREQ was still in transit.
+/// Orders crossing DREQs as the end at `local` saw them: the peer's DREQ was still in transit when
+/// it sent its own.
 fn as_seen(mut all: Vec<Recorded>, local: Gid) -> Vec<Recorded> {
     let is_dreq = |(_, mad): &Recorded| matches!(mad.message, Message::Dreq(_));
     for i in 1..all.len() {
@@ -210,9 +211,9 @@ fn replay(name: &str, local: Gid) -> usize {
     let mut sent = 0;
     for message in &all {
         if message.0.local == local {
-            replay.take(message);
+            replay.deliver_recorded(message);
         } else {
-            replay.say(message);
+            replay.repeat_verb(message);
             sent += 1;
         }
     }
@@ -238,8 +239,8 @@ fn recorded_connections_are_replayed_as_either_side() {
     }
 }
 
-/// On RoCE a group is joined by IGMP alone: the other packets of mckey are data for the group's
-/// queue pair and Q_Key.
+/// On RoCE a group is joined by IGMP alone: the other packets of mckey are data for the queue pair
+/// and Q_Key of the group.
 #[test]
 fn multicast_capture_has_no_cm_messages() {
     assert_eq!(recorded("mckey"), []);

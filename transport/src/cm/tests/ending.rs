@@ -103,13 +103,13 @@ fn destroyed_connection_informs_the_peer_without_events() {
         [(Node::req_sent, "REJ"), (Node::rep_received, "REJ"), (Node::established_active, "DREQ")];
     let passive: [Reached; 3] =
         [(Node::req_received, "REJ"), (Node::rep_sent, "REJ"), (Node::established_passive, "DREQ")];
-    for (reach, last_word) in active.into_iter().chain(passive) {
+    for (reach, final_message) in active.into_iter().chain(passive) {
         let mut node = Node::listening();
         let id = reach(&mut node);
         node.destroy(id).unwrap();
-        assert_eq!(node.names(), [last_word]);
-        assert_eq!((node.destroy(id), node.cm.is_empty()), (Err(CmError::UnknownId), last_word == "REJ"));
-        if last_word == "DREQ" {
+        assert_eq!(node.names(), [final_message]);
+        assert_eq!((node.destroy(id), node.cm.is_empty()), (Err(CmError::UnknownId), final_message == "REJ"));
+        if final_message == "DREQ" {
             assert_eq!((node.wait().as_millis() > 4000, node.names()), (true, vec!["DREQ"]));
             assert_eq!(node.deliver(drep(id)), Ok(()));
         }
@@ -127,16 +127,16 @@ fn destroyed_connection_informs_the_peer_without_events() {
 // clause: CM-PARTING
 #[test]
 fn shut_down_retransmits_the_ending_message() {
-    let agreed: Reached = (told_to_end, "DREP");
+    let agreed: Reached = (ended_by_peer, "DREP");
     let reached: [Reached; 4] =
         [(Node::established_active, "DREQ"), (Node::established_passive, "DREQ"), (disconnecting, "DREQ"), agreed];
-    for (reach, last_word) in reached {
+    for (reach, final_message) in reached {
         let mut node = Node::listening();
         let id = reach(&mut node);
         assert!(node.cm.all().eq([(id, route())]));
         for _ in 0..3 {
             node.call(|cm, cx| cm.shut_down(cx, id));
-            assert_eq!(node.names(), [last_word]);
+            assert_eq!(node.names(), [final_message]);
         }
         node.run_out();
         assert_eq!(node.events(), []);
@@ -150,8 +150,8 @@ fn disconnecting(node: &mut Node) -> CommId {
     id
 }
 
-/// A connection ended by the peer, with the consent of our program.
-fn told_to_end(node: &mut Node) -> CommId {
+/// Returns a connection ended by the peer, with the consent of our program.
+fn ended_by_peer(node: &mut Node) -> CommId {
     let id = node.established_passive();
     assert_eq!(node.deliver(dreq(id)), Ok(()));
     node.disconnect(id).unwrap();
@@ -169,11 +169,11 @@ fn shut_down_sends_nothing_to_peers_that_know_the_end() {
     node.listen(1);
     let again = Req { local_comm_id: CommId(0x8888), local_qpn: Qpn::new(0x33), ..req() };
     assert_eq!(node.deliver(again), Ok(()));
-    let asked = node.cm.poll_event().expect("poll the request event").id;
+    let requested = node.cm.poll_event().expect("poll the request event").id;
     let lookup = node.call(|cm, cx| cm.resolve(cx, &Resolve::new(route(), SERVICE))).unwrap();
     assert_eq!((node.names(), node.cm.all().count()), (vec!["SIDR_REQ"], 3));
     for _ in 0..3 {
-        [id, asked, lookup].into_iter().for_each(|id| node.call(|cm, cx| cm.shut_down(cx, id)));
+        [id, requested, lookup].into_iter().for_each(|id| node.call(|cm, cx| cm.shut_down(cx, id)));
     }
     assert_eq!(node.names(), ["REJ"], "one REJ, to the sender of the request");
     assert_eq!((node.state(id), node.cm.len()), (State::TimeWait, 1));
@@ -183,7 +183,7 @@ fn shut_down_sends_nothing_to_peers_that_know_the_end() {
 #[test]
 fn drep_is_sent_again_while_the_peer_may_retry_dreq() {
     let mut node = Node::listening();
-    let id = told_to_end(&mut node);
+    let id = ended_by_peer(&mut node);
     node.run_out();
     assert_eq!(node.events(), [EventKind::TimeWaitExit]);
     for _ in 0..3 {
@@ -197,7 +197,7 @@ fn drep_is_sent_again_while_the_peer_may_retry_dreq() {
     node.now = node.now.after(Duration::from_millis(1));
     node.call(|cm, cx| cm.shut_down(cx, id));
     assert_eq!(node.names(), [""; 0], "the peer has retried and was answered");
-    let next = told_to_end(&mut node);
+    let next = ended_by_peer(&mut node);
     node.run_out();
     assert!(node.cm.all().eq([(next, route())]), "the older entry makes room");
 }
@@ -208,7 +208,7 @@ fn closed_connections_are_bounded() {
     let mut node = Node::listening();
     let ids: Vec<_> = (0..1030)
         .map(|_| {
-            let id = told_to_end(&mut node);
+            let id = ended_by_peer(&mut node);
             // Other connections ended before.
             node.cm.handle_timeout(node.cm.poll_timeout().expect("TimeWait"));
             assert!(node.cm.is_empty());

@@ -7,8 +7,8 @@ use roxe_wire::cm::{Apr, AprStatus, Lap, SidrRep, SidrReq, SidrStatus};
 
 const BACKLOG: usize = 4;
 
-/// A forged message about connection `id`.
-fn lie(rng: &mut Rng, id: CommId, from: Gid) -> Message {
+/// Returns a forged message about connection `id`.
+fn forged(rng: &mut Rng, id: CommId, from: Gid) -> Message {
     let ours = rng.pick(&[id, id, CommId::NONE, CommId(5)]);
     let theirs = rng.pick(&[PEER_ID, PEER_ID, CommId::NONE, CommId(6)]);
     let answered = rng.pick(&[Answered::Req, Answered::Rep, Answered::Neither]);
@@ -37,8 +37,8 @@ fn lie(rng: &mut Rng, id: CommId, from: Gid) -> Message {
     }
 }
 
-/// The forged message with some damaged bytes, if it still parses.
-fn damaged(rng: &mut Rng, message: Message) -> Option<Mad> {
+/// Returns the forged message with some damaged bytes, if it still parses.
+fn with_damage(rng: &mut Rng, message: Message) -> Option<Mad> {
     let mut bytes = Mad { tid: TransactionId(rng.next()), modifier: 0, message }.to_bytes();
     for _ in 0..rng.below(4) {
         let at = 24 + rng.below(232) as usize;
@@ -48,17 +48,17 @@ fn damaged(rng: &mut Rng, message: Message) -> Option<Mad> {
 }
 
 /// Delivers `count` forged messages from `from`, checks invariants, and discards the results.
-fn tell_lies(node: &mut Node, rng: &mut Rng, id: CommId, from: Gid, count: u32) {
+fn deliver_forged(node: &mut Node, rng: &mut Rng, id: CommId, from: Gid, count: u32) {
     let route = Route { local: address(1), remote: from };
     for _ in 0..count {
-        let message = lie(rng, id, from);
-        let Some(mad) = damaged(rng, message) else { continue };
+        let message = forged(rng, id, from);
+        let Some(mad) = with_damage(rng, message) else { continue };
         let _ = node.call(|cm, cx| cm.handle_message(cx, route, &mad));
         let answers = std::iter::from_fn(|| node.cm.poll_transmit()).count();
         assert!(answers <= 2, "{answers} answers to {mad}");
         assert!(node.cm.len() <= 2 + BACKLOG, "memory is held after {mad}");
         while let Some(event) = node.cm.poll_event() {
-            if from != route_of_peer() {
+            if from != peer_address() {
                 assert_ne!(event.id, id, "{mad}");
             }
             if rng.chance(300) {
@@ -69,7 +69,7 @@ fn tell_lies(node: &mut Node, rng: &mut Rng, id: CommId, from: Gid, count: u32) 
     }
 }
 
-fn route_of_peer() -> Gid {
+fn peer_address() -> Gid {
     route().remote
 }
 
@@ -81,14 +81,14 @@ fn forged_messages_of_third_parties_have_no_effect() {
         let mut node = Node::new();
         node.listen(BACKLOG);
         let established = node.established_active();
-        tell_lies(&mut node, &mut rng, established, address(3), 300);
+        deliver_forged(&mut node, &mut rng, established, address(3), 300);
         assert_eq!(node.state(established), State::Established, "seed {seed}");
         let mut node = Node::new();
         node.listen(BACKLOG);
-        let asked = node.req_sent();
-        tell_lies(&mut node, &mut rng, asked, address(3), 300);
-        assert_eq!(node.state(asked), State::ReqSent, "seed {seed}");
-        assert_eq!(node.deliver(rep(asked)), Ok(()));
+        let requested = node.req_sent();
+        deliver_forged(&mut node, &mut rng, requested, address(3), 300);
+        assert_eq!(node.state(requested), State::ReqSent, "seed {seed}");
+        assert_eq!(node.deliver(rep(requested)), Ok(()));
     }
 }
 
@@ -103,14 +103,15 @@ fn hostile_peer_affects_only_its_own_connection() {
             let mut node = Node::new();
             node.listen(BACKLOG);
             let id = reach(&mut node);
-            tell_lies(&mut node, &mut rng, id, route().remote, 60);
+            deliver_forged(&mut node, &mut rng, id, route().remote, 60);
             let _ = node.destroy(id);
             assert!(node.cm.poll_timeout().is_none_or(|due| due < Instant(140_000_000_000)), "seed {seed}");
         }
     }
 }
 
-/// Number of messages sent during `count` requests with forged sources that are never confirmed.
+/// Returns the number of messages sent during `count` requests with forged sources that are never
+/// confirmed.
 fn answers_to_a_flood(count: u32) -> usize {
     let mut node = Node::new();
     node.listen(count as usize);

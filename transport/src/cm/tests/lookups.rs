@@ -25,8 +25,8 @@ fn reply(id: CommId) -> SidrRep {
 fn lookup_is_repeated_until_answered() {
     let mut node = Node::new();
     let id = node.call(|cm, cx| cm.resolve(cx, &Resolve::new(route(), SERVICE))).unwrap();
-    let Message::SidrReq(asked) = node.one_sent() else { panic!("no SIDR_REQ") };
-    assert_eq!((asked.request_id, asked.service_id, asked.pkey.0), (id, SERVICE, 0xffff));
+    let Message::SidrReq(sent) = node.one_sent() else { panic!("no SIDR_REQ") };
+    assert_eq!((sent.request_id, sent.service_id, sent.pkey.0), (id, SERVICE, 0xffff));
     assert_eq!((node.wait().as_millis(), node.names()), (4096, vec!["SIDR_REQ"]));
     assert_eq!(node.deliver(reply(CommId(id.0 ^ 1))), Err(Ignored::UnknownId));
     let elsewhere = Route { local: address(1), remote: address(3) };

@@ -35,7 +35,7 @@ fn address(last: u8) -> Gid {
     Ipv4Addr::new(10, 0, 0, last).into()
 }
 
-/// From us (1) to the peer (2).
+/// Returns the route from us (1) to the peer (2).
 fn route() -> Route {
     Route { local: address(1), remote: address(2) }
 }
@@ -56,7 +56,7 @@ impl Node {
         Self { cm: Cm::new(settings), now: Instant(0), rng: Rng::new(1) }
     }
 
-    /// A listening node with a backlog of one.
+    /// Returns a listening node with a backlog of one.
     fn listening() -> Self {
         let mut node = Self::new();
         node.listen(1);
@@ -86,8 +86,8 @@ impl Node {
     /// Takes the messages to send, all to the peer.
     fn sent(&mut self) -> Vec<Message> {
         let mut sent = Vec::new();
-        while let Some(Outgoing { route: way, mad }) = self.cm.poll_transmit() {
-            assert_eq!(way, route());
+        while let Some(Outgoing { route: used, mad }) = self.cm.poll_transmit() {
+            assert_eq!(used, route());
             sent.push(mad.message);
         }
         sent
@@ -196,7 +196,7 @@ fn accept() -> Accept {
     Accept { responder_resources: 2, initiator_depth: 9, ..Accept::new(OUR_QPN, Psn::new(300)) }
 }
 
-/// The peer's REQ, made by its own `Cm`.
+/// Returns the peer's REQ, made by its own `Cm`.
 fn req() -> Req {
     let back = Route { local: address(2), remote: address(1) };
     let connect = Connect {
@@ -209,7 +209,7 @@ fn req() -> Req {
     messages::req(PEER_ID, &connect, &Settings::new(PEER_GUID))
 }
 
-/// The peer's REP for connection `ours`.
+/// Returns the peer's REP for connection `ours`.
 fn rep(ours: CommId) -> Rep {
     Rep {
         local_comm_id: PEER_ID,

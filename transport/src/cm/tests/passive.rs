@@ -96,7 +96,7 @@ fn duplicate_req_is_one_connection() {
     assert_eq!((rej.reason, rej.answered), (RejReason::StaleConnection, Answered::Req));
     node.run_out();
     node.events();
-    assert_eq!(node.deliver(req()), Ok(()), "the name is free again");
+    assert_eq!(node.deliver(req()), Ok(()), "the id is free again");
 }
 
 // clause: CM-TIMEWAIT
@@ -159,16 +159,16 @@ fn both_sides_may_send_mra() {
 // clause: CM-REJECT
 #[test]
 fn program_may_reject_req() {
-    for name_given in [false, true] {
+    for has_sent_id in [false, true] {
         let mut node = Node::listening();
         let id = node.req_received();
-        if name_given {
+        if has_sent_id {
             node.cm.delay(id, TimeCode::new(21)).unwrap();
             node.names();
         }
         node.cm.reject(id, &Refusal::new(PrivateData::new(b"no").unwrap())).unwrap();
         let Message::Rej(rej) = node.one_sent() else { panic!("no REJ") };
-        assert_eq!((rej.local_comm_id, rej.remote_comm_id), (if name_given { id } else { CommId::NONE }, PEER_ID));
+        assert_eq!((rej.local_comm_id, rej.remote_comm_id), (if has_sent_id { id } else { CommId::NONE }, PEER_ID));
         assert_eq!((rej.answered, rej.reason), (Answered::Req, RejReason::ConsumerDefined));
         assert_eq!(&rej.private_data.as_bytes()[..3], b"no\0");
         assert!(node.cm.is_empty() && node.events().is_empty());
@@ -178,12 +178,12 @@ fn program_may_reject_req() {
 // clause: CM-REJ-RECEIVED
 #[test]
 fn peer_may_give_up_in_any_state() {
-    let by_name = |id| rej(id, Answered::Rep, RejReason::ConsumerDefined);
+    let by_id = |id| rej(id, Answered::Rep, RejReason::ConsumerDefined);
     let by_guid = |_| Rej {
         info: Info::new(&PEER_GUID.0.to_be_bytes()).unwrap(),
         ..rej(CommId::NONE, Answered::Neither, RejReason::Timeout)
     };
-    for reject in [by_name, by_guid] {
+    for reject in [by_id, by_guid] {
         for reach in [Node::req_received, Node::rep_sent] {
             let mut node = Node::listening();
             let id = reach(&mut node);
@@ -204,19 +204,19 @@ fn peer_may_give_up_in_any_state() {
 // clause: CM-REQ-CHECKS
 #[test]
 fn unservable_reqs_are_rejected_with_their_reason() {
-    let elsewhere = |change: fn(&mut Req)| {
+    let changed_req = |change: fn(&mut Req)| {
         let mut req = req();
         change(&mut req);
         req
     };
     let cases = [
-        (elsewhere(|req| req.primary.local_gid = address(9)), RejReason::InvalidGid),
-        (elsewhere(|req| req.primary.remote_gid = address(9)), RejReason::InvalidGid),
-        (elsewhere(|req| req.transport = Transport::Rd), RejReason::InvalidTransportType),
-        (elsewhere(|req| req.transport = Transport::Extended(2)), RejReason::InvalidTransportType),
-        (elsewhere(|req| req.pkey = roxe_wire::Pkey(0x8001)), RejReason::Unsupported),
-        (elsewhere(|req| req.path_mtu = roxe_wire::cm::MtuCode::new(6)), RejReason::InvalidMtu),
-        (elsewhere(|req| req.service_id = ServiceId(1)), RejReason::InvalidServiceId),
+        (changed_req(|req| req.primary.local_gid = address(9)), RejReason::InvalidGid),
+        (changed_req(|req| req.primary.remote_gid = address(9)), RejReason::InvalidGid),
+        (changed_req(|req| req.transport = Transport::Rd), RejReason::InvalidTransportType),
+        (changed_req(|req| req.transport = Transport::Extended(2)), RejReason::InvalidTransportType),
+        (changed_req(|req| req.pkey = roxe_wire::Pkey(0x8001)), RejReason::Unsupported),
+        (changed_req(|req| req.path_mtu = roxe_wire::cm::MtuCode::new(6)), RejReason::InvalidMtu),
+        (changed_req(|req| req.service_id = ServiceId(1)), RejReason::InvalidServiceId),
     ];
     for (req, reason) in cases {
         let mut node = Node::listening();
@@ -226,7 +226,9 @@ fn unservable_reqs_are_rejected_with_their_reason() {
         assert_eq!(rej.info.as_bytes().len(), if reason == RejReason::InvalidGid { 16 } else { 0 });
         assert!(node.cm.is_empty() && node.events().is_empty());
     }
-    for malformed in [elsewhere(|req| req.local_comm_id = CommId::NONE), elsewhere(|req| req.local_ca_guid = Guid(0))] {
+    for malformed in
+        [changed_req(|req| req.local_comm_id = CommId::NONE), changed_req(|req| req.local_ca_guid = Guid(0))]
+    {
         let mut node = Node::listening();
         assert_eq!((node.deliver(malformed), node.sent()), (Err(Ignored::Malformed), vec![]));
     }
@@ -259,7 +261,7 @@ fn req_from_a_connected_qp_ends_the_old_connection() {
 }
 
 impl Node {
-    /// Room for a second request, at the one address.
+    /// Listens at our address for a second request.
     fn listen_more(&mut self) {
         let listen = Listen { local: Some(address(1)), ..Listen::new(SERVICE, Takes::Connections, 1) };
         self.cm.listen(listen).unwrap();

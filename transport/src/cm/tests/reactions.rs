@@ -84,7 +84,7 @@ fn apr(ours: CommId) -> Apr {
     messages::apr(PEER_ID, ours, &AlternateAnswer::new(AprStatus::Success))
 }
 
-/// A REJ for timeout from a peer that does not know our id.
+/// Returns a REJ for timeout from a peer that does not know our id.
 fn timed_out() -> Rej {
     let info = Info::new(&PEER_GUID.0.to_be_bytes()).unwrap();
     Rej { info, ..rej(CommId::NONE, Answered::Neither, RejReason::Timeout) }
@@ -94,7 +94,7 @@ fn sidr_req() -> SidrReq {
     messages::sidr_req(PEER_ID, &Resolve::new(route(), SERVICE))
 }
 
-/// Every message that a peer may send about connection `id`.
+/// Returns every message that a peer may send about connection `id`.
 fn messages(id: CommId) -> Vec<(&'static str, Message)> {
     let reply = SidrReq { request_id: id, ..sidr_req() };
     vec![
@@ -197,13 +197,13 @@ fn reactions_equal_the_reviewed_table() {
     assert!(now == reviewed, "the reactions changed; review them and update reactions.txt:\n{now}");
 }
 
-/// Calls `attack` for every message in every state.
-fn for_each_message_and_state(mut attack: impl FnMut(&str, Node, CommId, Message)) {
+/// Calls `check` for every message in every state.
+fn for_each_message_and_state(mut check: impl FnMut(&str, Node, CommId, Message)) {
     for (name, enter) in STATES {
         for index in 0..messages(CommId::NONE).len() {
             let (node, id) = node_in(enter);
             let (message_name, message) = messages(id).remove(index);
-            attack(&format!("{message_name} in {name}"), node, id, message);
+            check(&format!("{message_name} in {name}"), node, id, message);
         }
     }
 }

@@ -39,7 +39,7 @@ fn dreq_for_unknown_connection_gets_drep() {
 
 // clause: CM-MATCH
 #[test]
-fn messages_from_strangers_change_no_connection() {
+fn messages_from_other_hosts_change_no_connection() {
     let elsewhere = Route { local: address(1), remote: address(3) };
     let not_here = Route { local: address(4), remote: address(2) };
     for route in [elsewhere, not_here] {
@@ -157,12 +157,12 @@ fn alternate_paths_are_refused() {
 
 // clause: CM-BOUNDS
 #[test]
-fn unfetched_answers_are_bounded() {
+fn unsent_messages_are_bounded() {
     let mut node = Node::new();
     for _ in 0..10_000 {
         assert_eq!(node.deliver(dreq(UNKNOWN_ID)), Err(Ignored::UnknownId));
     }
-    assert_eq!(node.sent().len(), terms::Outbox::MOST);
+    assert_eq!(node.sent().len(), terms::Outbox::MAX_MESSAGES);
 }
 
 #[test]

@@ -8,24 +8,24 @@ use std::collections::BTreeMap;
 
 /// Parameters of the network and the programs.
 #[derive(Clone, Copy, Debug)]
-struct Climate {
-    /// Per mille.
+struct Conditions {
+    /// Rate of lost messages, per mille.
     loss: u32,
-    /// Per mille.
-    repeats: u32,
+    /// Rate of duplicated messages, per mille.
+    duplicates: u32,
     /// Maximum delay of a message, ms.
     delay: u32,
     /// Maximum delay of a program, ms.
-    thought: u32,
+    program_delay: u32,
     /// Rate of rejections and released connections, per mille.
-    whims: u32,
+    refusals: u32,
     /// Rate of lookups instead of connections, per mille.
     lookups: u32,
 }
 
 /// Next action of a program on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Todo {
+enum Action {
     Connect,
     Resolve,
     Answer,
@@ -38,80 +38,81 @@ enum Todo {
 }
 
 #[derive(Debug)]
-enum Happens {
-    Arrives(usize, Route, Box<Mad>),
-    Program(usize, CommId, Todo),
+enum Occurrence {
+    Arrival(usize, Route, Box<Mad>),
+    Program(usize, CommId, Action),
 }
 
 /// End of a connection for its program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum End {
-    /// A lookup.
+    /// A lookup was answered.
     Answered,
     Refused,
     Destroyed,
-    Told(EventKind),
+    Event(EventKind),
 }
 
 /// A program's view of a connection.
 #[derive(Debug, Default)]
-struct Story {
+struct History {
     is_active: bool,
     /// The peer's id, once known.
-    partner: Option<CommId>,
+    peer_id: Option<CommId>,
     established: bool,
     terms: Option<QpTerms>,
     ends: Vec<End>,
-    /// Proposed paths that are pending, and those the peer accepted.
+    /// Number of proposed paths that are pending.
     proposed: u32,
+    /// Number of proposed paths that the peer accepted.
     loaded: u32,
-    /// Accepted paths of the peer.
+    /// Number of accepted paths of the peer.
     taken: u32,
 }
 
 struct World {
-    climate: Climate,
+    conditions: Conditions,
     rng: Rng,
     now: Instant,
     ends: [Cm; 2],
-    stories: [BTreeMap<CommId, Story>; 2],
-    agenda: BTreeMap<(Instant, u64), Happens>,
-    planned: u64,
+    histories: [BTreeMap<CommId, History>; 2],
+    schedule: BTreeMap<(Instant, u64), Occurrence>,
+    scheduled: u64,
     qpns: u32,
 }
 
 /// Address of an end.
-fn home(end: usize) -> Gid {
+fn address_of(end: usize) -> Gid {
     address(end as u8 + 1)
 }
 
 impl World {
-    fn new(climate: Climate, seed: u64) -> Self {
+    fn new(conditions: Conditions, seed: u64) -> Self {
         let machine = |guid| {
             let mut cm = Cm::new(Settings::new(guid));
             cm.listen(Listen::new(SERVICE, Takes::Both, 4)).unwrap();
             cm
         };
         Self {
-            climate,
+            conditions,
             rng: Rng::new(seed),
             now: Instant(0),
             ends: [machine(OUR_GUID), machine(PEER_GUID)],
-            stories: Default::default(),
-            agenda: BTreeMap::new(),
-            planned: 0,
+            histories: Default::default(),
+            schedule: BTreeMap::new(),
+            scheduled: 0,
             qpns: 16,
         }
     }
 
-    fn plan(&mut self, within: u32, happens: Happens) {
+    fn schedule_within(&mut self, within: u32, occurrence: Occurrence) {
         let delay = Duration::from_millis(u64::from(self.rng.below(within) + 1));
-        self.planned += 1;
-        self.agenda.insert((self.now.after(delay), self.planned), happens);
+        self.scheduled += 1;
+        self.schedule.insert((self.now.after(delay), self.scheduled), occurrence);
     }
 
-    fn think(&mut self, end: usize, id: CommId, todo: Todo) {
-        self.plan(self.climate.thought, Happens::Program(end, id, todo));
+    fn schedule_action(&mut self, end: usize, id: CommId, action: Action) {
+        self.schedule_within(self.conditions.program_delay, Occurrence::Program(end, id, action));
     }
 
     /// Calls a method that needs time and random numbers.
@@ -128,12 +129,12 @@ impl World {
             for end in [0, 1] {
                 self.ends[end].handle_timeout(next);
             }
-            while let Some(first) = self.agenda.first_entry().filter(|first| first.key().0 <= next) {
+            while let Some(first) = self.schedule.first_entry().filter(|first| first.key().0 <= next) {
                 match first.remove() {
-                    Happens::Arrives(end, route, mad) => {
+                    Occurrence::Arrival(end, route, mad) => {
                         let _ = self.call(end, |cm, cx| cm.handle_message(cx, route, &mad));
                     }
-                    Happens::Program(end, id, todo) => self.act(end, id, todo),
+                    Occurrence::Program(end, id, action) => self.act(end, id, action),
                 }
                 self.fetch();
             }
@@ -142,9 +143,9 @@ impl World {
     }
 
     fn next_time(&self) -> Option<Instant> {
-        let agenda = self.agenda.first_key_value().map(|((time, _), _)| *time);
+        let schedule = self.schedule.first_key_value().map(|((time, _), _)| *time);
         let timers = self.ends.iter().map(Cm::poll_timeout);
-        timers.chain([agenda]).flatten().min()
+        timers.chain([schedule]).flatten().min()
     }
 
     fn fetch(&mut self) {
@@ -153,105 +154,105 @@ impl World {
                 self.carry(out);
             }
             while let Some(event) = self.ends[end].poll_event() {
-                self.learn(end, event);
+                self.on_event(end, event);
             }
         }
     }
 
     fn carry(&mut self, Outgoing { route, mad }: Outgoing) {
-        let to = usize::from(route.remote == home(1));
-        assert_eq!((route.local, route.remote), (home(1 - to), home(to)));
+        let to = usize::from(route.remote == address_of(1));
+        assert_eq!((route.local, route.remote), (address_of(1 - to), address_of(to)));
         // Messages travel as bytes.
         let mad = Box::new(Mad::parse(&mad.to_bytes()).unwrap());
         let back = Route { local: route.remote, remote: route.local };
-        let copies = 1 + u32::from(self.rng.chance(self.climate.repeats));
+        let copies = 1 + u32::from(self.rng.chance(self.conditions.duplicates));
         for _ in 0..copies {
-            if !self.rng.chance(self.climate.loss) {
-                self.plan(self.climate.delay, Happens::Arrives(to, back, mad.clone()));
+            if !self.rng.chance(self.conditions.loss) {
+                self.schedule_within(self.conditions.delay, Occurrence::Arrival(to, back, mad.clone()));
             }
         }
     }
 
     /// Delivers an event to a program.
-    fn learn(&mut self, end: usize, Event { id, kind }: Event) {
-        let story = self.stories[end].entry(id).or_default();
+    fn on_event(&mut self, end: usize, Event { id, kind }: Event) {
+        let history = self.histories[end].entry(id).or_default();
         match &kind {
             EventKind::ConnectRequest(_, req, _) => {
-                story.partner = Some(req.local_comm_id);
-                self.think(end, id, Todo::Answer);
+                history.peer_id = Some(req.local_comm_id);
+                self.schedule_action(end, id, Action::Answer);
             }
             EventKind::ConnectReply(rep, _) => {
-                story.partner = Some(rep.local_comm_id);
-                self.think(end, id, Todo::Confirm);
+                history.peer_id = Some(rep.local_comm_id);
+                self.schedule_action(end, id, Action::Confirm);
             }
             EventKind::Established => self.on_established(end, id),
             EventKind::Disconnected(ending) => {
-                story.ends.push(End::Told(kind.clone()));
+                history.ends.push(End::Event(kind.clone()));
                 if *ending == Ending::Asked {
-                    self.think(end, id, Todo::Disconnect);
+                    self.schedule_action(end, id, Action::Disconnect);
                 }
             }
-            EventKind::Rejected(_) | EventKind::Unreachable | EventKind::Stale => story.ends.push(End::Told(kind)),
-            EventKind::TimeWaitExit => assert_eq!(story.ends.len(), 1, "{story:?}"),
-            EventKind::AlternateRequest(_) => self.think(end, id, Todo::AnswerProposal),
+            EventKind::Rejected(_) | EventKind::Unreachable | EventKind::Stale => history.ends.push(End::Event(kind)),
+            EventKind::TimeWaitExit => assert_eq!(history.ends.len(), 1, "{history:?}"),
+            EventKind::AlternateRequest(_) => self.schedule_action(end, id, Action::AnswerProposal),
             EventKind::AlternateReply(apr) => {
-                story.proposed -= 1;
-                story.loaded += u32::from(apr.status == AprStatus::Success);
+                history.proposed -= 1;
+                history.loaded += u32::from(apr.status == AprStatus::Success);
             }
-            EventKind::AlternateUnanswered => story.proposed -= 1,
-            EventKind::LookupRequest(..) => self.think(end, id, Todo::AnswerLookup),
-            EventKind::LookupReply(..) => story.ends.push(End::Answered),
+            EventKind::AlternateUnanswered => history.proposed -= 1,
+            EventKind::LookupRequest(..) => self.schedule_action(end, id, Action::AnswerLookup),
+            EventKind::LookupReply(..) => history.ends.push(End::Answered),
         }
     }
 
     fn on_established(&mut self, end: usize, id: CommId) {
         let terms = self.ends[end].qp_terms(id);
-        let story = self.stories[end].entry(id).or_default();
-        (story.established, story.terms) = (true, terms);
+        let history = self.histories[end].entry(id).or_default();
+        (history.established, history.terms) = (true, terms);
         self.ends[end].take_alternates(id, self.rng.chance(700)).unwrap();
-        if self.rng.chance(self.climate.whims) {
-            self.think(end, id, Todo::Propose);
+        if self.rng.chance(self.conditions.refusals) {
+            self.schedule_action(end, id, Action::Propose);
         }
-        // Usually one program ends it long before the other.
-        let todo = if self.rng.chance(self.climate.whims) { Todo::Destroy } else { Todo::Disconnect };
+        // Usually one program ends the connection long before the other.
+        let action = if self.rng.chance(self.conditions.refusals) { Action::Destroy } else { Action::Disconnect };
         let factor = self.rng.pick(&[1, 1, 20]);
-        self.plan(self.climate.thought * factor, Happens::Program(end, id, todo));
+        self.schedule_within(self.conditions.program_delay * factor, Occurrence::Program(end, id, action));
     }
 
     /// Executes an action of a program, unless it has become impossible.
-    fn act(&mut self, end: usize, id: CommId, todo: Todo) {
-        let unwilling = self.rng.chance(self.climate.whims);
-        match todo {
-            Todo::Connect if self.rng.chance(self.climate.lookups) => self.act(end, id, Todo::Resolve),
-            Todo::Connect => self.connect(end),
-            Todo::Resolve => self.resolve(end),
-            Todo::AnswerLookup => self.answer(end, id),
-            Todo::Answer if unwilling => self.refuse(end, id),
-            Todo::Confirm if unwilling => self.refuse(end, id),
-            Todo::Answer => self.accept(end, id),
-            Todo::Confirm if self.ends[end].confirm(id, &PrivateData::EMPTY).is_ok() => self.on_established(end, id),
-            Todo::Confirm => {}
-            Todo::Disconnect => {
+    fn act(&mut self, end: usize, id: CommId, action: Action) {
+        let refuses = self.rng.chance(self.conditions.refusals);
+        match action {
+            Action::Connect if self.rng.chance(self.conditions.lookups) => self.act(end, id, Action::Resolve),
+            Action::Connect => self.connect(end),
+            Action::Resolve => self.resolve(end),
+            Action::AnswerLookup => self.answer(end, id),
+            Action::Answer if refuses => self.refuse(end, id),
+            Action::Confirm if refuses => self.refuse(end, id),
+            Action::Answer => self.accept(end, id),
+            Action::Confirm if self.ends[end].confirm(id, &PrivateData::EMPTY).is_ok() => self.on_established(end, id),
+            Action::Confirm => {}
+            Action::Disconnect => {
                 let _ = self.call(end, |cm, cx| cm.disconnect(cx, id));
             }
-            Todo::Destroy => self.destroy(end, id),
-            Todo::Propose => self.propose(end, id),
-            Todo::AnswerProposal => self.answer_proposal(end, id, unwilling),
+            Action::Destroy => self.destroy(end, id),
+            Action::Propose => self.propose(end, id),
+            Action::AnswerProposal => self.answer_proposal(end, id, refuses),
         }
     }
 
     fn propose(&mut self, end: usize, id: CommId) {
         let route = Route { local: address(11 + end as u8), remote: address(12 - end as u8) };
         if self.call(end, |cm, cx| cm.load_alternate(cx, id, &Alternate::new(route))).is_ok() {
-            self.stories[end].entry(id).or_default().proposed += 1;
-            self.think(end, id, Todo::Propose);
+            self.histories[end].entry(id).or_default().proposed += 1;
+            self.schedule_action(end, id, Action::Propose);
         }
     }
 
-    fn answer_proposal(&mut self, end: usize, id: CommId, unwilling: bool) {
-        let status = if unwilling { AprStatus::Reject } else { AprStatus::Success };
-        if self.ends[end].answer_alternate(id, &AlternateAnswer::new(status)).is_ok() && !unwilling {
-            self.stories[end].entry(id).or_default().taken += 1;
+    fn answer_proposal(&mut self, end: usize, id: CommId, refuses: bool) {
+        let status = if refuses { AprStatus::Reject } else { AprStatus::Success };
+        if self.ends[end].answer_alternate(id, &AlternateAnswer::new(status)).is_ok() && !refuses {
+            self.histories[end].entry(id).or_default().taken += 1;
         }
     }
 
@@ -261,24 +262,24 @@ impl World {
         let connect = Connect {
             responder_resources: self.rng.below(17) as u8,
             initiator_depth: self.rng.below(17) as u8,
-            ..Connect::new(Route { local: home(end), remote: home(1 - end) }, SERVICE, qpn, psn)
+            ..Connect::new(Route { local: address_of(end), remote: address_of(1 - end) }, SERVICE, qpn, psn)
         };
         let id = self.call(end, |cm, cx| cm.connect(cx, &connect)).unwrap();
-        self.stories[end].insert(id, Story { is_active: true, ..Story::default() });
-        if self.rng.chance(self.climate.whims / 2) {
-            self.think(end, id, Todo::Destroy);
+        self.histories[end].insert(id, History { is_active: true, ..History::default() });
+        if self.rng.chance(self.conditions.refusals / 2) {
+            self.schedule_action(end, id, Action::Destroy);
         }
     }
 
     fn resolve(&mut self, end: usize) {
-        let resolve = Resolve::new(Route { local: home(end), remote: home(1 - end) }, SERVICE);
+        let resolve = Resolve::new(Route { local: address_of(end), remote: address_of(1 - end) }, SERVICE);
         let id = self.call(end, |cm, cx| cm.resolve(cx, &resolve)).unwrap();
-        self.stories[end].insert(id, Story::default());
+        self.histories[end].insert(id, History::default());
     }
 
     fn answer(&mut self, end: usize, id: CommId) {
         self.ends[end].answer(id, &Resolution::refused(SidrStatus::NoQp)).unwrap();
-        self.stories[end].entry(id).or_default().ends.push(End::Answered);
+        self.histories[end].entry(id).or_default().ends.push(End::Answered);
     }
 
     fn accept(&mut self, end: usize, id: CommId) {
@@ -293,33 +294,33 @@ impl World {
 
     fn refuse(&mut self, end: usize, id: CommId) {
         if self.ends[end].reject(id, &Refusal::new(PrivateData::EMPTY)).is_ok() {
-            self.stories[end].entry(id).or_default().ends.push(End::Refused);
+            self.histories[end].entry(id).or_default().ends.push(End::Refused);
         }
     }
 
     fn destroy(&mut self, end: usize, id: CommId) {
         let is_destroyed = self.call(end, |cm, cx| cm.destroy(cx, id)).is_ok();
-        let story = self.stories[end].entry(id).or_default();
-        if is_destroyed && story.ends.is_empty() {
-            story.ends.push(End::Destroyed);
+        let history = self.histories[end].entry(id).or_default();
+        if is_destroyed && history.ends.is_empty() {
+            history.ends.push(End::Destroyed);
         }
     }
 
     /// Checks the final state.
-    fn judge(&self) {
+    fn check(&self) {
         for end in [0, 1] {
             assert!(self.ends[end].is_empty(), "a connection is left");
-            for (id, story) in &self.stories[end] {
-                assert_eq!(story.ends.len(), 1, "{id} of {end} must end once: {story:?}");
-                let partner = story.partner.and_then(|partner| self.stories[1 - end].get(&partner));
-                if let Some(partner) = partner.filter(|partner| partner.partner == Some(*id)) {
-                    Self::judge_pair(story, partner);
+            for (id, history) in &self.histories[end] {
+                assert_eq!(history.ends.len(), 1, "{id} of {end} must end once: {history:?}");
+                let peer = history.peer_id.and_then(|peer_id| self.histories[1 - end].get(&peer_id));
+                if let Some(peer) = peer.filter(|peer| peer.peer_id == Some(*id)) {
+                    Self::check_pair(history, peer);
                 }
             }
         }
     }
 
-    fn judge_pair(one: &Story, other: &Story) {
+    fn check_pair(one: &History, other: &History) {
         // The active end confirms first. Only a network that loses everything hides this from the
         // other.
         let (active, passive) = if one.is_active { (one, other) } else { (other, one) };
@@ -335,45 +336,45 @@ impl World {
         assert_eq!((one.retry_cnt, one.hop_limit), (other.retry_cnt, other.hop_limit));
     }
 
-    /// Number of connections established at both ends.
+    /// Returns the number of connections established at both ends.
     fn successes(&self) -> usize {
-        self.stories[0].values().filter(|story| story.established).count()
+        self.histories[0].values().filter(|history| history.established).count()
     }
 
-    /// Number of alternate paths loaded by both ends.
+    /// Returns the number of alternate paths loaded by both ends.
     fn loaded(&self) -> u32 {
-        self.stories.iter().flat_map(BTreeMap::values).map(|story| story.loaded).sum()
+        self.histories.iter().flat_map(BTreeMap::values).map(|history| history.loaded).sum()
     }
 }
 
 /// Runs `connections` connections, half of them from either end.
-fn live(climate: Climate, seed: u64, connections: u32) -> World {
-    let mut world = World::new(climate, seed);
+fn simulate(conditions: Conditions, seed: u64, connections: u32) -> World {
+    let mut world = World::new(conditions, seed);
     for n in 0..connections {
-        world.plan(20_000, Happens::Program(n as usize % 2, CommId::NONE, Todo::Connect));
+        world.schedule_within(20_000, Occurrence::Program(n as usize % 2, CommId::NONE, Action::Connect));
     }
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         world.run();
-        world.judge();
+        world.check();
     }));
-    assert!(outcome.is_ok(), "seed {seed} in {climate:?}");
+    assert!(outcome.is_ok(), "seed {seed} in {conditions:?}");
     world
 }
 
 // clause: CM-RETRIES, CM-TIMEWAIT
 #[test]
-fn good_network_connects_as_programs_want() {
+fn lossless_network_establishes_every_connection() {
     // Equal delays prevent overtaking.
-    let climate = Climate { loss: 0, repeats: 0, delay: 1, thought: 50, whims: 0, lookups: 0 };
+    let conditions = Conditions { loss: 0, duplicates: 0, delay: 1, program_delay: 50, refusals: 0, lookups: 0 };
     for seed in 0..200 {
-        let world = live(climate, seed, 6);
-        for story in world.stories.iter().flat_map(BTreeMap::values) {
-            assert!(story.established, "seed {seed}: {story:?}");
+        let world = simulate(conditions, seed, 6);
+        for history in world.histories.iter().flat_map(BTreeMap::values) {
+            assert!(history.established, "seed {seed}: {history:?}");
             let disconnected =
-                matches!(story.ends[..], [End::Told(EventKind::Disconnected(Ending::Asked | Ending::Agreed))]);
-            assert!(disconnected, "seed {seed}: {story:?}");
+                matches!(history.ends[..], [End::Event(EventKind::Disconnected(Ending::Asked | Ending::Agreed))]);
+            assert!(disconnected, "seed {seed}: {history:?}");
         }
-        assert_eq!(world.stories.iter().map(BTreeMap::len).sum::<usize>(), 12);
+        assert_eq!(world.histories.iter().map(BTreeMap::len).sum::<usize>(), 12);
     }
 }
 
@@ -384,15 +385,15 @@ fn lossy_network_ends_every_connection_once() {
     let (mut successes, mut loaded) = (0, 0);
     for seed in 0..3000 {
         let mut rng = Rng::new(seed);
-        let climate = Climate {
+        let conditions = Conditions {
             loss: rng.below(400),
-            repeats: rng.below(300),
+            duplicates: rng.below(300),
             delay: rng.pick(&[5, 500, 6000]),
-            thought: rng.pick(&[10, 3000, 40_000]),
-            whims: rng.pick(&[0, 100, 300]),
+            program_delay: rng.pick(&[10, 3000, 40_000]),
+            refusals: rng.pick(&[0, 100, 300]),
             lookups: 200,
         };
-        let world = live(climate, seed, 8);
+        let world = simulate(conditions, seed, 8);
         successes += world.successes();
         loaded += world.loaded();
     }
@@ -404,6 +405,10 @@ fn lossy_network_ends_every_connection_once() {
 #[test]
 fn dead_network_ends_everything_in_bounded_time() {
     for (seed, loss) in (0..200).map(|seed| (seed, 900 + seed as u32 / 2)) {
-        live(Climate { loss, repeats: 0, delay: 5, thought: 1000, whims: 100, lookups: 200 }, seed, 6);
+        simulate(
+            Conditions { loss, duplicates: 0, delay: 5, program_delay: 1000, refusals: 100, lookups: 200 },
+            seed,
+            6,
+        );
     }
 }

@@ -11,14 +11,14 @@ fn rule_without_words_matches_every_packet() {
     let mut all = injector("drop");
     assert_eq!(all.dropped(tx(), 3), [0, 1, 2]);
     assert_eq!(all.dropped(rx(), 3), [0, 1, 2]);
-    assert!(all.see(tx(), 0, CNP, b"").drop);
+    assert!(all.judge_one(tx(), 0, CNP, b"").drop);
     assert_eq!(all.totals(), [(7, 7)]);
-    assert_eq!(injector("").see(tx(), 0, SEND, b""), Verdict::PASS);
+    assert_eq!(injector("").judge_one(tx(), 0, SEND, b""), Verdict::PASS);
 }
 
 #[test]
 fn direction_and_qp_words_filter_packets() {
-    let other = Way { qpn: 18, ordinal: 1, ..tx() };
+    let other = Stream { qpn: 18, ordinal: 1, ..tx() };
     for (text, expected) in [
         ("drop tx", [true, false, true]),
         ("drop rx", [false, true, false]),
@@ -29,13 +29,13 @@ fn direction_and_qp_words_filter_packets() {
         ("drop qp=#2", [false, false, false]),
     ] {
         let mut injector = injector(text);
-        assert_eq!([tx(), rx(), other].map(|way| injector.drops(way, 5)), expected, "{text}");
+        assert_eq!([tx(), rx(), other].map(|stream| injector.drops(stream, 5)), expected, "{text}");
     }
 }
 
 #[test]
 fn at_word_limits_the_time() {
-    let at = |millis: u64| Way { at: MS * millis as u32, ..tx() };
+    let at = |millis: u64| Stream { at: MS * millis as u32, ..tx() };
     for (text, expected) in [
         ("drop at=2ms..4ms", [false, true, true, false]),
         ("drop at=3ms..", [false, false, true, true]),
@@ -59,16 +59,16 @@ fn naks_are_forged_from_responses_cnps_from_any_packet() {
         ("nak 0xa5", Syndrome::Reserved(0xa5)),
     ] {
         let mut injector = injector(text);
-        assert_eq!(injector.see(rx(), 4, SEND, b"data"), Verdict::PASS, "{text}: a request has no syndrome");
-        let forged = injector.see(rx(), 5, answer(Syndrome::ACK_UNLIMITED), b"").forged.expect(text);
+        assert_eq!(injector.judge_one(rx(), 4, SEND, b"data"), Verdict::PASS, "{text}: a request has no syndrome");
+        let forged = injector.judge_one(rx(), 5, answer(Syndrome::ACK_UNLIMITED), b"").forged.expect(text);
         let header = Header { bth: Bth::new(Qpn::new(99), Psn::new(5)), kind: answer(Syndrome::ACK_UNLIMITED) };
         let bytes = forged.packet(&Packet { header, payload: b"" }).expect(text);
         assert_eq!(Packet::parse(&bytes).expect(text).header, Header { kind: answer(syndrome), ..header });
     }
     let mut injector = injector("cnp rx nth=2");
-    assert_eq!(injector.see(rx(), 4, CNP, b""), Verdict::PASS, "none is made of another one");
-    assert_eq!(injector.see(rx(), 4, SEND, b"data"), Verdict::PASS);
-    let forged = injector.see(rx(), 5, SEND, b"data").forged.expect("forge a packet ahead of the second");
+    assert_eq!(injector.judge_one(rx(), 4, CNP, b""), Verdict::PASS, "none is made of another one");
+    assert_eq!(injector.judge_one(rx(), 4, SEND, b"data"), Verdict::PASS);
+    let forged = injector.judge_one(rx(), 5, SEND, b"data").forged.expect("forge a packet ahead of the second");
     let header = Header { bth: Bth::new(Qpn::new(99), Psn::new(5)), kind: SEND };
     let bytes = forged.packet(&Packet { header, payload: b"data" }).expect("build the notification");
     let cnp = Packet::parse(&bytes).expect("a packet is on the link").header;
@@ -77,7 +77,7 @@ fn naks_are_forged_from_responses_cnps_from_any_packet() {
 
 #[test]
 fn peer_word_filters_by_address() {
-    let stranger = |way| Way { peer: peer(12), ..way };
+    let from_other = |stream| Stream { peer: peer(12), ..stream };
     let v6 = Gid("fe80::1".parse::<std::net::Ipv6Addr>().expect("parse the address").octets());
     for (text, expected) in [
         ("drop peer=10.77.0.11", [true, true, false, false, false]),
@@ -86,13 +86,13 @@ fn peer_word_filters_by_address() {
         ("drop peer=fe80::1", [false, false, false, false, true]),
     ] {
         let mut injector = injector(text);
-        let ways = [tx(), rx(), stranger(tx()), stranger(rx()), Way { peer: v6, ..rx() }];
-        assert_eq!(ways.map(|way| injector.drops(way, 5)), expected, "{text}");
+        let streams = [tx(), rx(), from_other(tx()), from_other(rx()), Stream { peer: v6, ..rx() }];
+        assert_eq!(streams.map(|stream| injector.drops(stream, 5)), expected, "{text}");
     }
 }
 
-/// One packet of each named kind.
-fn zoo() -> Vec<(&'static str, Kind, &'static [u8])> {
+/// Returns one packet of each named kind.
+fn one_of_each() -> Vec<(&'static str, Kind, &'static [u8])> {
     use {Request as Q, Response as P};
     let atomic = AtomicEth { va: 0, rkey: RKey(1), swap_or_add: 1, compare: 2 };
     let imm = ImmDt([1, 2, 3, 4]);
@@ -144,7 +144,8 @@ fn opcodes_and_classes_match_the_names_that_dump_prints() {
         ),
     ] {
         let mut injector = injector(&format!("drop op={text}"));
-        let hit = zoo().into_iter().filter(|(_, kind, payload)| injector.see(tx(), 1, *kind, payload).drop);
+        let hit =
+            one_of_each().into_iter().filter(|(_, kind, payload)| injector.judge_one(tx(), 1, *kind, payload).drop);
         assert_eq!(hit.map(|(name, ..)| name).collect::<Vec<_>>(), expected, "{text}");
     }
 }
@@ -164,7 +165,7 @@ fn service_word_filters_and_excludes_cnps() {
         ("drop service=RC,UC,UD,XRC", [true, true, true, true, true, true, false]),
     ] {
         let mut injector = injector(text);
-        assert_eq!(kinds.map(|kind| injector.see(tx(), 1, kind, b"data").drop), expected, "{text}");
+        assert_eq!(kinds.map(|kind| injector.judge_one(tx(), 1, kind, b"data").drop), expected, "{text}");
     }
 }
 
@@ -179,12 +180,12 @@ fn psns_are_matched_with_wrap_around() {
 #[test]
 fn nth_counts_matching_packets_per_direction_and_qp() {
     let mut injector = injector("drop op=SEND nth=2,4..5");
-    let other = Way { ordinal: 1, ..tx() };
-    for way in [tx(), rx(), other] {
-        assert!(!injector.see(way, 0, ack(), b"").drop);
+    let other = Stream { ordinal: 1, ..tx() };
+    for stream in [tx(), rx(), other] {
+        assert!(!injector.judge_one(stream, 0, ack(), b"").drop);
     }
-    for way in [tx(), rx(), other] {
-        assert_eq!(injector.dropped(way, 7), [1, 3, 4]);
+    for stream in [tx(), rx(), other] {
+        assert_eq!(injector.dropped(stream, 7), [1, 3, 4]);
     }
     assert_eq!(injector.totals(), [(21, 9)]);
 }
@@ -213,8 +214,8 @@ fn forget_resets_counters_but_not_the_report() {
 fn dropped_packet_has_no_other_fault_but_is_counted() {
     let mut injector = injector("ecn; duplicate; drop nth=2; drop nth=2");
     let marked = Verdict { mark_ce: true, copies: 1, rule: Some(RuleId(0)), ..Verdict::PASS };
-    assert_eq!(injector.see(tx(), 0, SEND, b""), marked);
-    assert_eq!(injector.see(tx(), 1, SEND, b""), Verdict { drop: true, rule: Some(RuleId(2)), ..Verdict::PASS });
+    assert_eq!(injector.judge_one(tx(), 0, SEND, b""), marked);
+    assert_eq!(injector.judge_one(tx(), 1, SEND, b""), Verdict { drop: true, rule: Some(RuleId(2)), ..Verdict::PASS });
     assert_eq!(injector.totals(), [(2, 1), (2, 1), (2, 1), (2, 0)]);
     let order: Vec<_> = injector.report().map(|report| report.id.to_string()).collect();
     assert_eq!(order, ["1", "2", "3", "4"]);
@@ -224,7 +225,7 @@ fn dropped_packet_has_no_other_fault_but_is_counted() {
 fn copies_and_delays_add_up() {
     let mut injector = injector("delay by=2ms; duplicate; duplicate copies=2 by=3ms; delay by=5ms");
     let expected = Verdict { copies: 3, copies_after: 3 * MS, delay: 7 * MS, rule: Some(RuleId(0)), ..Verdict::PASS };
-    assert_eq!(injector.see(tx(), 0, SEND, b""), expected);
+    assert_eq!(injector.judge_one(tx(), 0, SEND, b""), expected);
     assert!(!expected.is_pass() && Verdict::PASS.is_pass());
 }
 
@@ -232,7 +233,7 @@ fn copies_and_delays_add_up() {
 fn delays_cover_their_range() {
     for (text, least, most) in [("delay by=2ms..4ms", 2 * MS, 4 * MS), ("reorder by=3ms", Duration::ZERO, 3 * MS)] {
         let mut injector = injector(text);
-        let times: Vec<_> = (0..1000).map(|psn| injector.see(tx(), psn, SEND, b"").delay).collect();
+        let times: Vec<_> = (0..1000).map(|psn| injector.judge_one(tx(), psn, SEND, b"").delay).collect();
         assert!(times.iter().all(|time| (least..=most).contains(time)), "{text}");
         let quarter = (most - least) / 4;
         assert!(times.iter().any(|time| *time < least + quarter), "{text}");
@@ -240,7 +241,7 @@ fn delays_cover_their_range() {
     }
 }
 
-/// A sealed packet, and the rule that damages it.
+/// Returns a sealed packet, and the rule that damages it.
 fn damaged(part: &str, n: u32) -> (Vec<u8>, Vec<u8>, NetHeader) {
     let net = NetHeader { src: peer(1), dst: peer(11), ..NetHeader::default() };
     let header = Header { bth: Bth::new(Qpn::new(99), Psn::new(n)), kind: ud() };
@@ -250,7 +251,7 @@ fn damaged(part: &str, n: u32) -> (Vec<u8>, Vec<u8>, NetHeader) {
     header.emit(payload.len(), &mut bytes[..room]).expect("emit into a slot of exact size").copy_from_slice(payload);
     icrc::seal(&net, &mut bytes);
     let mut injector = Injector::new(&rules(&format!("corrupt {part}")), u64::from(n));
-    let verdict = injector.see(tx(), n, header.kind, payload);
+    let verdict = injector.judge_one(tx(), n, header.kind, payload);
     let mut hurt = bytes.clone();
     verdict.corrupt.expect("damage").apply(&mut hurt);
     (bytes, hurt, net)
@@ -282,16 +283,16 @@ fn corruption_flips_one_bit_that_the_icrc_detects() {
 #[test]
 fn corrupt_payload_needs_a_payload() {
     let mut injector = injector("corrupt payload nth=1");
-    assert!(injector.see(tx(), 0, ack(), b"").is_pass());
-    assert!(injector.see(tx(), 0, SEND, b"").is_pass());
-    assert_eq!(injector.see(tx(), 0, SEND, b"x").corrupt.map(|corruption| corruption.at), Some(12));
+    assert!(injector.judge_one(tx(), 0, ack(), b"").is_pass());
+    assert!(injector.judge_one(tx(), 0, SEND, b"").is_pass());
+    assert_eq!(injector.judge_one(tx(), 0, SEND, b"x").corrupt.map(|corruption| corruption.at), Some(12));
     assert_eq!(injector.totals(), [(1, 1)]);
 }
 
 #[test]
-fn the_first_corruption_wins() {
+fn first_corruption_wins() {
     let mut injector = injector("corrupt icrc; corrupt header");
-    let corrupt = injector.see(tx(), 0, SEND, b"").corrupt.expect("damage");
+    let corrupt = injector.judge_one(tx(), 0, SEND, b"").corrupt.expect("damage");
     assert!((12..16).contains(&corrupt.at));
     assert_eq!(injector.totals(), [(1, 1), (1, 0)]);
 }
@@ -322,7 +323,7 @@ fn rnr_applies_to_requests_that_need_a_receive() {
         (ack(), false),
         (CNP, false),
     ] {
-        assert_eq!(injector.see(rx(), 1, kind, b"").rnr, expected, "{kind:?}");
-        assert!(injector.see(tx(), 1, kind, b"").is_pass(), "{kind:?}");
+        assert_eq!(injector.judge_one(rx(), 1, kind, b"").rnr, expected, "{kind:?}");
+        assert!(injector.judge_one(tx(), 1, kind, b"").is_pass(), "{kind:?}");
     }
 }

@@ -237,13 +237,13 @@ fn hold() -> impl Strategy<Value = Hold> {
 }
 
 fn actions() -> impl Strategy<Value = Action> {
-    let never = Hold::exactly(Duration::ZERO);
+    let no_hold = Hold::exactly(Duration::ZERO);
     let part = prop_oneof![Just(Part::Payload), Just(Part::Header), Just(Part::Icrc)];
     prop_oneof![
         Just(Action::Drop),
         Just(Action::Ecn),
         Just(Action::Rnr),
-        (1u8..=16, prop_oneof![Just(never), hold()]).prop_map(|(copies, after)| Action::Duplicate { copies, after }),
+        (1u8..=16, prop_oneof![Just(no_hold), hold()]).prop_map(|(copies, after)| Action::Duplicate { copies, after }),
         hold().prop_map(Action::Delay),
         hold().prop_map(|hold| Action::Reorder(hold.max)),
         part.prop_map(Action::Corrupt),
@@ -295,9 +295,9 @@ fn any_rule() -> impl Strategy<Value = Rule> {
         Window { from: Duration::from_micros(from), until }
     });
     let peer = prop::option::of(any::<[u8; 16]>().prop_map(Gid));
-    let who = (dir, rate, qp, peer, service_sets(), prop::option::of(window));
+    let filters = (dir, rate, qp, peer, service_sets(), prop::option::of(window));
     let times = prop::option::of(1u32..);
-    (actions(), who, op_sets(), psns(), spans(), spans(), times).prop_map(
+    (actions(), filters, op_sets(), psns(), spans(), spans(), times).prop_map(
         |(action, (dir, rate, qp, peer, services, at), ops, psn, msg, nth, times)| {
             let dir = if action == Action::Rnr { Some(Direction::Rx) } else { dir };
             Rule { action, rate, dir, qp, peer, at, services, ops, psn, msg, nth, times, process: None }
@@ -305,7 +305,7 @@ fn any_rule() -> impl Strategy<Value = Rule> {
     )
 }
 
-/// Text made of fragments of rules.
+/// Generates text from fragments of rules.
 fn near_rules() -> impl Strategy<Value = String> {
     let words = [
         "drop",

@@ -20,17 +20,17 @@ impl Numbers {
         Self(injector(&list.join(";")))
     }
 
-    /// The number of a packet.
-    fn of(&mut self, way: Way, psn: u32, kind: Kind, len: usize) -> Option<u16> {
-        self.0.see(way, psn, kind, &vec![0; len]).rule.map(|rule| rule.0 + 1)
+    /// Returns the number of a packet.
+    fn of(&mut self, stream: Stream, psn: u32, kind: Kind, len: usize) -> Option<u16> {
+        self.0.judge_one(stream, psn, kind, &vec![0; len]).rule.map(|rule| rule.0 + 1)
     }
 
-    /// The numbers of the three packets of a SEND.
-    fn of_send(&mut self, way: Way, psn: u32) -> [Option<u16>; 3] {
+    /// Returns the numbers of the three packets of a SEND.
+    fn of_send(&mut self, stream: Stream, psn: u32) -> [Option<u16>; 3] {
         let mut at = psn;
         parts().map(|(kind, len)| {
             at += 1;
-            self.of(way, at - 1, kind, len)
+            self.of(stream, at - 1, kind, len)
         })
     }
 }
@@ -42,7 +42,7 @@ fn messages_are_numbered_from_1() {
     assert_eq!(numbers.of(tx(), 103, SEND, 4), Some(2));
     assert_eq!(numbers.of_send(tx(), 104), [Some(3); 3]);
     assert_eq!(numbers.of_send(rx(), 500), [Some(1); 3], "the other direction counts separately");
-    assert_eq!(numbers.of_send(Way { ordinal: 1, ..tx() }, 104), [Some(1); 3], "so does another queue pair");
+    assert_eq!(numbers.of_send(Stream { ordinal: 1, ..tx() }, 104), [Some(1); 3], "so does another queue pair");
     assert_eq!(numbers.of(tx(), 107, CNP, 0), None);
 }
 
@@ -146,10 +146,10 @@ fn retried_read_tail_keeps_its_message_number() {
 fn only_the_newest_messages_are_remembered() {
     let mut injector = injector("ecn msg=1; ecn msg=2..");
     for psn in 0..513 {
-        assert_eq!(injector.see(tx(), psn, SEND, b"").rule, Some(RuleId(u16::from(psn > 0))));
+        assert_eq!(injector.judge_one(tx(), psn, SEND, b"").rule, Some(RuleId(u16::from(psn > 0))));
     }
-    assert_eq!(injector.see(tx(), 0, SEND, b"").rule, None);
-    assert_eq!(injector.see(tx(), 1, SEND, b"").rule, Some(RuleId(1)));
+    assert_eq!(injector.judge_one(tx(), 0, SEND, b"").rule, None);
+    assert_eq!(injector.judge_one(tx(), 1, SEND, b"").rule, Some(RuleId(1)));
 }
 
 #[test]

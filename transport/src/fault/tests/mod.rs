@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// A local QP, its peer, and a direction.
 #[derive(Clone, Copy)]
-struct Way {
+struct Stream {
     dir: Direction,
     qpn: u32,
     ordinal: u32,
@@ -24,21 +24,21 @@ struct Way {
     at: Duration,
 }
 
-/// A request of an unreliable connection.
+/// Returns a request of an unreliable connection.
 fn uc(request: Request) -> Kind {
-    Kind::UcRequest(request.try_into().expect("UC has it"))
+    Kind::UcRequest(request.try_into().expect("UC has this operation"))
 }
 
 fn peer(last: u8) -> Gid {
     Ipv4Addr::new(10, 77, 0, last).into()
 }
 
-fn tx() -> Way {
-    Way { dir: Direction::Tx, qpn: 17, ordinal: 0, peer: peer(11), at: Duration::ZERO }
+fn tx() -> Stream {
+    Stream { dir: Direction::Tx, qpn: 17, ordinal: 0, peer: peer(11), at: Duration::ZERO }
 }
 
-fn rx() -> Way {
-    Way { dir: Direction::Rx, ..tx() }
+fn rx() -> Stream {
+    Stream { dir: Direction::Rx, ..tx() }
 }
 
 fn rules(text: &str) -> Rules {
@@ -51,20 +51,20 @@ fn injector(text: &str) -> Injector {
 
 impl Injector {
     /// Judges one packet.
-    fn see(&mut self, way: Way, psn: u32, kind: Kind, payload: &[u8]) -> Verdict {
+    fn judge_one(&mut self, stream: Stream, psn: u32, kind: Kind, payload: &[u8]) -> Verdict {
         let header = Header { bth: Bth::new(Qpn::new(99), Psn::new(psn)), kind };
-        let Way { dir, qpn, ordinal, peer, at } = way;
+        let Stream { dir, qpn, ordinal, peer, at } = stream;
         self.judge(&Seen { dir, qpn: Qpn::new(qpn), ordinal, peer, at, packet: &Packet { header, payload } })
     }
 
     /// Judges a complete SEND; returns true if it is dropped.
-    fn drops(&mut self, way: Way, psn: u32) -> bool {
-        self.see(way, psn, SEND, b"data").drop
+    fn drops(&mut self, stream: Stream, psn: u32) -> bool {
+        self.judge_one(stream, psn, SEND, b"data").drop
     }
 
-    /// The PSNs of the dropped ones of `count` complete SENDs.
-    fn dropped(&mut self, way: Way, count: u32) -> Vec<u32> {
-        (0..count).filter(|psn| self.drops(way, *psn)).collect()
+    /// Returns the PSNs of the dropped ones of `count` complete SENDs.
+    fn dropped(&mut self, stream: Stream, count: u32) -> Vec<u32> {
+        (0..count).filter(|psn| self.drops(stream, *psn)).collect()
     }
 
     /// Packets matched and faults, by rule.

@@ -44,8 +44,8 @@ fn equal_rules_decide_independently() {
 #[test]
 fn qps_and_directions_decide_independently() {
     let mut injector = injector("drop 3%");
-    let ways = [tx(), rx(), Way { ordinal: 1, ..tx() }];
-    let [a, b, c] = ways.map(|way| injector.dropped(way, COUNT));
+    let streams = [tx(), rx(), Stream { ordinal: 1, ..tx() }];
+    let [a, b, c] = streams.map(|stream| injector.dropped(stream, COUNT));
     assert!(a != b && a != c && b != c);
 }
 
@@ -56,14 +56,14 @@ proptest! {
         let rules = rules(
             "drop 10%; reorder 30%; duplicate 20% nth=5..; corrupt payload 40%; ecn 50% msg=3..9; drop op=SEND nth=7; ecn times=3",
         );
-        let way = |stream: u32| Way { ordinal: stream / 2, ..[tx(), rx()][stream as usize % 2] };
+        let stream_of = |index: u32| Stream { ordinal: index / 2, ..[tx(), rx()][index as usize % 2] };
         let mut together = Injector::new(&rules, seed);
         let mut alone: Vec<_> = (0..4).map(|_| Injector::new(&rules, seed)).collect();
         let mut psns = [0; 4];
-        for stream in order {
-            let psn = &mut psns[stream as usize];
-            let verdict = together.see(way(stream), *psn, SEND, b"data");
-            prop_assert_eq!(verdict, alone[stream as usize].see(way(stream), *psn, SEND, b"data"));
+        for index in order {
+            let psn = &mut psns[index as usize];
+            let verdict = together.judge_one(stream_of(index), *psn, SEND, b"data");
+            prop_assert_eq!(verdict, alone[index as usize].judge_one(stream_of(index), *psn, SEND, b"data"));
             *psn += 1;
         }
         let sums = alone.iter().map(Injector::totals).reduce(|a, b| {

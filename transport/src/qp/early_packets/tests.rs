@@ -27,7 +27,7 @@ fn address(host: u8) -> Gid {
     Ipv4Addr::new(10, 0, 0, host).into()
 }
 
-/// Queue pair B in RTS, connected to A.
+/// Creates queue pair B in RTS, connected to A.
 fn connected(service: Service, srq_max_sge: Option<u32>, host: &mut SimHost) -> Qp {
     let max_recv_wr = if srq_max_sge.is_some() { 0 } else { 64 };
     let caps = QpCaps { max_recv_wr, max_recv_sge: 4, ..QpCaps::default() };
@@ -73,7 +73,9 @@ impl Script {
     fn arrive(&mut self, at: u32, may_have_overtaken: bool) -> bool {
         let kind = match self.qp.service() {
             Service::Ud => Kind::Ud { deth: Deth { qkey: QKEY, src_qpn: QPN_A }, imm: None },
-            Service::Uc => Kind::UcRequest(Request::SendOnly(SendTail::Plain).try_into().expect("UC has it")),
+            Service::Uc => {
+                Kind::UcRequest(Request::SendOnly(SendTail::Plain).try_into().expect("UC has this operation"))
+            }
             _ => Kind::RcRequest(Request::SendOnly(SendTail::Plain)),
         };
         let header = Header { bth: Bth::new(QPN_B, Psn::new(FIRST).add(at)), kind };
@@ -88,8 +90,8 @@ impl Script {
         waits
     }
 
-    /// The tags of the executed packets, in order.
-    fn taken(&self) -> Vec<u32> {
+    /// Returns the tags of the executed packets, in order.
+    fn executed(&self) -> Vec<u32> {
         self.delivered.iter().filter(|(_, dropped)| dropped.is_none()).map(|(tag, _)| *tag).collect()
     }
 }
@@ -117,7 +119,7 @@ fn overtaking_packets_are_delivered_in_psn_order() {
         for &at in arrivals {
             script.arrive(at, may_have_overtaken);
         }
-        assert_eq!(script.taken(), delivered, "{service:?} {arrivals:?}");
+        assert_eq!(script.executed(), delivered, "{service:?} {arrivals:?}");
         assert!(script.early.is_empty() && script.early.deadline().is_none());
     }
 }
@@ -129,14 +131,14 @@ fn packets_wait_for_their_receives_in_order() {
         let waits: Vec<bool> = (0..4).map(|at| script.arrive(at, true)).collect();
         assert_eq!(waits, [false, true, true, true], "{service:?}");
         script.post_recv(7);
-        assert_eq!(script.taken(), [0, 1]);
+        assert_eq!(script.executed(), [0, 1]);
         // A later one does not overtake waiting ones, even with a receive.
         script.qp.post_recv(&RecvRequest { wr_id: 8, sges: &[script.mr.sge(0, 100)] }).expect("room");
         assert!(script.arrive(4, true));
         script.deliver();
-        assert_eq!(script.taken(), [0, 1, 2]);
+        assert_eq!(script.executed(), [0, 1, 2]);
         (9..11).for_each(|wr_id| script.post_recv(wr_id));
-        assert_eq!(script.taken(), [0, 1, 2, 3, 4]);
+        assert_eq!(script.executed(), [0, 1, 2, 3, 4]);
         assert!(script.host.recvs.iter().all(|cqe| cqe.status == WcStatus::Success));
     }
 }
@@ -159,7 +161,7 @@ fn permanent_gap_drops_only_the_open_message() {
     let mut script = Script::new(Service::Uc, 8);
     assert!(script.arrive(1, true) && script.arrive(2, true));
     script.wait(MAX_WAIT);
-    assert_eq!(script.taken(), [1, 2]);
+    assert_eq!(script.executed(), [1, 2]);
     assert!(!script.arrive(3, true));
 }
 
@@ -206,13 +208,13 @@ fn datagrams_of_any_host_wait_in_arrival_order() {
     let mut script = Script::new(Service::Uc, 8);
     assert!(script.arrive(3, true) && script.arrive(2, false));
     assert!(!script.arrive(0, false));
-    assert_eq!(script.taken(), [0]);
+    assert_eq!(script.executed(), [0]);
     assert!(!script.arrive(1, false));
-    assert_eq!(script.taken(), [0, 1, 2, 3]);
+    assert_eq!(script.executed(), [0, 1, 2, 3]);
 }
 
 #[test]
-fn a_reset_queue_pair_drops_waiting_packets_at_the_next_check() {
+fn reset_queue_pair_drops_waiting_packets_at_the_next_check() {
     let mut script = Script::new(Service::Ud, 0);
     assert!(script.arrive(0, true));
     let reset = QpAttr { state: QpState::Reset, ..*script.qp.attr() };
@@ -226,15 +228,15 @@ fn a_reset_queue_pair_drops_waiting_packets_at_the_next_check() {
 fn deadline_is_set_while_packets_wait() {
     let mut script = Script::new(Service::Ud, 0);
     assert_eq!(script.early.deadline(), None);
-    let came = script.host.clock;
+    let arrival = script.host.clock;
     assert!(script.arrive(0, true));
-    script.host.clock = came.after(RECHECK / 2);
+    script.host.clock = arrival.after(RECHECK / 2);
     assert!(script.arrive(1, true));
-    assert_eq!(script.early.deadline(), Some(came.after(RECHECK)));
+    assert_eq!(script.early.deadline(), Some(arrival.after(RECHECK)));
     script.wait(RECHECK);
     assert_eq!(script.early.deadline(), Some(script.host.clock.after(RECHECK)));
     (0..2).for_each(|wr_id| script.post_recv(wr_id));
-    assert_eq!((script.early.deadline(), script.taken()), (None, vec![0, 1]));
+    assert_eq!((script.early.deadline(), script.executed()), (None, vec![0, 1]));
 }
 
 #[test]
@@ -246,10 +248,10 @@ fn srq_is_checked_periodically() {
     assert!(script.arrive(0, true));
     script.host.srq.post(&RecvRequest { wr_id: 1, sges: &[script.mr.sge(0, 100)] });
     script.wait(RECHECK);
-    assert_eq!(script.taken(), [0]);
+    assert_eq!(script.executed(), [0]);
 }
 
-/// A datagram of `len` bytes including headers and ICRC.
+/// Returns a datagram of `len` bytes including headers and ICRC.
 fn datagram(payload: &[u8]) -> Packet<'_> {
     let kind = Kind::Ud { deth: Deth { qkey: QKEY, src_qpn: QPN_A }, imm: None };
     Packet { header: Header { bth: Bth::new(QPN_B, Psn::new(0)), kind }, payload }

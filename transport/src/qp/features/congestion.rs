@@ -1,13 +1,13 @@
 //! Congestion control (DCQCN) and rate limits.
 //!
 //! The *notification point* receives packets marked by a switch (ECN = CE) and sends congestion
-//! notification packets (CNP) to the peer, at most one per [`NOTICE_INTERVAL`]. It is always
+//! notification packets (CNP) to the peer, at most one per [`CNP_INTERVAL`]. It is always
 //! active, because a peer that sends ECN-capable packets expects notifications. The *reaction
 //! point* receives CNPs and slows down ([`Rate`]). It is active only with a line rate; only then
 //! are packets sent as ECN-capable.
 //!
-//! UD does neither: marks of any stranger would trigger CNPs, and it has no single rate.
-//! [`RateLimit`] and the static rate of the path pace every service in the same way.
+//! UD does neither: marks in datagrams of any host would trigger CNPs, and a UD queue pair has no
+//! single rate. [`RateLimit`] and the static rate of the path pace every service in the same way.
 
 use crate::cx::{PacketNote, TxBatch, TxReason};
 use crate::time::Instant;
@@ -17,7 +17,7 @@ use core::time::Duration;
 use roxe_wire::{Bth, ECN, Header, Kind, Psn, Qpn};
 
 /// Minimum time between two CNPs to one peer (the value of the DCQCN paper and its public models).
-const NOTICE_INTERVAL: Duration = Duration::from_micros(50);
+const CNP_INTERVAL: Duration = Duration::from_micros(50);
 /// ECN bits of a packet that may be marked (RFC 3168 §5).
 pub(crate) const ECT_0: u8 = 0b10;
 /// DSCP 48, where switches expect CNPs.
@@ -30,7 +30,7 @@ pub const MIN_RATE_KBPS: u32 = 1000;
 /// Rate limit of a queue pair, set by its program (`struct ibv_qp_rate_limit_attr`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RateLimit {
-    /// kbit/s of whole packets, at least [`MIN_RATE_KBPS`]; 0: no limit.
+    /// Rate of whole packets in kbit/s, at least [`MIN_RATE_KBPS`]; 0 is unlimited.
     pub kbps: u32,
     /// Maximum burst in bytes; 0 is the default. Requires a rate.
     pub max_burst: u32,
@@ -44,14 +44,15 @@ impl RateLimit {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Limit {
-    /// Bit/s.
+    /// Rate in bit/s.
     speed: u64,
-    /// Bytes.
+    /// Burst in bytes.
     burst: u64,
 }
 
 impl Limit {
-    /// The lower of both, `path` in Mbit/s; 0 is unlimited. A burst lasts at most a millisecond.
+    /// Returns the lower of the program's limit `own` and the limit of the path in Mbit/s; 0 is
+    /// unlimited. A default burst lasts at most a millisecond.
     fn of(own: RateLimit, path: u32) -> Option<Self> {
         let (own_speed, path_speed) = (u64::from(own.kbps) * 1000, u64::from(path) * 1_000_000);
         let speed = [own_speed, path_speed].into_iter().filter(|speed| *speed != 0).min()?;
@@ -81,13 +82,14 @@ impl CongestionCounts {
 
 #[derive(Debug, Default)]
 pub(crate) struct Congestion {
-    noticed_at: Option<Instant>,
-    pub(crate) notice_due: bool,
+    /// Time when the last CNP became due.
+    cnp_at: Option<Instant>,
+    pub(crate) cnp_due: bool,
     /// The DCQCN rate, while below the line rate; boxed because few queue pairs have one.
     rate: Option<Box<Rate>>,
     limit: Option<Limit>,
     pacer: Option<Pacer>,
-    /// Nothing is sent before this time; [`Congestion::on_timeout`] is due then.
+    /// End of the current pause, when [`Congestion::on_timeout`] is due; nothing is sent before.
     pub(crate) pause: Option<Instant>,
     pub(crate) counts: CongestionCounts,
 }
@@ -96,15 +98,15 @@ impl Congestion {
     pub(crate) fn on_mark(&mut self, now: Instant) {
         self.counts.np_ecn_marked_roce_packets += 1;
         // clause: CNP-INTERVAL
-        if self.noticed_at.is_none_or(|at| now.since(at) >= NOTICE_INTERVAL) {
-            self.noticed_at = Some(now);
-            self.notice_due = true;
+        if self.cnp_at.is_none_or(|at| now.since(at) >= CNP_INTERVAL) {
+            self.cnp_at = Some(now);
+            self.cnp_due = true;
         }
     }
 
     /// Sends a CNP to `dest_qpn` over `path`. Returns false if the batch is full.
     #[cold]
-    pub(crate) fn notify<T: TxBatch>(&mut self, tx: &mut T, qpn: Qpn, dest_qpn: Qpn, path: &Av) -> bool {
+    pub(crate) fn send_cnp<T: TxBatch>(&mut self, tx: &mut T, qpn: Qpn, dest_qpn: Qpn, path: &Av) -> bool {
         // clause: CNP-SENT
         let bth = Bth { becn: true, ..Bth::new(dest_qpn, Psn::default()) };
         let header = Header { bth, kind: Kind::Cnp };
@@ -113,9 +115,9 @@ impl Congestion {
         let note = PacketNote::answer(qpn, TxReason::Cnp);
         let Some(form) = header.form(0) else { return true };
         let Some(slot) = tx.slot(&av, dest_qpn, form.len(), &note) else { return false };
-        // The slot is as long as the header.
+        // Cannot fail: the slot is as long as the header.
         let _ = slot.put_header(&header, &form);
-        self.notice_due = false;
+        self.cnp_due = false;
         self.counts.np_cnp_sent += 1;
         true
     }
@@ -145,7 +147,7 @@ impl Congestion {
         }
     }
 
-    /// Paces at the lower of rate and limit, or not at all without either.
+    /// Paces at the lower of rate and limit; removes the pacer if there is neither.
     fn set_pace(&mut self, now: Instant) {
         let (rate, limit) = (self.rate.as_deref().map(Rate::current), self.limit);
         let Some(speed) = rate.into_iter().chain(limit.map(|limit| limit.speed)).min() else {
@@ -153,13 +155,13 @@ impl Congestion {
             return;
         };
         let burst = limit.map_or(BURST, |limit| if rate.is_some() { limit.burst.min(BURST) } else { limit.burst });
-        self.pacer.get_or_insert_with(|| Pacer::new(now)).set(speed, burst);
+        self.pacer.get_or_insert_with(|| Pacer::new(now)).set_rate(speed, burst);
     }
 
-    /// Returns true if a packet may leave now. If not, `pause` is the time to call again.
+    /// Returns true if a packet may leave now. If not, call again at `pause`.
     #[inline]
     pub(crate) fn may_send(&mut self, now: Instant) -> bool {
-        self.is_free() || self.may_send_limited(now)
+        self.is_unpaced() || self.may_send_limited(now)
     }
 
     #[cold]
@@ -173,7 +175,7 @@ impl Congestion {
     }
 
     #[inline]
-    pub(crate) fn is_free(&self) -> bool {
+    pub(crate) fn is_unpaced(&self) -> bool {
         self.pacer.is_none()
     }
 
@@ -203,10 +205,10 @@ impl Congestion {
     }
 
     pub(crate) fn stop(&mut self) {
-        (self.pause, self.notice_due) = (None, false);
+        (self.pause, self.cnp_due) = (None, false);
     }
 
-    /// Lets the rate recover; drops it at line rate.
+    /// Executes due cuts and raises of the rate; removes the rate when it reaches the line rate.
     fn catch_up(&mut self, now: Instant) {
         if let Some(rate) = &mut self.rate {
             rate.advance(now);
@@ -218,22 +220,23 @@ impl Congestion {
     }
 }
 
-/// Default burst in bytes: half a segmented send. A burst is paid for before the next begins, so
-/// that many packets still leave per system call.
+/// Default burst in bytes: half a segmented send, so that many packets still leave per system call.
+/// The next burst begins when the line time of this one has passed.
 const BURST: u64 = 32 << 10;
 /// Maximum burst in bytes: keeps products within 64 bits.
 const MAX_BURST: u64 = 1 << 30;
-/// Lateness of a pause's end that costs no throughput, because a sleeping thread oversleeps. Unused
-/// time up to this much is added to the next burst.
-const LATE: Duration = Duration::from_micros(100);
+/// Lateness of a burst that costs no throughput, because a sleeping thread oversleeps: up to this
+/// much unused time is added to the next burst.
+const MAX_LATENESS: Duration = Duration::from_micros(100);
 /// Approximate bytes of a packet on Ethernet in addition to its payload.
 const OVERHEAD: u64 = 64;
 
 /// Paces packets by the time that their bytes need on the line.
 #[derive(Debug)]
 struct Pacer {
-    /// Bit/s.
+    /// Rate in bit/s.
     speed: u64,
+    /// Burst in bytes.
     burst: u64,
     /// Time when everything sent has left at the set speed.
     free_at: Instant,
@@ -244,11 +247,11 @@ impl Pacer {
         Self { speed: 1, burst: BURST, free_at: now }
     }
 
-    fn set(&mut self, speed: u64, burst: u64) {
+    fn set_rate(&mut self, speed: u64, burst: u64) {
         (self.speed, self.burst) = (speed.max(1), burst.min(MAX_BURST));
     }
 
-    /// Start of the next burst, if the current one is complete.
+    /// Returns the start of the next burst, if the current one is complete.
     fn pause(&self, now: Instant) -> Option<Instant> {
         (self.free_at.since(now) >= self.time_of(self.burst)).then_some(self.free_at)
     }
@@ -262,9 +265,9 @@ impl Pacer {
         self.free_at = self.free_after(now, payload);
     }
 
-    /// Time when a packet with this payload, sent now, has left.
+    /// Returns the time when a packet with this payload, sent now, has left.
     fn free_after(&self, now: Instant, payload: u32) -> Instant {
-        self.free_at.max(now.before(LATE)).after(self.time_of(u64::from(payload) + OVERHEAD))
+        self.free_at.max(now.before(MAX_LATENESS)).after(self.time_of(u64::from(payload) + OVERHEAD))
     }
 
     fn time_of(&self, bytes: u64) -> Duration {
@@ -272,7 +275,7 @@ impl Pacer {
     }
 }
 
-/// 1 in the unit of alpha.
+/// The value of alpha that means 1.
 const ONE: u32 = 1 << 16;
 /// Weight of the newest period in alpha: g = 1/256, as in published configurations (hardware: about
 /// 1/205).
@@ -293,6 +296,7 @@ const HYPER: u64 = 50_000_000;
 const MIN_RATE: u64 = 100_000_000;
 /// Maximum line rate in bit/s: keeps products within 64 bits.
 const MAX_LINE: u64 = 1 << 46;
+
 /// A rate below the line rate; all rates in bit/s.
 #[derive(Debug)]
 struct Rate {
@@ -301,9 +305,10 @@ struct Rate {
     target: u64,
     /// Estimated congestion, in 1/[`ONE`].
     alpha: u32,
+    /// Number of raises since the last cut.
     stage: u32,
     /// True if a CNP arrived since the last alpha update.
-    noticed: bool,
+    cnp_arrived: bool,
     alpha_at: Instant,
     /// Origin of the decrease timer's ticks.
     cuts_from: Instant,
@@ -324,7 +329,7 @@ impl Rate {
             target: line,
             alpha: ONE,
             stage: 0,
-            noticed: false,
+            cnp_arrived: false,
             alpha_at: now.after(ALPHA_PERIOD),
             cuts_from: now,
             cut_at: Some(now.after(CUT_PERIOD)),
@@ -335,7 +340,7 @@ impl Rate {
     fn on_cnp(&mut self, now: Instant) {
         self.advance(now);
         self.age_alpha(now);
-        self.noticed = true;
+        self.cnp_arrived = true;
         if self.cut_at.is_none() {
             self.cut_at = Some(next_tick(self.cuts_from, CUT_PERIOD, now));
         }
@@ -360,31 +365,31 @@ impl Rate {
         self.current == self.line && self.cut_at.is_none()
     }
 
-    /// Cuts the rate by alpha / 2. The target follows only if there was a raise since the last cut
-    /// ("clamp target" is off).
+    /// Cuts the rate by the factor alpha / 2. The target follows only if there was a raise since
+    /// the last cut ("clamp target" is off).
     // clause: DCQCN-CUT
     fn cut(&mut self, at: Instant) {
         self.age_alpha(at);
         if self.stage > 0 {
             self.target = self.current;
         }
-        let less = self.current * u64::from(self.alpha) / u64::from(2 * ONE);
-        self.current = (self.current - less).max(MIN_RATE.min(self.line));
+        let decrease = self.current * u64::from(self.alpha) / u64::from(2 * ONE);
+        self.current = (self.current - decrease).max(MIN_RATE.min(self.line));
         self.stage = 0;
         self.cut_at = None;
         self.raise_at = Some(at.after(RAISE_PERIOD));
     }
 
     /// Raises the rate half of the way to the target, which itself grows after fast recovery. The
-    /// last bit to the line rate, which halving would never reach, is added at once.
+    /// last step to the line rate, which halving would never reach, is taken at once.
     // clause: DCQCN-RAISE
     fn raise(&mut self, at: Instant) {
-        let more = match self.stage {
+        let increase = match self.stage {
             FAST_STAGES => ADDITIVE,
             stage if stage > FAST_STAGES => HYPER,
             _ => 0,
         };
-        self.target = (self.target + more).min(self.line);
+        self.target = (self.target + increase).min(self.line);
         self.current = u64::midpoint(self.current, self.target);
         self.stage = self.stage.saturating_add(1);
         self.raise_at = Some(at.after(RAISE_PERIOD));
@@ -393,17 +398,17 @@ impl Rate {
         }
     }
 
-    /// Updates alpha for every period that ended by `at`. Rounded so that alpha reaches zero, from
-    /// where the rest is one step.
+    /// Updates alpha for every period that ended by `at`. Rounds so that alpha reaches zero; from
+    /// there the remaining periods are skipped at once.
     // clause: DCQCN-ALPHA
     fn age_alpha(&mut self, at: Instant) {
         while self.alpha_at <= at {
-            if self.alpha == 0 && !self.noticed {
+            if self.alpha == 0 && !self.cnp_arrived {
                 self.alpha_at = next_tick(self.alpha_at, ALPHA_PERIOD, at);
                 return;
             }
             self.alpha -= self.alpha.div_ceil(GAIN);
-            if core::mem::take(&mut self.noticed) {
+            if core::mem::take(&mut self.cnp_arrived) {
                 self.alpha += ONE / GAIN;
             }
             self.alpha_at = self.alpha_at.after(ALPHA_PERIOD);
@@ -411,7 +416,7 @@ impl Rate {
     }
 }
 
-/// The first time after `now` that is whole periods after `origin`.
+/// Returns the first time after `now` that is whole periods after `origin`.
 fn next_tick(origin: Instant, period: Duration, now: Instant) -> Instant {
     let period = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX);
     let passed = now.0.saturating_sub(origin.0) / period;

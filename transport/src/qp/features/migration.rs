@@ -9,7 +9,8 @@ use crate::wr::Av;
 use roxe_wire::{Header, Kind, NetHeader, Pkey};
 
 impl Shared {
-    /// The M bit of a packet sent now: true requests migration, or reports that none is prepared.
+    /// Returns the M bit for a packet sent now: true requests migration, or reports that no
+    /// migration is prepared.
     // clause: BTH-MIGRATED
     pub(crate) fn mig_req(&self) -> bool {
         self.attr.path_mig_state == MigState::Migrated
@@ -50,20 +51,20 @@ impl Requester {
         header: &Header,
     ) -> Result<(), DropReason> {
         // The M bit of a CNP is undefined on hardware.
-        let is_told = !matches!(header.kind, Kind::Cnp) && Pkey::DEFAULT.matches(header.bth.pkey);
-        if !is_told || !sh.state.accepts_requests() {
+        let has_mig_state = !matches!(header.kind, Kind::Cnp) && Pkey::DEFAULT.matches(header.bth.pkey);
+        if !has_mig_state || !sh.state.accepts_requests() {
             return Ok(());
         }
-        let came_by = |av: &Av| net.src == av.dgid && net.dst == av.sgid;
+        let used_path = |av: &Av| net.src == av.dgid && net.dst == av.sgid;
         match (sh.attr.path_mig_state, header.bth.mig_req) {
             // clause: APM-ARM
-            (MigState::Rearm, false) if came_by(&sh.attr.av) => sh.attr.path_mig_state = MigState::Armed,
+            (MigState::Rearm, false) if used_path(&sh.attr.av) => sh.attr.path_mig_state = MigState::Armed,
             // clause: APM-FOLLOW
-            (MigState::Armed, true) if came_by(&sh.attr.alt_av) => {
+            (MigState::Armed, true) if used_path(&sh.attr.alt_av) => {
                 self.migrate(sh, flow);
             }
             // clause: APM-ASTRAY
-            (MigState::Armed, true) if came_by(&sh.attr.av) => {
+            (MigState::Armed, true) if used_path(&sh.attr.av) => {
                 // The peer requests migration on the old path. One event for each arming.
                 if !core::mem::replace(&mut sh.migration_failed, true) {
                     sh.events.insert(QpEvents::PATH_MIG_ERR);

@@ -14,7 +14,7 @@ use roxe_wire::frame::{self, checksum};
 pub struct FrameNote {
     /// Tag of the matched flow; 0: none.
     pub flow_tag: u32,
-    /// True for TCP or UDP in IPv4 with correct checksums.
+    /// True if the frame is TCP or UDP over IPv4 with correct checksums.
     pub ip_csum_ok: bool,
 }
 
@@ -36,8 +36,8 @@ impl Qp {
 }
 
 impl Responder {
-    /// Receives a frame. One without a receive, or with one that is too short, is dropped, and the
-    /// receive stays.
+    /// Receives a frame. Drops it if there is no receive, or if the receive is too short; the
+    /// receive then stays.
     fn handle_frame<H: Host>(
         &mut self,
         sh: &mut Shared,
@@ -76,7 +76,7 @@ impl Requester {
         if !(frame::ETH_LEN..=sh.config.port_mtu as usize).contains(&(len as usize)) {
             return self.stop_with(sh, host, WcStatus::LocLenErr);
         }
-        let (payload, note) = (self.sq.payload(self.cursor.wqe, wqe), self.note(sh, wqe));
+        let (payload, note) = (self.sq.payload(self.cursor.wqe, wqe), self.packet_note(sh, wqe));
         let Some(frame) = tx.frame(len as usize, &note) else { return Step::BatchFull };
         if !payload.read(host, 0, TxRoom::Own(frame)) {
             tx.retract();

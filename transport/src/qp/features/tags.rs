@@ -28,7 +28,7 @@ pub struct TagRecv<'a> {
     pub sges: &'a [Sge],
 }
 
-/// Names a posted tag until it is consumed or removed. Handles are reused after 2^32 tags.
+/// Identifier of a posted tag until it is consumed or removed. Handles are reused after 2^32 tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TagHandle(pub u32);
 
@@ -53,7 +53,7 @@ struct Posted {
 struct Slot {
     wr_id: u64,
     handle: TagHandle,
-    sges: u32,
+    num_sge: u32,
 }
 
 /// The posted tags of one shared receive queue.
@@ -67,17 +67,18 @@ pub struct TagList {
     free: Vec<u32>,
     max_sge: usize,
     next_handle: u32,
-    /// Number of unexpected messages, and of those confirmed by the program.
+    /// Number of unexpected messages.
     unexpected: u32,
+    /// Number of unexpected messages that the program has confirmed.
     confirmed: u32,
 }
 
 impl TagList {
-    /// An empty list for `max_tags` tags with lists of `max_sge` elements. Posting does not
+    /// Creates an empty list for `max_tags` tags with lists of `max_sge` elements. Posting does not
     /// allocate.
     pub fn new(max_tags: u32, max_sge: u32) -> Self {
         let (max_tags, max_sge) = (max_tags as usize, max_sge as usize);
-        let slot = Slot { wr_id: 0, handle: TagHandle(0), sges: 0 };
+        let slot = Slot { wr_id: 0, handle: TagHandle(0), num_sge: 0 };
         Self {
             order: VecDeque::with_capacity(max_tags),
             enabled: 0,
@@ -91,7 +92,7 @@ impl TagList {
         }
     }
 
-    /// Number of posted tags.
+    /// Returns the number of posted tags.
     pub fn len(&self) -> usize {
         self.order.len()
     }
@@ -116,8 +117,8 @@ impl TagList {
         let handle = TagHandle(self.next_handle);
         self.next_handle = self.next_handle.wrapping_add(1);
         let at = slot as usize;
-        // At most `max_sge`, a `u32`.
-        self.slots[at] = Slot { wr_id: recv.wr_id, handle, sges: recv.sges.len() as u32 };
+        // The length is at most `max_sge`, a `u32`.
+        self.slots[at] = Slot { wr_id: recv.wr_id, handle, num_sge: recv.sges.len() as u32 };
         self.sges[at * self.max_sge..][..recv.sges.len()].copy_from_slice(recv.sges);
         self.order.push_back(Posted { tag: recv.tag, mask: recv.mask, slot });
         self.enable_if_synchronous();
@@ -142,9 +143,9 @@ impl TagList {
     pub fn take(&mut self, tag: u64, sges: &mut Vec<Sge>) -> Option<u64> {
         let at = self.order.iter().take(self.enabled).position(|posted| tag & posted.mask == posted.tag)?;
         let slot = self.take_out(at)?;
-        let Slot { wr_id, sges: count, .. } = self.slots[slot as usize];
+        let Slot { wr_id, num_sge, .. } = self.slots[slot as usize];
         sges.clear();
-        sges.extend_from_slice(&self.sges[slot as usize * self.max_sge..][..count as usize]);
+        sges.extend_from_slice(&self.sges[slot as usize * self.max_sge..][..num_sge as usize]);
         Some(wr_id)
     }
 
@@ -155,7 +156,7 @@ impl TagList {
         self.unexpected.wrapping_sub(self.confirmed) > MAX_UNCONFIRMED
     }
 
-    /// Uncounts an unexpected message that broke off before its completion.
+    /// Stops counting an unexpected message that was aborted before its completion.
     // clause: TM-BROKEN-OFF
     pub fn forget_unexpected(&mut self) {
         self.unexpected = self.unexpected.wrapping_sub(1);
@@ -219,9 +220,9 @@ pub(crate) enum TagMatch {
 }
 
 impl TagMatch {
-    /// The use of a receive of `room` bytes for a message that begins with `first`, according to
-    /// `fit`. `may_read` is true if `first` is the whole message and the card can READ from the
-    /// peer now.
+    /// Returns the use of a receive of `room` bytes for a message that begins with `first`,
+    /// according to `fit`. `may_read` is true if `first` is the whole message and the card can READ
+    /// from the peer now.
     pub(crate) fn of(first: &[u8], fit: TagFit, room: u64, may_read: bool) -> Self {
         let header = Tmh::parse(first);
         match (fit, header) {
@@ -248,7 +249,7 @@ impl TagMatch {
         }
     }
 
-    /// Bytes at the start of the message that are not placed in the receive.
+    /// Returns the bytes at the start of the message that are not placed in the receive.
     // clause: TM-HEADER-SKIPPED
     pub(crate) fn skipped(&self) -> u32 {
         match self {
@@ -281,7 +282,7 @@ impl TagMatch {
     }
 }
 
-/// The tag of a message that begins with `first`, if it is matched by tag.
+/// Returns the tag of a message that begins with `first`, if it is matched by tag.
 pub(crate) fn wanted_tag(first: &[u8]) -> Option<u64> {
     // clause: TM-UNTAGGED
     let (tmh, _) = Tmh::parse(first)?;

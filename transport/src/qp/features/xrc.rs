@@ -7,8 +7,8 @@ use crate::qp::shared::{DropReason, Shared};
 use roxe_wire::XrcEth;
 
 impl Responder {
-    /// Handles an XRC request: as [`Responder::handle_request`], with the receives, completions and
-    /// key domain of the SRQ in the packet's XRCETH.
+    /// Handles an XRC request like [`Responder::handle_request`], with the receives, completions
+    /// and key domain of the SRQ in the packet's XRCETH.
     ///
     /// # Errors
     /// The request was not executed.
@@ -19,7 +19,7 @@ impl Responder {
         XrcEth(srqn): XrcEth,
         incoming: Incoming<'_>,
     ) -> Result<(), DropReason> {
-        // Also for duplicates: their key domain is that of the SRQ.
+        // Select the SRQ also for duplicates: their key domain is that of the SRQ.
         // clause: XRC-QUEUE-KNOWN
         let is_known = host.select_srq(srqn);
         if incoming.bth.psn == self.progress.e_psn {

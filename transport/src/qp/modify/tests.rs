@@ -15,7 +15,7 @@ fn shared(service: Service, state: QpState) -> Shared {
     sh
 }
 
-/// An attribute set whose every value is legal.
+/// Returns an attribute set whose every value is legal.
 fn legal(state: QpState) -> QpAttr {
     let dgid = core::net::Ipv4Addr::LOCALHOST.into();
     let av = Av { sgid: dgid, dgid, ..Av::default() };
@@ -39,7 +39,7 @@ fn render() -> String {
 
 // clause: STATE-EDGES
 #[test]
-fn table_equals_the_reviewed_one() {
+fn transition_table_equals_the_reviewed_file() {
     let (now, reviewed) = (render(), include_str!("../state_table.txt"));
     assert!(now == reviewed, "the state machine changed; review it and update state_table.txt:\n{now}");
 }
@@ -94,8 +94,8 @@ fn cur_state_must_be_the_real_state() {
     assert_eq!(check(&shared(Service::Rc, QpState::Init), &init, mask), refused);
 }
 
-/// Both sides of every limit: `set` sets a value; the first is the last legal one, the second the
-/// first illegal one.
+/// Checks both sides of a limit: `set` sets a value; `last_legal` is accepted, the next value is
+/// not.
 fn limit(mask: AttrMask, set: impl Fn(&mut QpAttr, u8), last_legal: u8) {
     let sh = shared(Service::Rc, QpState::Sqd);
     for value in [last_legal, last_legal + 1] {

@@ -19,9 +19,9 @@ fn sge(addr: u64, length: u32) -> Sge {
 }
 
 proptest! {
-    /// Posts (true) and completions (false) in any order, against a deque.
+    /// Compares posts (true) and completions (false) in any order with a deque.
     #[test]
-    fn receives_are_fifo(depth in 1u32..6, ops in prop::collection::vec(any::<bool>(), 0..64)) {
+    fn receives_complete_in_posting_order(depth in 1u32..6, ops in prop::collection::vec(any::<bool>(), 0..64)) {
         let (mut rq, mut model) = (RecvQueue::new(&config(depth, None)), VecDeque::new());
         let (mut sh, mut host) = (Shared::new(config(depth, None)), SimHost::default());
         for (id, op) in (0u64..).zip(ops) {

@@ -4,7 +4,7 @@ use super::*;
 
 const MTU: PathMtu = PathMtu::Mtu256;
 
-/// A READ of `packets` packets.
+/// Returns a READ of `packets` packets.
 fn read(psn: u32, packets: u32) -> Entry {
     let reth = Reth { va: u64::from(psn) << 16, rkey: RKey(9), dma_len: packets * 256 };
     Entry { psn: Psn::new(psn), packets, op: Op::Read(reth), ack_before: false, srqn: 0 }
@@ -27,7 +27,7 @@ fn ring(limit: usize, entries: &[Entry]) -> ReplayRing {
 /// Sends up to `n` packets and returns their PSNs.
 fn send(ring: &mut ReplayRing, n: usize) -> Vec<u32> {
     let next = || {
-        let due = ring.due()?;
+        let due = ring.next_due()?;
         ring.sent(due, MTU);
         Some(match due {
             Due::AckBefore(psn) | Due::Once { psn, .. } => psn.get(),
@@ -37,7 +37,7 @@ fn send(ring: &mut ReplayRing, n: usize) -> Vec<u32> {
     core::iter::from_fn(next).take(n).collect()
 }
 
-fn again(ring: &mut ReplayRing, psn: u32) {
+fn replay(ring: &mut ReplayRing, psn: u32) {
     let (seq, entry) = ring.find(Psn::new(psn)).expect("remembered");
     let job = match entry.op {
         Op::Read(reth) => {
@@ -53,10 +53,10 @@ fn again(ring: &mut ReplayRing, psn: u32) {
 #[test]
 fn responses_leave_in_order_with_consecutive_addresses() {
     let mut ring = ring(4, &[read(5, 3), atomic(8)]);
-    let Some(Due::Read(job)) = ring.due() else { panic!("a READ is due") };
+    let Some(Due::Read(job)) = ring.next_due() else { panic!("a READ is due") };
     assert_eq!((job.psn, job.va, job.left, job.first, job.is_replay), (Psn::new(5), 5 << 16, 768, true, false));
     assert_eq!(send(&mut ring, 1), [5]);
-    let Some(Due::Read(job)) = ring.due() else { panic!("a READ is due") };
+    let Some(Due::Read(job)) = ring.next_due() else { panic!("a READ is due") };
     assert_eq!((job.psn, job.va, job.left, job.first), (Psn::new(6), (5 << 16) + 256, 512, false));
     assert_eq!(send(&mut ring, 9), [6, 7, 8]);
     assert!(!ring.is_due());
@@ -66,9 +66,9 @@ fn responses_leave_in_order_with_consecutive_addresses() {
 #[test]
 fn due_ack_leaves_before_a_read_response() {
     let mut ring = ring(4, &[Entry { ack_before: true, ..atomic(8) }]);
-    assert_eq!(ring.due(), Some(Due::AckBefore(Psn::new(7))));
+    assert_eq!(ring.next_due(), Some(Due::AckBefore(Psn::new(7))));
     assert_eq!(send(&mut ring, 9), [7, 8]);
-    again(&mut ring, 8);
+    replay(&mut ring, 8);
     assert_eq!(send(&mut ring, 9), [8], "once");
 }
 
@@ -78,11 +78,11 @@ fn only_unanswered_requests_count_against_the_limit() {
     let mut ring = ring(2, &[read(1, 2), atomic(3)]);
     assert!(!ring.has_room(2));
     send(&mut ring, 1);
-    assert!(!ring.has_room(2), "half an answer is none");
+    assert!(!ring.has_room(2), "a partly sent response counts");
     send(&mut ring, 1);
     assert!(ring.has_room(2));
     ring.push(atomic(4), 2);
-    assert_eq!(ring.find(Psn::new(1)), None, "the oldest is forgotten");
+    assert_eq!(ring.find(Psn::new(1)), None, "the oldest is dropped");
     assert_eq!(send(&mut ring, 9), [3, 4]);
     assert!(!ReplayRing::default().has_room(0));
 }
@@ -92,10 +92,10 @@ fn only_unanswered_requests_count_against_the_limit() {
 fn replay_sends_only_the_requested_packets() {
     let mut ring = ring(4, &[read(1, 3), atomic(4), read(5, 2)]);
     send(&mut ring, 9);
-    again(&mut ring, 2);
+    replay(&mut ring, 2);
     assert_eq!(send(&mut ring, 9), [2, 3]);
-    again(&mut ring, 1);
-    again(&mut ring, 4);
+    replay(&mut ring, 1);
+    replay(&mut ring, 4);
     assert_eq!(send(&mut ring, 9), [1, 2, 3, 4], "the original range is kept");
 }
 
@@ -104,46 +104,46 @@ fn replay_sends_only_the_requested_packets() {
 fn replay_keeps_psn_order() {
     let mut ring = ring(4, &[read(1, 2), read(3, 2), read(5, 2)]);
     send(&mut ring, 5);
-    again(&mut ring, 3);
-    assert_eq!(send(&mut ring, 9), [3, 4, 5, 6], "what was under way is sent after it");
-    again(&mut ring, 1);
-    again(&mut ring, 5);
-    assert_eq!(send(&mut ring, 9), [1, 2, 3, 4, 5, 6], "no hole");
+    replay(&mut ring, 3);
+    assert_eq!(send(&mut ring, 9), [3, 4, 5, 6], "the responses in progress follow");
+    replay(&mut ring, 1);
+    replay(&mut ring, 5);
+    assert_eq!(send(&mut ring, 9), [1, 2, 3, 4, 5, 6], "without a gap");
 }
 
 #[test]
-fn a_replay_of_a_pending_response_changes_nothing() {
+fn replay_of_a_pending_response_changes_nothing() {
     let mut ring = ring(4, &[read(1, 4), atomic(5)]);
     send(&mut ring, 2);
-    again(&mut ring, 4);
-    again(&mut ring, 5);
+    replay(&mut ring, 4);
+    replay(&mut ring, 5);
     assert_eq!(send(&mut ring, 1), [3]);
-    again(&mut ring, 2);
-    assert_eq!(send(&mut ring, 9), [2, 3, 4, 5], "but one that was sent restarts the answer");
+    replay(&mut ring, 2);
+    assert_eq!(send(&mut ring, 9), [2, 3, 4, 5], "a packet already sent restarts the response");
 }
 
 #[test]
 fn pending_replay_does_not_block_new_requests() {
     let mut ring = ring(2, &[read(1, 2), atomic(3)]);
     send(&mut ring, 9);
-    again(&mut ring, 1);
+    replay(&mut ring, 1);
     assert_eq!(send(&mut ring, 1), [1]);
     assert!(ring.has_room(2));
     ring.push(atomic(4), 2);
-    assert_eq!(send(&mut ring, 9), [3, 4], "the replay of a forgotten request ends");
+    assert_eq!(send(&mut ring, 9), [3, 4], "the replay of a dropped request ends");
 }
 
 #[test]
 fn replayed_responses_are_marked() {
     let mut ring = ring(4, &[read(1, 1), read(2, 1)]);
-    let is_again = |ring: &ReplayRing| matches!(ring.due(), Some(Due::Read(job)) if job.is_replay);
-    assert!(!is_again(&ring));
+    let is_replay = |ring: &ReplayRing| matches!(ring.next_due(), Some(Due::Read(job)) if job.is_replay);
+    assert!(!is_replay(&ring));
     send(&mut ring, 9);
-    again(&mut ring, 1);
-    again(&mut ring, 2);
-    assert!(is_again(&ring));
+    replay(&mut ring, 1);
+    replay(&mut ring, 2);
+    assert!(is_replay(&ring));
     send(&mut ring, 1);
-    assert!(is_again(&ring), "the second of a widened window too");
+    assert!(is_replay(&ring), "the second of a widened window too");
 }
 
 // clause: DUP-ACK-BOUND
@@ -171,11 +171,11 @@ fn find_returns_the_newest_request_of_a_psn() {
 }
 
 #[test]
-fn abandoned_answers_free_their_places() {
+fn cancelled_responses_free_their_ring_entries() {
     let mut ring = ring(2, &[read(1, 3), atomic(4)]);
     send(&mut ring, 1);
     ring.abandon();
     assert!(!ring.is_due() && ring.has_room(2));
-    again(&mut ring, 4);
+    replay(&mut ring, 4);
     assert_eq!(send(&mut ring, 9), [4]);
 }

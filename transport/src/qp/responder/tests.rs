@@ -1,4 +1,4 @@
-//! Scripts of the responder: a state, a packet in, exactly these packets out.
+//! Scripts of the responder: a state, a received packet, and exactly the packets that it must send.
 
 mod atomics;
 mod duplicates;
@@ -61,7 +61,7 @@ impl Script {
         Self::with(service, None)
     }
 
-    /// A QP in RTS whose peer has all rights, with a region of 64 KiB of known bytes.
+    /// Returns a QP in RTS whose peer has all rights, with a region of 64 KiB of known bytes.
     fn with(service: Service, srq_max_sge: Option<u32>) -> Self {
         let caps = QpCaps { max_recv_wr: 8, max_recv_sge: 2, ..QpCaps::default() };
         let config = QpConfig { srq_max_sge, port_mtu: MTU as u32, ..QpConfig::new(Qpn::new(2), service, caps) };
@@ -87,28 +87,28 @@ impl Script {
     }
 
     /// Delivers a request that requests an acknowledgement.
-    fn put(&mut self, psn: u32, req: Request, payload: &[u8]) -> Result<(), DropReason> {
-        self.put_with(Bth { ack_req: true, ..Bth::new(Qpn::new(2), Psn::new(psn)) }, req, payload)
+    fn deliver(&mut self, psn: u32, req: Request, payload: &[u8]) -> Result<(), DropReason> {
+        self.deliver_with_bth(Bth { ack_req: true, ..Bth::new(Qpn::new(2), Psn::new(psn)) }, req, payload)
     }
 
     /// Delivers a request that requests no acknowledgement.
-    fn put_quietly(&mut self, psn: u32, req: Request, payload: &[u8]) -> Result<(), DropReason> {
-        self.put_with(Bth::new(Qpn::new(2), Psn::new(psn)), req, payload)
+    fn deliver_no_ackreq(&mut self, psn: u32, req: Request, payload: &[u8]) -> Result<(), DropReason> {
+        self.deliver_with_bth(Bth::new(Qpn::new(2), Psn::new(psn)), req, payload)
     }
 
-    fn put_with(&mut self, bth: Bth, req: Request, payload: &[u8]) -> Result<(), DropReason> {
+    fn deliver_with_bth(&mut self, bth: Bth, req: Request, payload: &[u8]) -> Result<(), DropReason> {
         let incoming = Incoming { bth: &bth, req: &req, payload: payload.into() };
         let result = self.responder.handle_request(&mut self.sh, &mut self.host, incoming);
         self.settle();
         result
     }
 
-    fn put_uc(&mut self, psn: u32, req: Request, payload: &[u8]) -> Result<(), DropReason> {
+    fn deliver_uc(&mut self, psn: u32, req: Request, payload: &[u8]) -> Result<(), DropReason> {
         let bth = Bth::new(Qpn::new(2), Psn::new(psn));
-        let req = UcRequest::try_from(req).expect("UC has it");
+        let req = UcRequest::try_from(req).expect("UC has this operation");
         let result = self.responder.handle_uc(&mut self.sh, &mut self.host, &bth, &req, payload.into());
         self.settle();
-        assert!(!self.responder.has_work(), "UC answers nothing");
+        assert!(!self.responder.has_work(), "UC sends no response");
         result
     }
 
@@ -120,7 +120,7 @@ impl Script {
         }
     }
 
-    /// Takes up to `room` packets.
+    /// Polls up to `room` packets.
     fn poll(&mut self, room: usize) -> (Vec<Out>, TxState) {
         let mut tx = Outbox { room, packets: Vec::new() };
         let state =
@@ -135,14 +135,14 @@ impl Script {
         (tx.packets.iter().map(parse).collect(), state)
     }
 
-    /// Takes all packets that are due.
+    /// Polls all due packets.
     fn out(&mut self) -> Vec<Out> {
         let (out, state) = self.poll(100);
         assert_eq!((state, self.responder.has_work()), (TxState::Drained, false));
         out
     }
 
-    /// Completions so far, as (wr_id, status, byte_len).
+    /// Takes the receive completions, as (wr_id, status, byte_len).
     fn done(&mut self) -> Vec<(u64, WcStatus, u32)> {
         self.host.recvs.drain(..).map(|cqe| (cqe.wr_id, cqe.status, cqe.byte_len)).collect()
     }
@@ -164,12 +164,12 @@ fn aeth(syndrome: Syndrome, msn: u32) -> Aeth {
     Aeth { syndrome, msn: Msn::new(msn) }
 }
 
-fn good(msn: u32) -> Aeth {
+fn ack_aeth(msn: u32) -> Aeth {
     aeth(Syndrome::ACK_UNLIMITED, msn)
 }
 
 fn ack(psn: u32, msn: u32) -> Out {
-    (psn, Response::Ack(good(msn)), vec![])
+    (psn, Response::Ack(ack_aeth(msn)), vec![])
 }
 
 fn nak(psn: u32, code: NakCode, msn: u32) -> Out {

@@ -18,7 +18,7 @@ fn sge(length: u32) -> Sge {
 }
 
 #[test]
-fn the_send_queue_holds_max_send_wr_requests_and_wraps() {
+fn send_queue_holds_max_send_wr_requests_and_wraps() {
     let mut sq = queue(3);
     for wr_id in 0..3 {
         assert_eq!(sq.push(&request(wr_id, SendData::Sges(&[])), 0), Ok(()));

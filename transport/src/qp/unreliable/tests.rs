@@ -35,7 +35,7 @@ impl Script {
         self.responder.rq.post(&RecvRequest { wr_id, sges }).expect("room in the queue");
     }
 
-    fn put(&mut self, qkey: Qkey, imm: Option<ImmDt>, payload: &[u8]) -> Result<(), DropReason> {
+    fn deliver(&mut self, qkey: Qkey, imm: Option<ImmDt>, payload: &[u8]) -> Result<(), DropReason> {
         let deth = Deth { qkey, src_qpn: Qpn::new(77) };
         let bth = Bth { solicited: true, ..Bth::new(Qpn::new(2), Psn::new(9)) };
         let header = Header { bth, kind: Kind::Ud { deth, imm } };
@@ -50,7 +50,7 @@ fn datagram_is_placed_after_its_grh() {
     let mut s = script(None);
     s.receive(5, &[s.mr.sge(0, 44), s.mr.sge(100, 100)]);
     let imm = ImmDt([1, 2, 3, 4]);
-    assert_eq!(s.put(QKEY, Some(imm), b"hello"), Ok(()));
+    assert_eq!(s.deliver(QKEY, Some(imm), b"hello"), Ok(()));
     // 12 BTH, 8 DETH, 4 ImmDt, 5 payload, 3 pad, 4 ICRC.
     assert_eq!(s.host.memory.bytes(s.mr)[..40], s.net.to_grh(36));
     assert_eq!((&s.host.memory.bytes(s.mr)[40..44], s.host.memory.bytes(s.mr)[100]), (b"hell".as_slice(), b'o'));
@@ -77,7 +77,7 @@ fn ipv6_grh_is_the_ip_header() {
     s.net.src = roxe_wire::Gid(Ipv6Addr::LOCALHOST.octets());
     s.net.dst = roxe_wire::Gid(Ipv6Addr::LOCALHOST.octets());
     s.receive(5, &[s.mr.all()]);
-    assert_eq!(s.put(QKEY, None, b""), Ok(()));
+    assert_eq!(s.deliver(QKEY, None, b""), Ok(()));
     assert_eq!(s.host.memory.bytes(s.mr)[..40], s.net.to_grh(24));
     assert_eq!(s.host.recvs.pop_front().map(|cqe| (cqe.sl, cqe.byte_len)), Some((0b1001, 40)));
 }
@@ -87,9 +87,9 @@ fn ipv6_grh_is_the_ip_header() {
 fn wrong_qkey_is_dropped_before_taking_a_receive() {
     let mut s = script(Some(2));
     s.host.srq.post(&RecvRequest { wr_id: 4, sges: &[s.mr.all()] });
-    assert_eq!(s.put(Qkey(QKEY.0 + 1), None, b"x"), Err(DropReason::Qkey));
+    assert_eq!(s.deliver(Qkey(QKEY.0 + 1), None, b"x"), Err(DropReason::Qkey));
     assert_eq!(s.host.srq.len(), 1);
-    assert_eq!(s.put(QKEY, None, b"x"), Ok(()));
+    assert_eq!(s.deliver(QKEY, None, b"x"), Ok(()));
     assert_eq!(s.host.recvs.pop_front().map(|cqe| cqe.wr_id), Some(4));
 }
 
@@ -97,11 +97,11 @@ fn wrong_qkey_is_dropped_before_taking_a_receive() {
 #[test]
 fn receive_without_room_for_grh_and_payload_is_kept() {
     let mut s = script(None);
-    assert_eq!(s.put(QKEY, None, b""), Err(DropReason::NoReceive));
+    assert_eq!(s.deliver(QKEY, None, b""), Err(DropReason::NoReceive));
     s.receive(5, &[s.mr.sge(0, 50)]);
-    assert_eq!(s.put(QKEY, None, &[1; 11]), Err(DropReason::InvalidRequest));
+    assert_eq!(s.deliver(QKEY, None, &[1; 11]), Err(DropReason::InvalidRequest));
     assert_eq!(s.host.memory.bytes(s.mr)[..50], [0; 50], "untouched");
-    assert_eq!(s.put(QKEY, None, &[1; 10]), Ok(()));
+    assert_eq!(s.deliver(QKEY, None, &[1; 10]), Ok(()));
     assert_eq!(s.host.recvs.pop_front().map(|cqe| (cqe.wr_id, cqe.byte_len)), Some((5, 50)));
 }
 
@@ -110,8 +110,8 @@ fn receive_without_room_for_grh_and_payload_is_kept() {
 fn payload_is_limited_by_the_port_mtu() {
     let mut s = script(None);
     s.receive(5, &[s.mr.all()]);
-    assert_eq!(s.put(QKEY, None, &[1; PORT_MTU + 1]), Err(DropReason::InvalidRequest));
-    assert_eq!(s.put(QKEY, None, &[1; PORT_MTU]), Ok(()));
+    assert_eq!(s.deliver(QKEY, None, &[1; PORT_MTU + 1]), Err(DropReason::InvalidRequest));
+    assert_eq!(s.deliver(QKEY, None, &[1; PORT_MTU]), Ok(()));
 }
 
 // clause: UNRELIABLE-OWN-FAULT
@@ -120,14 +120,14 @@ fn local_memory_fault_ends_the_qp() {
     let mut s = script(None);
     let readonly = s.host.memory.register(64, Access::empty());
     s.receive(5, &[readonly.all()]);
-    assert_eq!(s.put(QKEY, None, b"x"), Err(DropReason::LocalProtection));
+    assert_eq!(s.deliver(QKEY, None, b"x"), Err(DropReason::LocalProtection));
     assert_eq!(s.host.recvs.pop_front().map(|cqe| (cqe.wr_id, cqe.status)), Some((5, WcStatus::LocProtErr)));
     assert_eq!((s.sh.failed, s.sh.events), (true, QpEvents::empty()));
 }
 
 // clause: UD-QKEY-CONTROLLED, UD-QKEY-GSI
 #[test]
-fn controlled_qkey_selects_the_qps_own() {
+fn controlled_qkey_selects_that_of_the_qp() {
     let mut sh = Shared::new(QpConfig::new(Qpn::new(2), Service::Ud, QpCaps::default()));
     sh.attr.qkey = Qkey(7);
     assert_eq!(qkey_to_send(&sh, Qkey(0x7fff_ffff)), Qkey(0x7fff_ffff));

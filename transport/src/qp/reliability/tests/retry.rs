@@ -56,13 +56,13 @@ fn rnr_retries_are_separate_and_7_is_infinite() {
 
 // clause: TIMER-RESTART
 #[test]
-fn the_ack_timer_starts_once_and_restarts_on_progress() {
+fn ack_timer_starts_once_and_restarts_on_progress() {
     let mut retry = full_counters();
     retry.on_sent(&ATTR(), Instant(5));
     retry.on_sent(&ATTR(), Instant(9));
     assert_eq!(retry.deadline(), Some(Instant(5 + T14)));
-    assert_eq!(retry.due(Instant(4 + T14)), None);
-    assert_eq!(retry.due(Instant(5 + T14)), Some(Timer::Ack));
+    assert_eq!(retry.expired_timer(Instant(4 + T14)), None);
+    assert_eq!(retry.expired_timer(Instant(5 + T14)), Some(Timer::Ack));
     retry.on_progress(&ATTR(), Instant(20), true);
     assert_eq!(retry.deadline(), Some(Instant(20 + T14)));
     retry.on_progress(&ATTR(), Instant(30), false);
@@ -78,7 +78,7 @@ fn losses_do_not_shorten_an_rnr_wait() {
     retry.on_sent(&ATTR(), Instant(1));
     assert!(retry.is_waiting());
     assert_eq!(retry.deadline(), Some(Instant(640_000)));
-    assert_eq!(retry.due(Instant(640_000)), Some(Timer::Rnr));
+    assert_eq!(retry.expired_timer(Instant(640_000)), Some(Timer::Rnr));
 }
 
 // clause: TIMER-RANGE

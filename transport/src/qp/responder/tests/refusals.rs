@@ -3,22 +3,22 @@
 use super::*;
 
 struct Case {
-    what: &'static str,
+    name: &'static str,
     req: Request,
     payload: usize,
     code: NakCode,
-    /// With a receive in use; else the event is raised.
+    /// Status of the receive in use; `None` if the event is raised instead.
     status: Option<WcStatus>,
     event: QpEvents,
 }
 
-fn invalid(what: &'static str, req: Request, payload: usize) -> Case {
+fn invalid(name: &'static str, req: Request, payload: usize) -> Case {
     let (code, event) = (NakCode::InvalidRequest, QpEvents::REQ_ERR);
-    Case { what, req, payload, code, status: None, event }
+    Case { name, req, payload, code, status: None, event }
 }
 
-fn no_access(what: &'static str, req: Request, payload: usize) -> Case {
-    Case { code: NakCode::RemoteAccess, event: QpEvents::ACCESS_ERR, ..invalid(what, req, payload) }
+fn no_access(name: &'static str, req: Request, payload: usize) -> Case {
+    Case { code: NakCode::RemoteAccess, event: QpEvents::ACCESS_ERR, ..invalid(name, req, payload) }
 }
 
 fn ends(status: WcStatus, case: Case) -> Case {
@@ -48,7 +48,10 @@ fn cases(s: &Script) -> Vec<Case> {
         invalid("WRITE first of less than it carries", Request::WriteFirst(s.reth(0, 255)), MTU),
         invalid("WRITE only too long", Request::WriteOnly(s.reth(0, 257), None), MTU + 1),
         invalid("WRITE only of more than it carries", Request::WriteOnly(s.reth(0, 2), None), 1),
-        ends(inv, invalid("the same with a receive", Request::WriteOnly(s.reth(0, 2), imm), 1)),
+        ends(
+            inv,
+            invalid("WRITE only of more than it carries, with a receive", Request::WriteOnly(s.reth(0, 2), imm), 1),
+        ),
         invalid("WRITE of more than 2^31", Request::WriteFirst(s.reth(0, MAX_MESSAGE + 1)), MTU),
         invalid("READ of more than 2^31", Request::Read(s.reth(0, MAX_MESSAGE + 1)), 0),
         invalid("READ with a payload", Request::Read(s.reth(0, 1)), 4),
@@ -59,7 +62,7 @@ fn cases(s: &Script) -> Vec<Case> {
         no_access("WRITE by a stale key", Request::WriteOnly(bad_key(s.reth(0, 8)), None), 8),
         ends(
             WcStatus::LocAccessErr,
-            no_access("the same with a receive", Request::WriteOnly(bad_key(s.reth(0, 8)), imm), 8),
+            no_access("WRITE by a stale key, with a receive", Request::WriteOnly(bad_key(s.reth(0, 8)), imm), 8),
         ),
         no_access("WRITE over the end", Request::WriteOnly(outside, None), 8),
         no_access("READ over the end", Request::Read(outside), 0),
@@ -79,12 +82,12 @@ fn every_refusal_is_nakked_reported_and_fatal() {
         let case = cases(&s).swap_remove(i);
         s.receive(1, &[s.mr.all()]);
         s.receive(2, &[]);
-        assert!(s.put(FIRST, case.req, &vec![0xff; case.payload]).is_err(), "{}", case.what);
-        assert_eq!((s.sh.state, s.sh.events), (QpState::Err, case.event), "{}", case.what);
+        assert!(s.deliver(FIRST, case.req, &vec![0xff; case.payload]).is_err(), "{}", case.name);
+        assert_eq!((s.sh.state, s.sh.events), (QpState::Err, case.event), "{}", case.name);
         let first = case.status.unwrap_or(WcStatus::WrFlushErr);
-        assert_eq!(s.done(), [(1, first, 0), (2, WcStatus::WrFlushErr, 0)], "{}", case.what);
-        assert_eq!(s.out(), [nak(FIRST, case.code, 0)], "{}", case.what);
-        assert!(!s.bytes(0, 1 << 16).contains(&0xff), "{}: nothing is written", case.what);
+        assert_eq!(s.done(), [(1, first, 0), (2, WcStatus::WrFlushErr, 0)], "{}", case.name);
+        assert_eq!(s.out(), [nak(FIRST, case.code, 0)], "{}", case.name);
+        assert!(!s.bytes(0, 1 << 16).contains(&0xff), "{}: nothing is written", case.name);
     }
 }
 
@@ -109,13 +112,13 @@ fn qp_access_flags_are_checked_before_the_key() {
             Request::AtomicWrite(_) => vec![0; 8],
             _ => vec![],
         };
-        assert_eq!(s.put(FIRST, req, &payload), Err(DropReason::InvalidRequest));
+        assert_eq!(s.deliver(FIRST, req, &payload), Err(DropReason::InvalidRequest));
         assert_eq!(s.out(), [nak(FIRST, NakCode::InvalidRequest, 0)], "{req:?}");
         let mut s = rc();
         s.sh.attr.access = missing;
         // The region grants everything but FLUSH, so a FLUSH fails one step later.
         let result = if missing == f { Err(DropReason::RemoteAccess) } else { Ok(()) };
-        assert_eq!(s.put(FIRST, req, &payload), result, "{req:?}");
+        assert_eq!(s.deliver(FIRST, req, &payload), result, "{req:?}");
     }
 }
 
@@ -126,8 +129,8 @@ fn interleaved_messages_are_refused() {
         for next in [SEND, Request::WriteOnly(rc().reth(0, 0), None), Request::Read(rc().reth(0, 0)), open] {
             let mut s = rc();
             s.receive(1, &[s.mr.all()]);
-            assert_eq!(s.put_quietly(FIRST, open, &[0; MTU]), Ok(()));
-            assert_eq!(s.put(FIRST + 1, next, b""), Err(DropReason::InvalidRequest));
+            assert_eq!(s.deliver_no_ackreq(FIRST, open, &[0; MTU]), Ok(()));
+            assert_eq!(s.deliver(FIRST + 1, next, b""), Err(DropReason::InvalidRequest));
             assert_eq!(s.out(), [nak(FIRST + 1, NakCode::InvalidRequest, 0)], "{open:?} {next:?}");
             let (status, event) = match open {
                 Request::SendFirst => (WcStatus::RemInvReqErr, QpEvents::empty()),
@@ -143,8 +146,8 @@ fn interleaved_messages_are_refused() {
 fn write_must_have_its_announced_length() {
     let last = |len: usize| {
         let mut s = rc();
-        assert_eq!(s.put_quietly(FIRST, Request::WriteFirst(s.reth(0, 300)), &[1; MTU]), Ok(()));
-        s.put(FIRST + 1, Request::WriteLast(None), &vec![2; len])
+        assert_eq!(s.deliver_no_ackreq(FIRST, Request::WriteFirst(s.reth(0, 300)), &[1; MTU]), Ok(()));
+        s.deliver(FIRST + 1, Request::WriteLast(None), &vec![2; len])
     };
     assert_eq!(
         (last(43), last(44), last(45)),
@@ -154,11 +157,11 @@ fn write_must_have_its_announced_length() {
 
 // clause: CHECK-KEY-AGAIN
 #[test]
-fn the_key_is_checked_again_for_every_packet_of_a_write() {
+fn key_is_checked_again_for_every_packet_of_a_write() {
     let mut s = rc();
-    assert_eq!(s.put_quietly(FIRST, Request::WriteFirst(s.reth(0, 300)), &[1; MTU]), Ok(()));
+    assert_eq!(s.deliver_no_ackreq(FIRST, Request::WriteFirst(s.reth(0, 300)), &[1; MTU]), Ok(()));
     s.host.memory.deregister(s.mr);
-    assert_eq!(s.put(FIRST + 1, Request::WriteLast(None), &[2; 44]), Err(DropReason::RemoteAccess));
+    assert_eq!(s.deliver(FIRST + 1, Request::WriteLast(None), &[2; 44]), Err(DropReason::RemoteAccess));
     assert_eq!(s.out(), [nak(FIRST + 1, NakCode::RemoteAccess, 0)]);
 }
 
@@ -168,12 +171,12 @@ fn local_memory_fault_is_remote_operation_error() {
     let mut s = rc();
     let readonly = s.host.memory.register(8, Access::empty());
     s.receive(1, &[readonly.all()]);
-    assert_eq!(s.put(FIRST, SEND, b"hi"), Err(DropReason::LocalProtection));
+    assert_eq!(s.deliver(FIRST, SEND, b"hi"), Err(DropReason::LocalProtection));
     assert_eq!(s.out(), [nak(FIRST, NakCode::RemoteOperation, 0)]);
     assert_eq!(s.done(), [(1, WcStatus::LocProtErr, 0)]);
     let mut s = rc();
     s.host.memory.unmap(s.mr);
-    assert_eq!(s.put(FIRST, Request::FetchAdd(s.eth(0)), b""), Err(DropReason::LocalProtection));
+    assert_eq!(s.deliver(FIRST, Request::FetchAdd(s.eth(0)), b""), Err(DropReason::LocalProtection));
     assert_eq!(s.out(), [nak(FIRST, NakCode::RemoteOperation, 0)]);
 }
 
@@ -183,17 +186,17 @@ fn send_with_bad_invalidate_key_is_refused() {
     let mut s = rc();
     s.receive(1, &[s.mr.sge(0, 8)]);
     let tail = SendTail::Invalidate(Ieth(RKey(0xbad)));
-    assert_eq!(s.put(FIRST, Request::SendOnly(tail), b"hi"), Err(DropReason::RemoteAccess));
+    assert_eq!(s.deliver(FIRST, Request::SendOnly(tail), b"hi"), Err(DropReason::RemoteAccess));
     assert_eq!(s.out(), [nak(FIRST, NakCode::RemoteAccess, 0)]);
     assert_eq!((s.done(), s.bytes(0, 2)), (vec![(1, WcStatus::RemInvReqErr, 0)], b"hi".to_vec()));
 }
 
 // clause: NAK-FATAL
 #[test]
-fn answers_before_a_refusal_are_still_sent() {
+fn responses_before_a_refusal_are_sent() {
     let mut s = rc();
-    assert_eq!(s.put(FIRST, Request::Read(s.reth(0, 300)), b""), Ok(()));
-    assert_eq!(s.put(FIRST + 2, Request::SendMiddle, &[0; MTU]), Err(DropReason::InvalidRequest));
+    assert_eq!(s.deliver(FIRST, Request::Read(s.reth(0, 300)), b""), Ok(()));
+    assert_eq!(s.deliver(FIRST + 2, Request::SendMiddle, &[0; MTU]), Err(DropReason::InvalidRequest));
     let psns: Vec<_> = s.out().into_iter().map(|(psn, ..)| psn).collect();
     assert_eq!(psns, [FIRST, FIRST + 1, FIRST + 2]);
 }
@@ -201,8 +204,8 @@ fn answers_before_a_refusal_are_still_sent() {
 #[test]
 fn local_error_state_sends_no_nak() {
     let mut s = rc();
-    assert_eq!(s.put(FIRST, Request::Read(s.reth(0, 300)), b""), Ok(()));
-    assert_eq!(s.put(FIRST + 3, SEND, b""), Err(DropReason::OutOfSequence));
+    assert_eq!(s.deliver(FIRST, Request::Read(s.reth(0, 300)), b""), Ok(()));
+    assert_eq!(s.deliver(FIRST + 3, SEND, b""), Err(DropReason::OutOfSequence));
     s.sh.fail();
     s.settle();
     assert_eq!(s.out(), []);
@@ -212,7 +215,7 @@ fn local_error_state_sends_no_nak() {
 fn vendor_err_is_the_refusal_number() {
     let mut s = rc();
     s.receive(1, &[]);
-    assert_eq!(s.put(FIRST, SEND, b"hi"), Err(DropReason::InvalidRequest));
+    assert_eq!(s.deliver(FIRST, SEND, b"hi"), Err(DropReason::InvalidRequest));
     let codes: Vec<_> = s.host.recvs.iter().map(|cqe| cqe.vendor_err).collect();
     assert_eq!(codes, [VendorErr(Refusal::ReceiveTooShort as u32)]);
 }

@@ -32,7 +32,7 @@ impl FlowControl for Costs {
 }
 
 #[test]
-fn a_range_costs_the_sum_of_its_packets() {
+fn range_costs_the_sum_of_its_packets() {
     let mtu = PathMtu::Mtu1024;
     let one = |i| Costs::charge(payload_len(2500, mtu, i));
     for from in 0..=3 {

@@ -8,14 +8,14 @@ const MTU: PathMtu = PathMtu::Mtu256;
 
 // clause: PSN-SPAN
 #[test]
-fn an_empty_message_is_one_packet() {
+fn empty_message_is_one_packet() {
     assert_eq!(packets(0, MTU), 1);
     assert_eq!(payload_len(0, MTU, 0), 0);
     assert_eq!(position(0, 1), Position::Only);
 }
 
 #[test]
-fn a_multiple_of_the_mtu_ends_with_a_full_packet() {
+fn multiple_of_the_mtu_ends_with_a_full_packet() {
     assert_eq!(packets(256, MTU), 1);
     assert_eq!(packets(512, MTU), 2);
     assert_eq!(payload_len(512, MTU, 1), 256);
@@ -72,7 +72,6 @@ fn retried_read_requests_a_tail_of_the_original() {
 }
 
 proptest! {
-    /// The packets of a message partition it.
     // clause: PSN-SPAN
     #[test]
     fn packets_partition_the_message(length in 0u32..100_000, code in 1u8..=5) {

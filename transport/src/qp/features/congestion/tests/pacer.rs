@@ -6,10 +6,10 @@ const fn us(us: u64) -> Instant {
     Instant(us * 1000)
 }
 
-/// 100 Mbit/s from 0 on.
+/// Returns a pacer of 100 Mbit/s.
 fn pacer() -> Pacer {
     let mut pacer = Pacer::new(Instant(0));
-    pacer.set(100_000_000, BURST);
+    pacer.set_rate(100_000_000, BURST);
     pacer
 }
 
@@ -26,18 +26,20 @@ fn burst(pacer: &mut Pacer, now: Instant) -> (usize, Instant) {
     unreachable!("a burst has an end")
 }
 
-/// 32 packets are a burst; the next one begins when all have had their time, 2621.44 us later.
+/// A burst has 32 packets; the next burst begins when the line time of all has passed, 2621.44 us
+/// later.
 #[test]
-fn next_burst_waits_until_the_last_is_paid() {
+fn next_burst_waits_for_the_line_time_of_the_last() {
     let mut pacer = pacer();
     let end = Instant(2_621_440);
     assert_eq!(burst(&mut pacer, Instant(0)), (32, end));
     assert_eq!(burst(&mut pacer, end), (32, end.after(Duration::from_nanos(2_621_440))));
 }
 
-/// Late wake-ups are compensated: 40.96 us are half a packet, and the times stay unchanged. More
-/// than 100 us are not: after a long idle time they are 1.2 packets of 81.92 us, which makes 34
-/// packets (33 · 81.92 - 100 = 2603.36 is less than a burst) and 34 · 81.92 - 100 = 2685.28 us.
+/// Late wake-ups are compensated up to 100 us. A wake-up that is 40.96 us late, half a packet,
+/// leaves the schedule unchanged. After a long idle time 100 us are added, 1.2 packets of 81.92 us:
+/// a burst has 34 packets (33 · 81.92 - 100 = 2603.36 is less than a burst) and lasts 34 · 81.92 -
+/// 100 = 2685.28 us.
 #[test]
 fn late_wakeup_costs_no_rate() {
     let mut pacer = pacer();
@@ -49,8 +51,8 @@ fn late_wakeup_costs_no_rate() {
 #[test]
 fn burst_limits_do_not_overflow() {
     let mut pacer = pacer();
-    pacer.set(100_000_000, 1);
+    pacer.set_rate(100_000_000, 1);
     assert_eq!(burst(&mut pacer, Instant(0)), (1, Instant(81_920)));
-    pacer.set(0, u64::MAX);
+    pacer.set_rate(0, u64::MAX);
     assert_eq!(pacer.pause(Instant(0)), None);
 }

@@ -4,7 +4,7 @@ use super::*;
 
 const GIGA: u64 = 1_000_000_000;
 
-/// A rate below a line of 10 Gbit/s, its first notification at 0.
+/// Returns a rate below a line of 10 Gbit/s, with its first CNP at 0.
 fn rate() -> Rate {
     Rate::new(NonZeroU64::new(10 * GIGA).expect("not zero"), Instant(0))
 }
@@ -13,17 +13,17 @@ const fn us(us: u64) -> Instant {
     Instant(us * 1000)
 }
 
-/// The rate at `at`, in kbit/s.
+/// Returns the rate at `at`, in kbit/s.
 fn kbits(rate: &mut Rate, at: Instant) -> u64 {
     rate.advance(at);
     rate.current / 1000
 }
 
-/// One notification: alpha is 1, so 4 us later the rate is halved while the target stays at the
-/// line. Then, every 1.5 ms, half of the difference is recovered.
+/// One CNP: alpha is 1, so 4 us later the rate is halved while the target stays at the line. Then,
+/// every 1.5 ms, half of the difference is recovered.
 // clause: DCQCN-FIRST, DCQCN-CUT
 #[test]
-fn the_first_cut_halves_and_fast_recovery_halves_the_gap() {
+fn first_cut_halves_and_fast_recovery_halves_the_gap() {
     let mut rate = rate();
     assert_eq!(kbits(&mut rate, Instant(3_999)), 10_000_000);
     assert_eq!(kbits(&mut rate, us(4)), 5_000_000);
@@ -66,7 +66,7 @@ fn recovery_goes_through_its_three_stages() {
 /// target.
 // clause: DCQCN-CUT
 #[test]
-fn the_target_follows_only_after_a_raise() {
+fn target_follows_only_after_a_raise() {
     let mut rate = rate();
     rate.on_cnp(us(1));
     rate.advance(us(4));
@@ -98,10 +98,10 @@ fn cnp_flood_cuts_once_per_period_down_to_minimum() {
 }
 
 /// alpha loses 1/256 of itself in 55 us. After one period 65536 - 256 = 65280; after the next 65280
-/// - 255 = 65025. With a notification in the third: 65025 - 255 (254.0 rounded up) + 256 = 65026.
+/// - 255 = 65025. With a CNP in the third: 65025 - 255 (254.0 rounded up) + 256 = 65026.
 // clause: DCQCN-ALPHA
 #[test]
-fn alpha_follows_the_notifications() {
+fn alpha_follows_the_cnps() {
     let mut rate = rate();
     let mut alpha = |at| {
         rate.age_alpha(at);
@@ -116,7 +116,6 @@ fn alpha_follows_the_notifications() {
     assert_eq!((rate.alpha, rate.alpha_at), (0, us(60_000_050)));
 }
 
-/// The rate does not depend on the times of the calls.
 #[test]
 fn rate_does_not_depend_on_poll_times() {
     let (mut often, mut once) = (rate(), rate());

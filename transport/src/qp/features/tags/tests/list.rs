@@ -61,10 +61,10 @@ fn new_tags_wait_for_confirmation_of_unexpected_messages() {
     assert!(!list.note_unexpected() && !list.note_unexpected());
     assert!(list.needs_sync());
     add(&mut list, 2, 7, !0);
-    assert_eq!(take(&mut list, 7), Some(1), "older tags go on matching");
+    assert_eq!(take(&mut list, 7), Some(1), "older tags still match");
     assert_eq!(take(&mut list, 7), None);
     list.sync(1);
-    assert_eq!(take(&mut list, 7), None, "one message more is not handled");
+    assert_eq!(take(&mut list, 7), None, "one more message is unconfirmed");
     list.sync(2);
     assert!(!list.needs_sync());
     assert_eq!(take(&mut list, 7), Some(2));
@@ -92,7 +92,7 @@ fn sync_is_requested_before_16_bit_overflow() {
 }
 
 proptest! {
-    /// Any order of operations, against a plain list that is searched.
+    /// Compares any order of operations with a plain list.
     #[test]
     fn tag_list_agrees_with_a_model(ops in prop::collection::vec((0u8..6, 0u64..4), 0..80)) {
         let mut list = TagList::new(6, 1);

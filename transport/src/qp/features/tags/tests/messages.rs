@@ -4,7 +4,7 @@ use super::*;
 
 const TMH: Tmh = Tmh { op: TmOp::Rendezvous, app_ctx: 7, tag: 0x99 };
 
-/// A rendezvous request for `len` bytes, followed by `extra` bytes.
+/// Returns a rendezvous request for `len` bytes, followed by `extra` bytes.
 fn request(len: u32, extra: usize) -> Vec<u8> {
     let mut bytes = TMH.to_bytes().to_vec();
     bytes.extend(0x1000_u64.to_be_bytes());
@@ -14,19 +14,19 @@ fn request(len: u32, extra: usize) -> Vec<u8> {
     bytes
 }
 
-fn is_ours(first: &[u8], room: u64, may_read: bool) -> bool {
+fn is_served_by_card(first: &[u8], room: u64, may_read: bool) -> bool {
     matches!(TagMatch::of(first, TagFit::Matched, room, may_read), TagMatch::Rendezvous(_))
 }
 
 // clause: TM-RENDEZVOUS-SOFTWARE
 #[test]
 fn card_handles_only_complete_rendezvous() {
-    assert!(is_ours(&request(100, 0), 100, true));
-    assert!(is_ours(&request(100, 224), 100, true));
-    assert!(!is_ours(&request(100, 225), 100, true), "longer than the card looks at");
-    assert!(!is_ours(&request(101, 0), 100, true), "longer than the receive");
-    assert!(!is_ours(&request(100, 0), 100, false), "not now");
-    assert!(!is_ours(&request(100, 0)[..31], 100, true), "no whole header");
+    assert!(is_served_by_card(&request(100, 0), 100, true));
+    assert!(is_served_by_card(&request(100, 224), 100, true));
+    assert!(!is_served_by_card(&request(100, 225), 100, true), "longer than the card reads");
+    assert!(!is_served_by_card(&request(101, 0), 100, true), "longer than the receive");
+    assert!(!is_served_by_card(&request(100, 0), 100, false), "no READ is possible now");
+    assert!(!is_served_by_card(&request(100, 0)[..31], 100, true), "no whole header");
     let TagMatch::Rendezvous(rendezvous) = TagMatch::of(&request(8, 0), TagFit::Matched, 8, true) else {
         panic!("no rendezvous");
     };
