@@ -79,7 +79,7 @@ fn addresses(area: &[u8; GRH_LEN]) -> Option<(Gid, Gid, u8, u32)> {
     (word >> 28 == 6).then_some((Gid(*sgid), Gid(*rest.first_chunk()?), traffic_class, word & 0x000f_ffff))
 }
 
-/// The address to reply to a datagram that has `area` in front.
+/// Returns the address to reply to a datagram that has `area` in front.
 fn reply_to(context: &Context, port: u8, wc: &ibv_wc, area: &[u8; GRH_LEN]) -> Result<ibv_ah_attr> {
     let (sgid, dgid, traffic_class, flow_label) = addresses(area).ok_or(EINVAL)?;
     // A multicast datagram is answered from the first address of its family.

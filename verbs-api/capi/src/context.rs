@@ -31,7 +31,7 @@ pub(crate) unsafe extern "C" fn ibv_close_device(handle: *mut ibv_context) -> c_
     })
 }
 
-/// The structure that the program sees. The header answers EOPNOTSUPP for an empty slot.
+/// Returns the structure that the program sees. The header answers EOPNOTSUPP for an empty slot.
 pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context) -> verbs_context {
     let num_comp_vectors = context.device().attr().num_comp_vectors.cast_signed();
     with_functions!(verbs_context {

@@ -30,7 +30,7 @@ const ENTRIES: &str = "1 to max_cqe of the device";
 /// `IBV_CQ_ATTR_MODERATE`: the field `moderate` is set.
 const ATTR_MODERATE: u32 = 1;
 
-/// The provider's CQ of a handle from `ibv_create_cq_ex`; EINVAL for others.
+/// Returns the provider's CQ of a handle from `ibv_create_cq_ex`; EINVAL for others.
 pub(crate) fn extended_cq<'a>(handle: *mut ibv_cq) -> Result<&'a Arc<Cq>> {
     let inner = &Object::<ibv_cq_ex>::live(handle)?.inner;
     let plain = || einval("the completion queue was created by ibv_create_cq, not ibv_create_cq_ex");
@@ -146,7 +146,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_cq(handle: *mut ibv_cq) -> c_int {
     status(|| {
         let object = Object::<ibv_cq_ex>::to_destroy(handle)?;
         object.inner.cq.destroy()?;
-        object.conceal();
+        object.hide_from_events();
         object.inner.comp_events.wait();
         object.inner.async_events.wait();
         let object = Object::<ibv_cq_ex>::retire(handle)?;

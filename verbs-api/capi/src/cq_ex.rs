@@ -17,7 +17,7 @@ pub(crate) fn exposed(base: ibv_cq) -> ibv_cq_ex {
     } with { base, ..ibv_cq_ex::ZERO })
 }
 
-/// The CQ of a pointer of the extended interface.
+/// Returns the CQ of a pointer of the extended interface.
 ///
 /// # Safety
 /// `cq` is NULL or a live CQ of ours.
@@ -74,7 +74,7 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     }
 }
 
-/// The current entry; a default one for NULL.
+/// Returns the current entry; a default one for NULL.
 ///
 /// # Safety
 /// `cq` is NULL or a live CQ of ours.

@@ -22,7 +22,7 @@ const WC_WITH_IMM: c_uint = 2;
 const WC_IP_CSUM_OK: c_uint = 4;
 const WC_WITH_INV: c_uint = 8;
 
-/// The immediate data in network byte order, or the invalidated key in host order.
+/// Returns the immediate data in network byte order, or the invalidated key in host order.
 pub(crate) fn immediate(cqe: &Cqe) -> u32 {
     match cqe.extra {
         WcExtra::None => 0,
@@ -181,7 +181,7 @@ impl InlineData {
     }
 }
 
-/// The operation of a work request; EINVAL for those that the device lacks.
+/// Returns the operation of a work request; EINVAL for those that the device lacks.
 ///
 /// # Safety
 /// The member of the union that belongs to the opcode is filled.
@@ -219,7 +219,7 @@ unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
     }
 }
 
-/// The destination of a datagram; EINVAL without an address handle.
+/// Returns the destination of a datagram; EINVAL without an address handle.
 ///
 /// # Safety
 /// `ah` is NULL or a live handle of ours.

@@ -64,7 +64,7 @@ pub(crate) fn device(device: *mut ibv_device) -> Result<Arc<Device>> {
     entry(device).map(|entry| Arc::clone(&entry.device))
 }
 
-/// The devices as programs see them. Searches until there is at least one.
+/// Returns the devices as programs see them. Searches until there is at least one.
 pub(crate) fn handles() -> Result<Vec<*mut ibv_device>> {
     let mut entries = ENTRIES.lock();
     if entries.is_empty() {
@@ -94,7 +94,7 @@ fn report_ucx(name: &str) {
     }
 }
 
-/// A NULL-terminated array that `free` releases.
+/// Returns a NULL-terminated array that `free` releases.
 pub(crate) fn c_array<T>(handles: &[*mut T]) -> Result<*mut *mut T> {
     // SAFETY: `calloc` accepts any size.
     let array = unsafe { libc::calloc(handles.len() + 1, size_of::<*mut T>()) }.cast::<*mut T>();
@@ -137,7 +137,7 @@ pub(crate) unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) ->
     minus_one(|| c_int::try_from(entry(device)?.device.index()).map_err(|_| EINVAL))
 }
 
-/// The root of the system's device files. `roxe run` shows our devices there.
+/// Returns the root of the system's device files. `roxe run` shows our devices there.
 pub(crate) extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }

@@ -119,7 +119,7 @@ pub(crate) fn xrcd<'a>(handle: *mut ibv_xrcd) -> Result<&'a Arc<Xrcd>> {
     Object::<ibv_xrcd>::live(handle).map(|object| &object.inner)
 }
 
-/// The file that identifies a domain: none for -1, EBADF if it is not open.
+/// Returns the file that identifies a domain: none for -1, EBADF if it is not open.
 fn file<'a>(fd: c_int) -> Result<Option<BorrowedFd<'a>>> {
     if fd == -1 {
         return Ok(None);

@@ -109,7 +109,7 @@ macro_rules! required {
 
 pub(crate) use required;
 
-/// The verb whose function has the body `F`: `module::ibv_x::{{closure}}`.
+/// Returns the verb whose function has the body `F`: `module::ibv_x::{{closure}}`.
 fn call_of<F>() -> String {
     let path = core::any::type_name::<F>();
     let path = path.split("::{{closure}}").next().unwrap_or(path);

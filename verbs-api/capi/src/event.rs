@@ -46,7 +46,7 @@ pub(crate) fn count_cq(handle: *mut ibv_comp_channel, change: i32) {
     });
 }
 
-/// The CQ of the next event and its context pointer; `None` if the CQ was destroyed.
+/// Returns the CQ of the next event and its context pointer; `None` if the CQ was destroyed.
 fn next_cq(channel: &CompChannel, slept: bool) -> Option<(*mut ibv_cq, *mut c_void)> {
     with_token::<ibv_cq_ex, _>(Token(channel.take_event(slept)?), |object| {
         object.inner.comp_events.deliver();

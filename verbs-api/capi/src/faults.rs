@@ -17,7 +17,7 @@ static OPS: OnceLock<ibv_context_ops> = OnceLock::new();
 static WR_COMPLETE: OnceLock<unsafe extern "C" fn(*mut ibv_qp_ex) -> c_int> = OnceLock::new();
 static START_POLL: OnceLock<unsafe extern "C" fn(*mut ibv_cq_ex, *mut ibv_poll_cq_attr) -> c_int> = OnceLock::new();
 
-/// The functions of a context, judged if there are rules.
+/// Returns the functions of a context, judged if there are rules.
 pub(crate) fn ops(plain: ibv_context_ops) -> ibv_context_ops {
     if !faults::is_on() {
         return plain;

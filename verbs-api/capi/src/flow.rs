@@ -134,7 +134,7 @@ impl Specs {
     }
 }
 
-/// The bytes at `offset` of a specification; EINVAL if it is too short.
+/// Returns the bytes at `offset` of a specification; EINVAL if it is too short.
 fn field<const N: usize>(bytes: &[u8], offset: usize) -> Result<&[u8; N]> {
     bytes.get(offset..).and_then(<[u8]>::first_chunk).ok_or(EINVAL)
 }
@@ -289,7 +289,7 @@ pub(crate) unsafe extern "C" fn read_counters(
 mod tests {
     use super::*;
 
-    /// A specification: type, size, then `filters`.
+    /// Returns a specification: type, size, then `filters`.
     fn spec(kind: u32, size: usize, filter: usize, filters: &[u8]) -> Vec<u8> {
         let mut bytes = [&kind.to_ne_bytes()[..], &(size as u16).to_ne_bytes()].concat();
         bytes.resize(filter, 0);
@@ -298,7 +298,7 @@ mod tests {
         bytes
     }
 
-    /// A rule followed by `specs`, in memory without alignment.
+    /// Returns a rule followed by `specs`, in memory without alignment.
     fn parse(attr: ibv_flow_attr, specs: &[Vec<u8>]) -> Result<FlowInit> {
         let attr = ibv_flow_attr { num_of_specs: specs.len() as u8, ..attr };
         let mut bytes = vec![0; 1 + size_of::<ibv_flow_attr>()];

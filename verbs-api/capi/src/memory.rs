@@ -1,8 +1,8 @@
 //! Memory: regions (registration, import, advice), buffers that the library allocates (`man
 //! ibv_alloc_buf`), device memory (`man ibv_alloc_dm`), windows (`man ibv_alloc_mw`), fork calls.
 //!
-//! A buffer is anonymous memory, not a DMA-buf, so it has no descriptor to export. An import finds
-//! a region of this process by its number; memory of other processes cannot be reached.
+//! A buffer is anonymous memory, not a DMA-buf, so it has no descriptor to export. An import looks
+//! up a region of this process by its number: a region of another process cannot be imported.
 
 use crate::abi::*;
 use crate::errno::{
@@ -20,7 +20,7 @@ use roxe_transport::wr::{SendData, SendFlags, SendOp, SendRequest};
 use roxe_wire::{LKey, RKey};
 use std::sync::Arc;
 
-/// `IBV_ACCESS_OPTIONAL_RANGE`: unknown hints in these bits are ignored.
+/// `IBV_ACCESS_OPTIONAL_RANGE`: access bits that are hints; unknown ones are ignored.
 const OPTIONAL_ACCESS: u32 = 0x3ff0_0000;
 /// `IBV_REREG_MR_CHANGE_TRANSLATION`, `_PD`, `_ACCESS`.
 const REREG_TRANSLATION: c_int = 1;
@@ -29,7 +29,7 @@ const REREG_ACCESS: c_int = 4;
 /// `IBV_FORK_UNNEEDED`: the device reads the process's own memory, so fork needs no preparation.
 const FORK_UNNEEDED: c_int = 2;
 
-/// Parses access rights: ignores unknown hints, refuses other unknown bits.
+/// Converts access rights. Ignores unknown hints, refuses other unknown bits.
 pub(crate) fn access(bits: u32) -> Result<Access> {
     let known = bits & (Access::all().bits() | !OPTIONAL_ACCESS);
     Access::from_bits(known).ok_or_else(|| garbage::access(EINVAL, "the registration of memory", ("access", bits)))
@@ -37,7 +37,7 @@ pub(crate) fn access(bits: u32) -> Result<Access> {
 
 fn register(handle: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, bits: u32) -> Result<*mut ibv_mr> {
     let (pd, access) = (pd(handle)?, access(bits)?);
-    // SAFETY: the program promises to own registered memory until it deregisters it.
+    // SAFETY: the program keeps the memory valid until it deregisters the region (`man ibv_reg_mr`).
     let mr = unsafe { pd.reg_mr(addr.addr() as u64, length as u64, iova, access) }?;
     publish(handle, addr, length, mr)
 }
@@ -67,7 +67,8 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova(
     pointer(|| register(pd, addr, length, iova, access.cast_unsigned()))
 }
 
-/// Called by the macros of the two above if the rights are not constant or contain hints.
+/// The header's macros `ibv_reg_mr` and `ibv_reg_mr_iova` call this function if the rights are not
+/// constant or contain hints.
 pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -100,13 +101,13 @@ pub(crate) unsafe extern "C" fn ibv_reg_dmabuf_mr(
 pub(crate) unsafe extern "C" fn alloc_null_mr(handle: *mut ibv_pd) -> *mut ibv_mr {
     pointer(|| {
         let mr = publish(handle, null_mut(), usize::MAX, pd(handle)?.alloc_null_mr()?)?;
-        // SAFETY: made on the line above; the program does not have it yet.
+        // SAFETY: `publish` has just returned this object, and the program does not have it yet.
         unsafe { (&raw mut (*mr).rkey).write(0) };
         Ok(mr)
     })
 }
 
-fn change(flags: c_int, pd: *mut ibv_pd, addr: *mut c_void, length: usize, bits: u32) -> Result<MrChange> {
+fn mr_change(flags: c_int, pd: *mut ibv_pd, addr: *mut c_void, length: usize, bits: u32) -> Result<MrChange> {
     let given = |bit| flags & bit != 0;
     if flags == 0 || flags & !(REREG_TRANSLATION | REREG_PD | REREG_ACCESS) != 0 || (bits != 0 && !given(REREG_ACCESS))
     {
@@ -140,11 +141,11 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
 ) -> c_int {
     zero(|| {
         let object = Object::<ibv_mr>::live(handle)?;
-        let change = change(flags, pd, addr, length, access.cast_unsigned())?;
-        // SAFETY: the program promises to own registered memory until it deregisters it.
+        let change = mr_change(flags, pd, addr, length, access.cast_unsigned())?;
+        // SAFETY: the program keeps the memory valid until it deregisters the region (`man ibv_reg_mr`).
         unsafe { object.inner.reregister(change) }?;
         let exposed = object.exposed();
-        // SAFETY: alive; the fields belong to the call that changes the region.
+        // SAFETY: `live` found the object; the program serialises calls that change one region.
         unsafe {
             if flags & REREG_TRANSLATION != 0 {
                 (&raw mut (*exposed).addr).write(addr);
@@ -163,7 +164,7 @@ pub(crate) unsafe extern "C" fn ibv_dereg_mr(handle: *mut ibv_mr) -> c_int {
     status(|| Object::<ibv_mr>::destroy(handle, |mr| mr.deregister()))
 }
 
-/// `man ibv_fork_init`: cannot fail, because nothing needs preparation.
+/// `man ibv_fork_init`: cannot fail, because a fork needs no preparation.
 pub(crate) extern "C" fn ibv_fork_init() -> c_int {
     roxe_check::note_fork_support();
     0
@@ -174,7 +175,7 @@ pub(crate) extern "C" fn ibv_is_fork_initialized() -> c_int {
     FORK_UNNEEDED
 }
 
-/// Keeps a range out of child processes; not needed here.
+/// Keeps a range out of child processes; has no effect, because a fork needs no preparation.
 pub(crate) extern "C" fn ibv_dontfork_range(_base: *mut c_void, _size: usize) -> c_int {
     0
 }
@@ -183,7 +184,7 @@ pub(crate) extern "C" fn ibv_dofork_range(_base: *mut c_void, _size: usize) -> c
     0
 }
 
-/// `IBV_REG_MR_MASK_*`.
+/// `IBV_REG_MR_MASK_*`: fields of `ibv_mr_init_attr` that the program has set.
 const MASK_IOVA: u64 = 1;
 const MASK_ADDR: u64 = 1 << 1;
 const MASK_FD: u64 = 1 << 2;
@@ -198,10 +199,10 @@ exposed! {
 /// A buffer of `ibv_alloc_buf`.
 pub(crate) struct Buffer {
     memory: Mapping,
-    /// Handle of its domain, only compared.
-    domain: usize,
-    /// Keeps the domain busy.
-    _in_use: Use,
+    /// Address of the domain's handle, only compared.
+    pd_handle: usize,
+    /// Makes deallocating the domain fail with EBUSY.
+    _pd_use: Use,
 }
 
 struct Mapping {
@@ -209,15 +210,15 @@ struct Mapping {
     length: usize,
 }
 
-// SAFETY: the memory belongs to the program; here it is only mapped and unmapped, on any thread.
+// SAFETY: `Mapping` never accesses the memory; it unmaps it, which any thread may do.
 unsafe impl Send for Mapping {}
-// SAFETY: as for `Send`; nothing is changed through a shared reference.
+// SAFETY: `Mapping` never accesses the memory, and a shared reference changes nothing.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
     fn new(length: usize) -> Result<Self> {
         let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping, at no given address.
+        // SAFETY: a new anonymous mapping, at an address that the kernel chooses.
         let start = unsafe { libc::mmap(null_mut(), length, prot, flags, -1, 0) };
         if start == libc::MAP_FAILED { Err(Errno(libc::ENOMEM)) } else { Ok(Self { start, length }) }
     }
@@ -230,7 +231,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and unmapped once.
+        // SAFETY: `new` mapped this range, and only `drop` unmaps it. The program uses the buffer no
+        // more after `ibv_free_buf`.
         unsafe { libc::munmap(self.start, self.length) };
     }
 }
@@ -238,15 +240,15 @@ impl Drop for Mapping {
 /// `man ibv_alloc_buf`. EINVAL for no bytes; the domain is EBUSY until the buffer is freed.
 pub(crate) unsafe extern "C" fn ibv_alloc_buf(handle: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf) -> *mut c_void {
     pointer(|| {
-        let _in_use = pd(handle)?.hold();
+        let _pd_use = pd(handle)?.hold();
         if buf.is_null() || size == 0 {
             return Err(EINVAL);
         }
         let memory = Mapping::new(size)?;
         let start = memory.start;
-        let buffer = Buffer { memory, domain: handle.addr(), _in_use };
+        let buffer = Buffer { memory, pd_handle: handle.addr(), _pd_use };
         let object = Object::publish(Token::new(), ibv_buf { addr: start }, buffer);
-        // SAFETY: not NULL; a variable of the program.
+        // SAFETY: not NULL; the program passes a variable that is valid during the call.
         unsafe { buf.write(object) };
         Ok(start)
     })
@@ -257,10 +259,10 @@ pub(crate) unsafe extern "C" fn ibv_free_buf(buf: *mut ibv_buf) {
     no_result(|| Object::<ibv_buf>::retire(buf).map(drop));
 }
 
-/// EINVAL unless the range lies in the buffer and the buffer belongs to this domain.
-fn check(handle: *mut ibv_pd, buf: *mut ibv_buf, addr: *mut c_void, length: usize) -> Result<()> {
+/// Returns EINVAL unless the buffer belongs to this domain and contains the range.
+fn check_buffer_range(handle: *mut ibv_pd, buf: *mut ibv_buf, addr: *mut c_void, length: usize) -> Result<()> {
     let buffer = &Object::<ibv_buf>::live(buf)?.inner;
-    let fits = buffer.domain == handle.addr() && buffer.memory.contains(addr, length);
+    let fits = buffer.pd_handle == handle.addr() && buffer.memory.contains(addr, length);
     if fits { Ok(()) } else { Err(EINVAL) }
 }
 
@@ -273,8 +275,9 @@ pub(crate) unsafe extern "C" fn ibv_reg_buf_mr(
     access: c_int,
 ) -> *mut ibv_mr {
     pointer(|| {
-        check(handle, buf, addr, length)?;
-        // SAFETY: the program's arguments.
+        check_buffer_range(handle, buf, addr, length)?;
+        // SAFETY: `ibv_reg_mr_iova` checks the handle. The memory is part of the buffer, which the
+        // program frees after it has deregistered the region.
         Ok(unsafe { ibv_reg_mr_iova(handle, addr, length, addr.addr() as u64, access) })
     })
 }
@@ -293,7 +296,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(handle: *mut ibv_pd, attr: *mut ib
         if attr.is_null() {
             return Err(EINVAL);
         }
-        // SAFETY: a structure of the program.
+        // SAFETY: not NULL; the program passes a structure that is valid during the call.
         let comp_mask = unsafe { (*attr).comp_mask };
         let given = |bit| comp_mask & bit != 0;
         if comp_mask & !(MASK_IOVA | MASK_ADDR | MASK_FD | MASK_FD_OFFSET | MASK_DMAH | MASK_BUF) != 0
@@ -306,14 +309,16 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(handle: *mut ibv_pd, attr: *mut ib
         if given(MASK_DMAH) {
             return Err(EOPNOTSUPP);
         }
-        // SAFETY: a structure of the program. Only fields that the mask selects are read: programs
-        // built with earlier headers have a shorter structure.
+        // SAFETY: these fields are in the structure of every header version. Other fields are read
+        // only if the mask selects them, because programs built with earlier headers pass a shorter
+        // structure.
         let (length, access, addr) = unsafe { ((*attr).length, (*attr).access, (*attr).addr) };
         if given(MASK_BUF) {
-            // SAFETY: as above; the mask selects the last field.
-            check(handle, unsafe { (*attr).buf }, addr, length)?;
+            // SAFETY: the mask selects the field, so the program's structure has it.
+            check_buffer_range(handle, unsafe { (*attr).buf }, addr, length)?;
         }
-        // SAFETY: as above.
+        // SAFETY: the program's structure has the fields that the mask selects. The two functions
+        // check the handle, and the program keeps the memory valid until it deregisters the region.
         Ok(unsafe {
             let offset = if given(MASK_FD_OFFSET) { (*attr).fd_offset } else { 0 };
             let default_iova = if given(MASK_FD) { offset } else { addr.addr() as u64 };
@@ -327,8 +332,8 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(handle: *mut ibv_pd, attr: *mut ib
     })
 }
 
-/// `IBV_ADVISE_MR_FLAG_FLUSH`: return when the advice took effect, which is always so here.
-const FLUSH: u32 = 1;
+/// `IBV_ADVISE_MR_FLAG_FLUSH`: return when the advice has taken effect, as this library always does.
+const ADVISE_FLUSH: u32 = 1;
 
 fn advice(value: c_uint) -> Result<Advice> {
     match value {
@@ -348,10 +353,11 @@ pub(crate) unsafe extern "C" fn advise_mr(
 ) -> c_int {
     status(|| {
         let (pd, advice) = (pd(handle)?, advice(value)?);
-        if flags & !FLUSH != 0 || (list.is_null() && count > 0) {
+        if flags & !ADVISE_FLUSH != 0 || (list.is_null() && count > 0) {
             return Err(EINVAL);
         }
-        // SAFETY: not NULL, and the program says that the list has `count` elements.
+        // SAFETY: not NULL if `count` is not 0; the program passes a list of `count` elements that
+        // is valid during the call.
         let list: Vec<Sge> = (0..count as usize).map(|i| sge(unsafe { list.add(i).read() })).collect();
         Ok(pd.advise_mr(advice, &list)?)
     })
@@ -361,8 +367,9 @@ pub(crate) unsafe extern "C" fn advise_mr(
 pub(crate) unsafe extern "C" fn ibv_import_mr(pd_handle: *mut ibv_pd, mr_handle: u32) -> *mut ibv_mr {
     pointer(|| {
         let pd = pd(pd_handle)?;
-        let is_here = |found: &Arc<Mr>| Arc::ptr_eq(found.pd().context(), pd.context()).then(|| Arc::clone(found));
-        let mr = Object::<ibv_mr>::numbered(mr_handle, is_here)?;
+        let if_same_context =
+            |found: &Arc<Mr>| Arc::ptr_eq(found.pd().context(), pd.context()).then(|| Arc::clone(found));
+        let mr = Object::<ibv_mr>::numbered(mr_handle, if_same_context)?;
         let exposed = ibv_mr {
             context: context_of(pd_handle)?,
             pd: pd_handle,
@@ -381,7 +388,7 @@ pub(crate) unsafe extern "C" fn ibv_unimport_mr(handle: *mut ibv_mr) {
     no_result(|| Object::<ibv_mr>::retire(handle).map(drop));
 }
 
-/// `IBV_DM_MASK_HANDLE`: the field `handle` is there.
+/// `IBV_DM_MASK_HANDLE`: the structure has the field `handle`.
 const MASK_HANDLE: u32 = 1;
 
 fn dm_structure(context: *mut ibv_context, handle: u32) -> ibv_dm {
@@ -399,7 +406,8 @@ pub(crate) unsafe extern "C" fn alloc_dm(handle: *mut ibv_context, attr: *mut ib
     })
 }
 
-/// `man ibv_alloc_dm`: EBUSY while a region is registered in it. Also frees it for imports.
+/// `man ibv_alloc_dm`: EBUSY while a region is registered in it. Frees the memory for imported
+/// handles too.
 pub(crate) unsafe extern "C" fn free_dm(handle: *mut ibv_dm) -> c_int {
     status(|| Object::<ibv_dm>::destroy(handle, |dm| dm.free()))
 }
@@ -419,12 +427,13 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
     })
 }
 
-/// The buffer of a copy; EINVAL without one, EFAULT for NULL or more bytes than the buffer has.
+/// Returns the device memory of a copy. EINVAL without one, EFAULT if `host` is NULL or `length`
+/// exceeds the device memory.
 ///
 /// # Safety
 /// `handle` is NULL or alive.
-unsafe fn for_copy<'a>(handle: *mut ibv_dm, host: *const c_void, length: usize) -> Result<&'a Dm> {
-    // SAFETY: this function's contract.
+unsafe fn dm_of_copy<'a>(handle: *mut ibv_dm, host: *const c_void, length: usize) -> Result<&'a Dm> {
+    // SAFETY: the caller guarantees NULL or a live handle.
     let dm = unsafe { Object::<ibv_dm>::trusted(handle) }.ok_or(EINVAL)?;
     if host.is_null() || length as u64 > dm.inner.length() {
         return Err(Errno(libc::EFAULT));
@@ -435,10 +444,10 @@ unsafe fn for_copy<'a>(handle: *mut ibv_dm, host: *const c_void, length: usize) 
 /// `man ibv_alloc_dm`: offset and length are multiples of 4.
 unsafe extern "C" fn memcpy_to_dm(handle: *mut ibv_dm, offset: u64, host: *const c_void, length: usize) -> c_int {
     status(|| {
-        // SAFETY: NULL or alive, as everywhere on the data path.
-        let dm = unsafe { for_copy(handle, host, length) }?;
-        // SAFETY: not NULL, no longer than a buffer, and the program says that this many bytes are
-        // there to be read.
+        // SAFETY: the program passes NULL or a handle that stays alive during the call.
+        let dm = unsafe { dm_of_copy(handle, host, length) }?;
+        // SAFETY: not NULL, and no longer than the device memory; the program passes `length`
+        // readable bytes that are valid during the call.
         let data = unsafe { core::slice::from_raw_parts(host.cast::<u8>(), length) };
         Ok(dm.write(offset, data)?)
     })
@@ -447,20 +456,21 @@ unsafe extern "C" fn memcpy_to_dm(handle: *mut ibv_dm, offset: u64, host: *const
 /// `man ibv_alloc_dm`: offset and length are multiples of 4.
 unsafe extern "C" fn memcpy_from_dm(host: *mut c_void, handle: *mut ibv_dm, offset: u64, length: usize) -> c_int {
     status(|| {
-        // SAFETY: NULL or alive, as everywhere on the data path.
-        let dm = unsafe { for_copy(handle, host, length) }?;
-        // SAFETY: not NULL, no longer than a buffer, with room by the program's promise.
+        // SAFETY: the program passes NULL or a handle that stays alive during the call.
+        let dm = unsafe { dm_of_copy(handle, host, length) }?;
+        // SAFETY: not NULL, and no longer than the device memory; the program passes `length`
+        // writable bytes that are valid during the call.
         let out = unsafe { core::slice::from_raw_parts_mut(host.cast::<u8>(), length) };
         Ok(dm.read(offset, out)?)
     })
 }
 
-/// `man ibv_import_dm`: the number is that of a buffer of the same context.
+/// `man ibv_import_dm`: `dm_handle` is the number of device memory of the same context.
 pub(crate) unsafe extern "C" fn ibv_import_dm(handle: *mut ibv_context, dm_handle: u32) -> *mut ibv_dm {
     pointer(|| {
         let context = context(handle)?;
-        let is_here = |found: &Arc<Dm>| Arc::ptr_eq(found.context(), context).then(|| Arc::clone(found));
-        let dm = Object::<ibv_dm>::numbered(dm_handle, is_here)?;
+        let if_same_context = |found: &Arc<Dm>| Arc::ptr_eq(found.context(), context).then(|| Arc::clone(found));
+        let dm = Object::<ibv_dm>::numbered(dm_handle, if_same_context)?;
         Ok(Object::publish_numbered(dm, |_| dm_structure(handle, dm_handle)))
     })
 }
@@ -492,31 +502,33 @@ pub(crate) unsafe extern "C" fn dealloc_mw(handle: *mut ibv_mw) -> c_int {
     status(|| Object::<ibv_mw>::destroy(handle, release))
 }
 
-/// `man ibv_bind_mw`: posts the binding of a type 1 window under its next key, and shows the key.
+/// `man ibv_bind_mw`: posts the binding of a type 1 window under its next rkey, and writes the rkey
+/// to the structure.
 pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
     status(|| {
         let (qp, window) = (Object::<ibv_qp_ex>::live(qp)?, Object::<ibv_mw>::live(mw)?);
         let bind = required!(bind);
-        // SAFETY: the window is alive, and binding it is the call in progress.
+        // SAFETY: `live` found the window; the program serialises binds of one window.
         let current = unsafe { (&raw const (*mw).rkey).read() };
         let rkey = tagged_key(&window.inner, current.wrapping_add(1));
         let region = Object::<ibv_mr>::optional(bind.bind_info.mr)?;
         let op = bind_operation(&window.inner, MwKind::One, rkey, region, &bind.bind_info)?;
         let flags = SendFlags::from_bits_truncate(bind.send_flags);
         qp.inner.qp.send().push(&SendRequest { wr_id: bind.wr_id, op, flags, data: SendData::Sges(&[]), ud: None })?;
-        // SAFETY: the window is alive, and binding it is the call in progress.
+        // SAFETY: `live` found the window; the program serialises binds of one window.
         unsafe { (&raw mut (*mw).rkey).write(rkey.0) };
         Ok(())
     })
 }
 
-/// The binding of a type 2 window under the key that ends in the last byte of `rkey`. EINVAL if the
-/// structure of the window or the region was overwritten; binds are rare enough to check.
+/// Returns the operation that binds a type 2 window, under the rkey that ends in the last byte of `rkey`.
+/// EINVAL if the structure of the window or the region was overwritten; binds are rare enough to
+/// check.
 ///
 /// # Safety
 /// `mw` and the region in `info` are NULL or live handles; `info` is NULL or a valid structure.
 pub(crate) unsafe fn bind_type_2(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) -> Result<SendOp> {
-    // SAFETY: this function's contract.
+    // SAFETY: the caller guarantees NULL or live handles, and NULL or a valid structure.
     unsafe {
         let (mw, info) =
             Object::<ibv_mw>::trusted(mw).zip(info.as_ref()).ok_or_else(|| null("bind_mw.mw or bind_info"))?;
@@ -528,13 +540,13 @@ pub(crate) unsafe fn bind_type_2(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw
     }
 }
 
-/// The key of `mw` with the last byte of `rkey`; the program cannot choose the other bytes.
+/// Returns the key of `mw` with the last byte of `rkey`; the program cannot choose the other bytes.
 fn tagged_key(mw: &Mw, rkey: u32) -> RKey {
     RKey(mw.rkey().0 & !0xff | rkey & 0xff)
 }
 
-/// The binding of `mw` to a part of `region`. EINVAL for a window of another kind, without a region
-/// and for unknown rights. Other errors complete as `IBV_WC_MW_BIND_ERR`.
+/// Returns the operation that binds `mw` to a part of `region`. EINVAL for a window of another kind, without
+/// a region and for unknown rights. Other errors complete as `IBV_WC_MW_BIND_ERR`.
 fn bind_operation(
     mw: &Mw,
     kind: MwKind,
@@ -543,8 +555,12 @@ fn bind_operation(
     info: &ibv_mw_bind_info,
 ) -> Result<SendOp> {
     if mw.kind() != kind {
-        let (given, other) = (mw.kind(), "type One is bound with ibv_bind_mw, type Two with a work request");
-        return Err(invalid(|| format!("the memory window is of type {given:?}; {other}")));
+        let given = mw.kind();
+        return Err(invalid(|| {
+            format!(
+                "the memory window is of type {given:?}; type One is bound with ibv_bind_mw, type Two with a work request"
+            )
+        }));
     }
     if region.is_none() && info.length > 0 {
         return Err(null("bind_info.mr"));

@@ -1,10 +1,10 @@
 //! Objects that C programs hold pointers to, and the registry of those that are alive.
 //!
 //! An object is one heap block: first the C structure that the program sees and may write to, then
-//! the Rust part. In control calls the registry turns NULL, foreign and stale handles into EINVAL.
-//! A call also fails while the program has overwritten the `context` or `handle` field of the
-//! structure. Late events of a destroyed object are dropped. The data path skips the registry and
-//! only compares handles with NULL, as every verbs library does.
+//! the Rust part. Control calls look handles up in the registry, so NULL, foreign and stale handles
+//! are EINVAL. A control call also fails if the program has overwritten the `context` or `handle`
+//! field of the structure. Late events of a destroyed object are dropped. The data path skips the
+//! registry and only compares handles with NULL, as every verbs library does.
 
 use crate::abi::ibv_pd;
 use crate::errno::{EINVAL, ENOENT, Errno, Result, invalid};
@@ -41,7 +41,8 @@ pub(crate) unsafe trait Exposed: 'static {
     const HANDLE_FIELD: Option<usize> = None;
 }
 
-/// With the checker on, a destroy waits this long for acknowledgements before it is reported.
+/// With the checker on, a destroy call that waits this long for acknowledgements of events is
+/// reported.
 const ACK_GRACE: Duration = Duration::from_secs(2);
 
 /// Declares C structures that start objects: `structure => handle [at field]: Rust part, context =
@@ -50,8 +51,9 @@ macro_rules! exposed {
     ($($structure:ident => $handle:ident $(at $at:ident)?: $inner:ty
         $(, context = $($context:ident).+)? $(, number = $($number:ident).+)?;)+) => {
         $(
-            // SAFETY: the handle is the field of that name, or what the structure starts with; the
-            // offsets are those of fields of these types.
+            // SAFETY: the handle is the field `$at`, or the start of the structure; `offset_of!`
+            // computes the other offsets from fields whose types the callers of the macro chose to
+            // match.
             unsafe impl crate::object::Exposed for $structure {
                 type Handle = $handle;
                 type Inner = $inner;
@@ -65,7 +67,8 @@ macro_rules! exposed {
 
 pub(crate) use exposed;
 
-/// Fields of a structure that are written at creation and never again.
+/// Fields of a structure that this library writes at creation only. If they differ later, the
+/// program has overwritten the structure.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Identity {
     /// Address of the context; 0 if the structure has none.
@@ -75,14 +78,18 @@ struct Identity {
 }
 
 impl Identity {
+    /// Reads the fields of a structure.
+    ///
     /// # Safety
     /// `exposed` points to a valid structure.
     unsafe fn read<E: Exposed>(exposed: *const E) -> Self {
         let field = |at| exposed.cast::<u8>().wrapping_add(at);
-        // SAFETY: this function's contract and that of the trait: the fields lie in the structure.
+        // SAFETY: the caller guarantees a valid structure, `Exposed` that this is one of its
+        // pointer fields.
         let context =
             E::CONTEXT_FIELD.map_or(0, |at| unsafe { field(at).cast::<*const c_void>().read_unaligned() }.addr());
-        // SAFETY: this function's contract and that of the trait: the fields lie in the structure.
+        // SAFETY: the caller guarantees a valid structure, `Exposed` that this is one of its 32-bit
+        // fields.
         let handle = E::HANDLE_FIELD.map_or(0, |at| unsafe { field(at).cast::<u32>().read_unaligned() });
         Self { context, handle }
     }
@@ -99,9 +106,9 @@ pub(crate) struct Object<E: Exposed> {
     pub(crate) inner: E::Inner,
 }
 
-// SAFETY: the Rust part is Send and Sync; the exposed part is reached through raw pointers only, by
-// the program and by us, under the rules of the verbs interface (the call in progress owns the
-// fields that it writes).
+// SAFETY: the Rust part is Send and Sync. The program and this library access the exposed part
+// through raw pointers only, and the program serialises calls on one object that write its fields,
+// as the manual pages of the verbs demand.
 unsafe impl<E: Exposed> Sync for Object<E> {}
 
 /// Names an object in events. Tokens are never reused.
@@ -138,8 +145,8 @@ impl<E: Exposed> Object<E> {
         Self::publish(token, expose(token.short()), inner)
     }
 
-    /// Publishes an object in a block of the program's allocator if there is one, unless that
-    /// leaves the choice to us. Returns ENOMEM if the allocator returns no memory.
+    /// Publishes an object in a block of the program's allocator, if there is one and it does not
+    /// return `IBV_ALLOCATOR_USE_DEFAULT`. Returns ENOMEM if the allocator returns no memory.
     pub(crate) fn publish_in(
         allocator: Option<ObjectAllocator>,
         token: Token,
@@ -149,13 +156,14 @@ impl<E: Exposed> Object<E> {
         let block = allocator.map_or(Ok(None), |allocator| allocator.alloc(Layout::new::<Self>()))?;
         let Some(block) = block else { return Ok(Self::publish(token, exposed, inner)) };
         let block = block.cast::<Self>().as_ptr();
-        // SAFETY: the allocator promises a fresh block of this size and alignment.
+        // SAFETY: the program's allocator returned a block of this size, owned by this library
+        // until `ObjectAllocator::free`; `alloc` checked its alignment.
         unsafe { block.write(Self::new(allocator, token, exposed, inner)) };
         Ok(Self::enter(token, block))
     }
 
     fn new(allocator: Option<ObjectAllocator>, token: Token, exposed: E, inner: E::Inner) -> Self {
-        // SAFETY: a valid structure.
+        // SAFETY: `exposed` is a local value, valid during the call.
         let identity = unsafe { Identity::read(&raw const exposed) };
         Self { exposed: UnsafeCell::new(exposed), allocator, token, identity, inner }
     }
@@ -169,10 +177,11 @@ impl<E: Exposed> Object<E> {
         handle
     }
 
-    /// Returns the object of the handle of a control call; EINVAL if there is none of this
-    /// kind or its identity fields were overwritten.
+    /// Returns the object of the handle of a control call; EINVAL if there is none of this kind or
+    /// its identity fields were overwritten.
     ///
-    /// The program promises not to destroy an object while another call uses it.
+    /// The result is valid during the call: a program must not destroy an object while another call
+    /// uses it.
     pub(crate) fn live<'a>(handle: *mut E::Handle) -> Result<&'a Self> {
         Self::intact(handle, EINVAL)
     }
@@ -233,14 +242,16 @@ impl<E: Exposed> Object<E> {
 
     fn registered<'a>(handle: *mut E::Handle) -> Option<&'a Self> {
         match REGISTRY.lock().by_address.get(&handle.addr()) {
-            // SAFETY: the registry says that a block of this type lies there and was not freed.
+            // SAFETY: `enter` registered a block of this type at this address, and `retire` removes
+            // the entry before the block is freed. The program does not destroy an object that
+            // another call uses.
             Some(kind) if *kind == TypeId::of::<E>() => unsafe { Some(&*Self::block(handle)) },
             _ => None,
         }
     }
 
     pub(crate) fn is_intact(&self) -> bool {
-        // SAFETY: the structure lives as long as the object.
+        // SAFETY: the structure is part of `self`.
         unsafe { Identity::read(self.exposed()) == self.identity }
     }
 
@@ -248,20 +259,20 @@ impl<E: Exposed> Object<E> {
         self.identity.handle
     }
 
-    /// Calls `use_it` with the object of a handle, even if its identity fields were
-    /// overwritten. The object cannot be retired meanwhile.
+    /// Calls `use_it` with the object of a handle, even if its identity fields were overwritten. No
+    /// thread can retire the object during the call.
     pub(crate) fn with_live<T>(handle: *mut E::Handle, use_it: impl FnOnce(&Self) -> T) -> Result<T> {
         let registry = REGISTRY.lock();
         if registry.by_address.get(&handle.addr()) != Some(&TypeId::of::<E>()) {
             return Err(EINVAL);
         }
-        // SAFETY: registered with this type; not freed while the registry is locked.
+        // SAFETY: the registry has a block of this type there, and its lock keeps `retire` from removing it.
         Ok(use_it(unsafe { &*Self::block(handle) }))
     }
 
-    /// First half of destroying an object with events: new events no longer find it, and delivered
-    /// ones can still be acknowledged.
-    pub(crate) fn conceal(&self) {
+    /// Hides the object from new events, as the first half of its destruction. Delivered events can
+    /// still be acknowledged.
+    pub(crate) fn hide_from_events(&self) {
         REGISTRY.lock().by_token.remove(&self.token);
     }
 
@@ -271,7 +282,7 @@ impl<E: Exposed> Object<E> {
         let mut alive = registry.by_token.values().filter(|(_, kind)| *kind == TypeId::of::<E>());
         alive.find_map(|&(address, _)| {
             let handle = core::ptr::with_exposed_provenance_mut::<E::Handle>(address);
-            // SAFETY: registered with this type; not freed while the registry is locked.
+            // SAFETY: the registry has a block of this type there, and its lock keeps `retire` from removing it.
             choose(unsafe { &*Self::block(handle) })
         })
     }
@@ -291,7 +302,8 @@ impl<E: Exposed> Object<E> {
             return Err(Self::refuse(handle.addr(), is_destroyed(handle.addr())));
         }
         registry.by_address.remove(&handle.addr());
-        // SAFETY: alive until the line above; removing the entry makes this call its owner.
+        // SAFETY: not NULL; the entry proved that a block of this type is alive, and removing the
+        // entry makes this call its only owner.
         let object = Retired(unsafe { NonNull::new_unchecked(Self::block(handle)) });
         registry.by_token.remove(&object.token);
         Ok(object)
@@ -306,7 +318,8 @@ impl<E: Exposed> Object<E> {
         Self::retire(handle).map(drop)
     }
 
-    /// Like [`destroy`](Self::destroy), but waits until the program has acknowledged `events`.
+    /// Destroys an object like [`destroy`](Self::destroy), but waits until the program has
+    /// acknowledged its `events`.
     pub(crate) fn destroy_acknowledged(
         handle: *mut E::Handle,
         release: impl FnOnce(&E::Inner) -> core::result::Result<(), roxe_provider::Error>,
@@ -314,7 +327,7 @@ impl<E: Exposed> Object<E> {
     ) -> Result<()> {
         let object = Self::to_destroy(handle)?;
         release(&object.inner)?;
-        object.conceal();
+        object.hide_from_events();
         events(&object.inner).wait();
         Self::retire(handle).map(drop)
     }
@@ -328,7 +341,7 @@ impl<E: Exposed> Object<E> {
         if handle.is_null() || (roxe_check::is_checking() && is_destroyed(handle.addr())) {
             return None;
         }
-        // SAFETY: this function's contract.
+        // SAFETY: not NULL; the caller guarantees a live object of this type.
         Some(unsafe { &*Self::block(handle) })
     }
 
@@ -336,13 +349,13 @@ impl<E: Exposed> Object<E> {
         self.exposed.get().cast::<u8>().wrapping_add(E::HANDLE_OFFSET).cast()
     }
 
-    /// The structure that the program sees. Access single fields through raw pointers; never make
-    /// a reference to it.
+    /// Returns the structure that the program sees. Access single fields through raw pointers;
+    /// never make a reference to it.
     pub(crate) fn exposed(&self) -> *mut E {
         self.exposed.get()
     }
 
-    #[allow(clippy::cast_ptr_alignment)] // Back to the address that `publish` started from.
+    #[allow(clippy::cast_ptr_alignment)] // The result is the aligned address that `enter` was given.
     fn block(handle: *mut E::Handle) -> *mut Self {
         handle.cast::<u8>().wrapping_sub(E::HANDLE_OFFSET).cast()
     }
@@ -355,7 +368,7 @@ impl<E: Exposed> Deref for Retired<E> {
     type Target = Object<E>;
 
     fn deref(&self) -> &Object<E> {
-        // SAFETY: the holder of a retired object owns its block.
+        // SAFETY: `retire` made this value the only owner of the block, which `drop` frees.
         unsafe { self.0.as_ref() }
     }
 }
@@ -367,18 +380,19 @@ impl<E: Exposed> Drop for Retired<E> {
         match self.allocator {
             None if roxe_check::is_checking() => {
                 roxe_check::emit(|| Event::HandleGone { handle, kind: core::any::type_name::<E::Handle>() });
-                // SAFETY: owned; the Rust part is not used after this, the structure needs no drop.
+                // SAFETY: `self` owns the block and uses the Rust part no more; the C structure
+                // needs no drop.
                 unsafe { (&raw mut (*block).inner).drop_in_place() };
-                // SAFETY: made by a box, and nothing in it is left to drop.
+                // SAFETY: `publish` made the block with a `Box`, and nothing in it is left to drop.
                 let block = unsafe { Block::new(self.0) };
-                // Freed after the lock is released.
+                // In two statements, so that the oldest block is freed after the lock is released.
                 let oldest = QUARANTINE.lock().keep(handle, block);
                 drop(oldest);
             }
-            // SAFETY: owned, made by a box, and not used after this.
+            // SAFETY: `publish` made the block with a `Box`; `self` owns it and uses it no more.
             None => drop(unsafe { Box::from_raw(block) }),
             Some(allocator) => {
-                // SAFETY: owned, whole, and not used after this.
+                // SAFETY: `self` owns the block, with every field initialised, and uses it no more.
                 unsafe { block.drop_in_place() };
                 allocator.free(block.cast());
             }
@@ -386,7 +400,8 @@ impl<E: Exposed> Drop for Retired<E> {
     }
 }
 
-/// Calls `use_it` with the live object of this kind named `token`. It cannot be retired meanwhile.
+/// Calls `use_it` with the object of this kind that `token` names; `None` if it is not alive. No
+/// thread can retire the object during the call.
 pub(crate) fn with_token<E: Exposed, T>(token: Token, use_it: impl FnOnce(&Object<E>) -> T) -> Option<T> {
     let registry = REGISTRY.lock();
     let &(address, kind) = registry.by_token.get(&token)?;
@@ -394,7 +409,7 @@ pub(crate) fn with_token<E: Exposed, T>(token: Token, use_it: impl FnOnce(&Objec
         return None;
     }
     let handle = core::ptr::with_exposed_provenance_mut::<E::Handle>(address);
-    // SAFETY: registered with this type; not freed while the registry is locked.
+    // SAFETY: the registry has a block of this type there, and its lock keeps `retire` from removing it.
     Some(use_it(unsafe { &*Object::<E>::block(handle) }))
 }
 
@@ -408,18 +423,20 @@ fn is_destroyed(handle: usize) -> bool {
     is_destroyed
 }
 
-/// Unacknowledged events; destroying the object waits for them (`man ibv_get_cq_event`).
+/// Counts delivered and unacknowledged events of an object. Its destruction waits for them (`man
+/// ibv_get_cq_event`).
 pub(crate) struct Unacked {
+    /// Kind of the object, for reports of the checker.
     what: &'static str,
+    /// The object in reports of the checker, if the checker knows it.
     object: Option<ObjectId>,
     count: parking_lot::Mutex<u64>,
-    acked: Condvar,
+    all_acked: Condvar,
 }
 
 impl Unacked {
-    /// `object` is the one that the checker knows, if any.
     pub(crate) fn new(what: &'static str, object: Option<ObjectId>) -> Self {
-        Self { what, object, count: parking_lot::Mutex::default(), acked: Condvar::new() }
+        Self { what, object, count: parking_lot::Mutex::default(), all_acked: Condvar::new() }
     }
 
     pub(crate) fn deliver(&self) {
@@ -432,7 +449,7 @@ impl Unacked {
         let taken = *count;
         *count = taken.saturating_sub(n);
         if *count == 0 {
-            self.acked.notify_all();
+            self.all_acked.notify_all();
         }
         drop(count);
         if n > taken {
@@ -443,7 +460,7 @@ impl Unacked {
     pub(crate) fn wait(&self) {
         let mut count: parking_lot::MutexGuard<'_, u64> = self.count.lock();
         if roxe_check::is_checking() {
-            self.acked.wait_while_for(&mut count, |count| *count > 0, ACK_GRACE);
+            self.all_acked.wait_while_for(&mut count, |count| *count > 0, ACK_GRACE);
             let left = *count;
             if left > 0 {
                 drop(count);
@@ -452,18 +469,19 @@ impl Unacked {
             }
         }
         while *count > 0 {
-            self.acked.wait(&mut count);
+            self.all_acked.wait(&mut count);
         }
     }
 }
 
 /// `IBV_ALLOCATOR_USE_DEFAULT`.
 const USE_DEFAULT: usize = usize::MAX;
-/// Blocks start at, and are multiples of, this many bytes: simple allocators that only count
-/// upwards keep them aligned.
-const GRAIN: usize = 64;
+/// Smallest alignment of blocks, in bytes; sizes are multiples of it. So an allocator that ignores
+/// alignment and only advances a pointer still returns aligned blocks.
+const MIN_ALIGN: usize = 64;
 
-/// Purpose of a block, for allocators. The upper 32 bits, a number of kernel drivers, are 0.
+/// Purpose of a block: the `resource_type` of `man ibv_alloc_parent_domain`. Its upper 32 bits, the
+/// number of a kernel driver, are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum Resource {
@@ -482,8 +500,8 @@ pub(crate) struct Allocators {
     pub(crate) pd_context: *mut c_void,
 }
 
-// SAFETY: the pointer is only passed to the program's own functions, which the program promised to
-// be callable from every thread that creates or destroys an object of the domain.
+// SAFETY: this library only passes `pd_context` to the program's own functions, which must accept it
+// on every thread that creates or destroys an object of the domain (`man ibv_alloc_parent_domain`).
 unsafe impl Send for Allocators {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Allocators {}
@@ -497,12 +515,14 @@ pub(crate) struct ObjectAllocator {
 }
 
 impl ObjectAllocator {
-    /// Returns a block; `None` if the program leaves it to us, ENOMEM if it has none.
+    /// Returns a block; `None` for `IBV_ALLOCATOR_USE_DEFAULT`, ENOMEM for NULL, EINVAL for an
+    /// unaligned block.
     pub(crate) fn alloc(&self, layout: Layout) -> Result<Option<NonNull<c_void>>> {
         let Allocators { alloc, pd_context, .. } = self.allocators;
-        let align = layout.align().max(GRAIN);
+        let align = layout.align().max(MIN_ALIGN);
         let size = layout.size().next_multiple_of(align);
-        // SAFETY: a function of the program, called with what its man page promises.
+        // SAFETY: the program passed this function and context to `ibv_alloc_parent_domain`, and
+        // keeps both valid until it deallocates the domain.
         let block = unsafe { alloc(self.pd, pd_context, size, align, self.resource as u64) };
         match block.addr() {
             USE_DEFAULT => Ok(None),
@@ -516,23 +536,27 @@ impl ObjectAllocator {
 
     pub(crate) fn free(&self, block: *mut c_void) {
         let Allocators { free, pd_context, .. } = self.allocators;
-        // SAFETY: a function of the program, called with a block that its other function gave us.
+        // SAFETY: the program passed this function and context to `ibv_alloc_parent_domain`; its
+        // `alloc` returned the block, which is freed once.
         unsafe { free(self.pd, pd_context, block, self.resource as u64) };
     }
 }
 
-/// Destroyed objects whose blocks are kept, so that their addresses are not reused.
-const QUARANTINED: usize = 4096;
+/// Length of the quarantine, in destroyed objects. While their blocks are kept, their addresses are
+/// not reused, so a stale handle is recognised.
+const QUARANTINE_LEN: usize = 4096;
 
 /// A heap block whose contents need no drop.
 pub(crate) struct Block(NonNull<u8>, Layout);
 
-// SAFETY: it is the only owner of plain memory.
+// SAFETY: it is the only owner of memory without contents.
 unsafe impl Send for Block {}
 
 impl Block {
+    /// Takes ownership of a block.
+    ///
     /// # Safety
-    /// `block` was made by a `Box`, is owned by the caller, and its contents need no drop.
+    /// A `Box<T>` allocated `block`, the caller owns it, and its contents need no drop.
     pub(crate) const unsafe fn new<T>(block: NonNull<T>) -> Self {
         Self(block.cast(), Layout::new::<T>())
     }
@@ -540,7 +564,8 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: a box of this layout made it, by the contract of `new`; not used after this.
+        // SAFETY: a `Box` allocated it with this layout, as the caller of `new` guarantees; `self`
+        // is its only owner and uses it no more.
         unsafe { dealloc(self.0.as_ptr(), self.1) };
     }
 }
@@ -552,7 +577,7 @@ struct Quarantine {
     blocks: VecDeque<(usize, Block)>,
 }
 
-/// Without a rank: calls take it while they hold any other lock, and take none inside it.
+/// Has no lock rank: calls lock it while they hold any other lock, and lock nothing inside it.
 static QUARANTINE: LazyLock<parking_lot::Mutex<Quarantine>> = LazyLock::new(Default::default);
 
 impl Quarantine {
@@ -560,7 +585,7 @@ impl Quarantine {
     fn keep(&mut self, handle: usize, block: Block) -> Option<Block> {
         self.handles.insert(handle);
         self.blocks.push_back((handle, block));
-        if self.handles.len() <= QUARANTINED {
+        if self.handles.len() <= QUARANTINE_LEN {
             return None;
         }
         let (oldest, block) = self.blocks.pop_front()?;

@@ -118,7 +118,8 @@ pub(crate) fn context_of(pd: *mut ibv_pd) -> Result<*mut ibv_context> {
     Ok(unsafe { (&raw const (*object.exposed()).context).read() })
 }
 
-/// The program's allocator for objects of the domain `handle`; `None` for the global allocator.
+/// Returns the program's allocator for objects of the domain `handle`; `None` for the global
+/// allocator.
 pub(crate) fn allocator(handle: *mut ibv_pd, resource: Resource) -> Result<Option<ObjectAllocator>> {
     let parent = Object::<ibv_pd>::live(handle)?.inner.parent.as_ref();
     let allocators = parent.and_then(|parent| parent.allocators);

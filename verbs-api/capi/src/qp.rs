@@ -1,9 +1,9 @@
 //! Queue pairs: create, modify, query and destroy. Posting is in `data_path.rs` and `qp_ex.rs`.
 //!
-//! Extended attributes create two more kinds. A hash QP has only a table of work queues (`wq.rs`).
-//! An XRC target belongs to an XRC domain and may have several handles (`man ibv_open_qp`): it
-//! lives until the last one is destroyed, and its asynchronous events go to the handle that created
-//! it.
+//! `ibv_create_qp_ex` creates two more kinds. A hash QP distributes received packets over a table of
+//! work queues (`wq.rs`) and has no queues of its own. An XRC target belongs to an XRC domain and
+//! may have several handles (`man ibv_open_qp`). It lives until the program destroys the last
+//! handle, and reports its asynchronous events on the handle that created it.
 
 use crate::abi::*;
 use crate::ah::ah_attr;
@@ -24,23 +24,25 @@ use roxe_transport::wr::Av;
 use roxe_wire::{Gid, PathMtu, Psn, Qkey, Qpn};
 use std::sync::Arc;
 
-/// `IBV_QPT_RC` and `IBV_QPT_UD`.
+/// `IBV_QPT_RC`, `_UC`, `_UD`, `_RAW_PACKET`, `_XRC_SEND` and `_XRC_RECV`.
 pub(crate) const RC: c_int = 2;
+const UC: c_int = 3;
 pub(crate) const UD: c_int = 4;
-/// `IBV_QPT_XRC_SEND`.
+const RAW_PACKET: c_int = 8;
 pub(crate) const XRC_INI: c_int = 9;
-/// `IBV_QPT_XRC_RECV`, created in an XRC domain.
 pub(crate) const XRC_RECV: c_int = 10;
 
+/// Name of the verb in error texts.
 const MODIFY: &str = "ibv_modify_qp";
 
-/// The service of an `enum ibv_qp_type` that is created in a protection domain.
+/// Returns the service of an `enum ibv_qp_type`; EOPNOTSUPP for XRC targets, which a protection
+/// domain does not create, and for unknown types.
 pub(crate) fn service(qp_type: c_int) -> Result<Service> {
     match qp_type {
         RC => Ok(Service::Rc),
-        3 => Ok(Service::Uc),
+        UC => Ok(Service::Uc),
         UD => Ok(Service::Ud),
-        8 => Ok(Service::Raw),
+        RAW_PACKET => Ok(Service::Raw),
         XRC_INI => Ok(Service::XrcIni),
         _ => Err(unsupported(|| {
             format!("qp_type is {qp_type}; accepted are RC 2, UC 3, UD 4, RAW_PACKET 8, XRC_SEND 9 and XRC_RECV 10")
@@ -60,7 +62,7 @@ fn cap_to_c(caps: &QpCaps) -> ibv_qp_cap {
 pub(crate) fn create(handle: *mut ibv_pd, init: &mut ibv_qp_init_attr, extended: bool) -> Result<*mut ibv_qp> {
     let token = Token::new();
     let service = service(init.qp_type)?;
-    // An XRC initiator has no receive side; programs leave those fields empty.
+    // An XRC initiator has no receive queue, and programs leave the fields of the receive side empty.
     let receives = service != Service::XrcIni;
     let qp = pd(handle)?.create_qp(QpInit {
         service,
@@ -106,8 +108,9 @@ fn resolve(context: &Context, attr: &ibv_ah_attr, mask: AttrMask, bit: AttrMask)
     if mask.contains(bit) { Ok(context.resolve_av(&ah_attr(attr))?) } else { Ok(Av::default()) }
 }
 
-/// The value of an enumeration field if `mask` has `bit`; EINVAL for a number outside it.
-fn coded<T>(
+/// Returns the value of an enumeration field if `mask` has `bit`; EINVAL for a number that the
+/// enumeration lacks.
+fn enum_field<T>(
     (mask, bit): (AttrMask, AttrMask),
     code: c_int,
     convert: fn(u8) -> Option<T>,
@@ -120,22 +123,23 @@ fn coded<T>(
     u8::try_from(code).ok().and_then(convert).map(Some).ok_or_else(unknown)
 }
 
-/// Converts attributes. Fields that `mask` does not name may hold anything and are not read.
+/// Converts attributes. Reads only the fields that `mask` names: programs may leave the others
+/// uninitialised.
 fn from_c(context: &Context, attr: &ibv_qp_attr, mask: AttrMask) -> Result<QpAttr> {
-    let state = |code: u8| QpState::from_code(code.into());
-    let (states, migrations) =
-        ("the values of enum ibv_qp_state", ("path_mig_state", "the values of enum ibv_mig_state"));
+    let to_state = |code: u8| QpState::from_code(code.into());
+    let states = "the values of enum ibv_qp_state";
     let access = if mask.contains(AttrMask::ACCESS_FLAGS) { attr.qp_access_flags } else { 0 };
-    let migrating = (mask, AttrMask::PATH_MIG_STATE);
-    let migration = coded(migrating, attr.path_mig_state, MigState::from_code, migrations)?;
+    let migrations = ("path_mig_state", "the values of enum ibv_mig_state");
+    let migration =
+        enum_field((mask, AttrMask::PATH_MIG_STATE), attr.path_mig_state, MigState::from_code, migrations)?;
     let default = QpAttr::default();
     let mtus = ("path_mtu", "the values of enum ibv_mtu, 1 to 5");
-    let mtu = coded((mask, AttrMask::PATH_MTU), attr.path_mtu, PathMtu::from_code, mtus)?;
+    let mtu = enum_field((mask, AttrMask::PATH_MTU), attr.path_mtu, PathMtu::from_code, mtus)?;
     Ok(copy_fields!(QpAttr from attr {
         pkey_index, alt_pkey_index, max_rd_atomic, max_dest_rd_atomic, min_rnr_timer, timeout, retry_cnt, rnr_retry, alt_timeout,
     } with {
-        state: coded((mask, AttrMask::STATE), attr.qp_state, state, ("qp_state", states))?.unwrap_or_default(),
-        cur_state: coded((mask, AttrMask::CUR_STATE), attr.cur_qp_state, state, ("cur_qp_state", states))?,
+        state: enum_field((mask, AttrMask::STATE), attr.qp_state, to_state, ("qp_state", states))?.unwrap_or_default(),
+        cur_state: enum_field((mask, AttrMask::CUR_STATE), attr.cur_qp_state, to_state, ("cur_qp_state", states))?,
         path_mtu: mtu.unwrap_or(default.path_mtu),
         path_mig_state: migration.unwrap_or_default(),
         qkey: Qkey(attr.qkey),
@@ -156,7 +160,7 @@ fn from_c(context: &Context, attr: &ibv_qp_attr, mask: AttrMask) -> Result<QpAtt
     }))
 }
 
-/// Converts an address vector; all zero while none is set.
+/// Converts an address vector; returns zeros if none is set.
 fn av_to_c(av: &Av, port: u8) -> ibv_ah_attr {
     if av.dgid.is_zero() {
         return ibv_ah_attr::default();
@@ -198,7 +202,7 @@ pub(crate) fn to_c(attr: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
 
 /// `man ibv_modify_qp`: an error leaves the QP unchanged.
 pub(crate) unsafe extern "C" fn ibv_modify_qp(handle: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
-    status_of_move(wanted_state(attr, mask), || {
+    status_of_move(requested_state(attr, mask), || {
         let qp = qp(handle)?;
         let attr = required!(attr);
         let mask = mask.cast_unsigned();
@@ -209,23 +213,25 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(handle: *mut ibv_qp, attr: *mut ib
     })
 }
 
-/// The name in fault rules of the state that `ibv_modify_qp` requests; empty without one.
-fn wanted_state(attr: *const ibv_qp_attr, mask: c_int) -> &'static str {
+/// Returns the state that `ibv_modify_qp` requests, as fault rules name it; empty if it requests
+/// none.
+fn requested_state(attr: *const ibv_qp_attr, mask: c_int) -> &'static str {
     const NAMES: [&str; 7] = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"];
-    // SAFETY: NULL or a valid structure of the program.
+    // SAFETY: the program passes NULL or a structure that is valid during the call.
     let attr = unsafe { attr.as_ref() }.filter(|_| mask.cast_unsigned() & AttrMask::STATE.bits() != 0);
     attr.and_then(|attr| NAMES.get(attr.qp_state as usize)).copied().unwrap_or_default()
 }
 
+/// Writes the current state to the structure that the program sees.
 pub(crate) fn show_state(handle: *mut ibv_qp) -> Result<()> {
     let state = qp(handle)?.state();
-    // SAFETY: the field lives as long as the object, and programs only read it.
+    // SAFETY: `qp` found the object, so its structure is alive; programs only read the field.
     unsafe { (&raw mut (*handle).state).write(state as c_int) };
     Ok(())
 }
 
 /// `man ibv_modify_qp_rate_limit`: EINVAL before RTS, below 1 Mbit/s, and for a burst without a
-/// rate. The typical packet size is ignored: the actual size counts.
+/// rate. Ignores the typical packet size, because the limiter counts the actual sizes.
 pub(crate) unsafe extern "C" fn modify_qp_rate_limit(handle: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) -> c_int {
     status(|| {
         let qp = qp(handle)?;
@@ -247,16 +253,17 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
         if attr.is_null() || init.is_null() {
             return Err(null(if attr.is_null() { "attr" } else { "init_attr" }));
         }
-        let (now, created) = object.inner.qp.query();
+        let (current, created) = object.inner.qp.query();
         let draining = object.inner.qp.is_draining();
-        // SAFETY: neither is NULL; the program passes valid structures, and the QP's own is alive.
+        // SAFETY: neither is NULL; the program passes structures that are valid during the call.
+        // `live` found the object, so its structure is alive too.
         unsafe {
-            attr.write(ibv_qp_attr { sq_draining: draining.into(), ..to_c(&now, cap_to_c(&created.caps)) });
-            let own = &*handle;
-            init.write(copy_fields!(ibv_qp_init_attr from own { qp_context, send_cq, recv_cq, srq, qp_type } with {
+            attr.write(ibv_qp_attr { sq_draining: draining.into(), ..to_c(&current, cap_to_c(&created.caps)) });
+            let exposed = &*handle;
+            init.write(copy_fields!(ibv_qp_init_attr from exposed { qp_context, send_cq, recv_cq, srq, qp_type } with {
                 cap: cap_to_c(&created.caps), sq_sig_all: created.sq_sig_all.into(),
             }));
-            (&raw mut (*handle).state).write(now.state as c_int);
+            (&raw mut (*handle).state).write(current.state as c_int);
         }
         Ok(())
     })
@@ -266,7 +273,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(handle: *mut ibv_qp) -> c_int {
     let release = |inner: &QpInner| {
         inner.qp.check_detached()?;
-        // A target may have other handles: destroying the last one destroys it.
+        // An XRC target may have other handles; dropping the last one destroys it.
         if inner.service != Service::XrcTgt {
             inner.qp.destroy();
         }
@@ -275,7 +282,8 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(handle: *mut ibv_qp) -> c_int {
     status(|| Object::<ibv_qp_ex>::destroy_acknowledged(handle, release, |inner| &inner.events))
 }
 
-/// `man ibv_query_qp_data_in_order`: 1, because bytes are written in order of their addresses.
+/// `man ibv_query_qp_data_in_order`: 1 without flags, because the device writes bytes in the order
+/// of their addresses.
 pub(crate) unsafe extern "C" fn ibv_query_qp_data_in_order(handle: *mut ibv_qp, _op: c_int, flags: u32) -> c_int {
     c_int::from(Object::<ibv_qp_ex>::live(handle).is_ok() && flags == 0)
 }
@@ -290,22 +298,22 @@ pub(crate) unsafe extern "C" fn ibv_detach_mcast(handle: *mut ibv_qp, gid: *cons
     status(|| Ok(qp(handle)?.detach_mcast(Gid(required!(gid).raw))?))
 }
 
-/// `IBV_QP_INIT_ATTR_*`: set fields of `ibv_qp_init_attr_ex`.
+/// `IBV_QP_INIT_ATTR_*`: fields of `ibv_qp_init_attr_ex` that the program has set.
 pub(crate) const QP_PD: u32 = 1;
 pub(crate) const QP_XRCD: u32 = 1 << 1;
 const QP_CREATE_FLAGS: u32 = 1 << 2;
 const QP_IND_TABLE: u32 = 1 << 4;
 const QP_SEND_OPS_FLAGS: u32 = 1 << 6;
 
-/// EINVAL without a domain, EOPNOTSUPP for attributes that the device lacks.
+/// Returns EINVAL without a domain, EOPNOTSUPP for attributes that the device lacks.
 fn check_extended(init: &ibv_qp_init_attr_ex) -> Result<()> {
     let given = |bit| init.comp_mask & bit != 0;
     let flags = if given(QP_CREATE_FLAGS) { init.create_flags } else { 0 };
     let ops = if given(QP_SEND_OPS_FLAGS) { init.send_ops_flags } else { 0 };
     let other = init.comp_mask & !(QP_PD | QP_CREATE_FLAGS | QP_SEND_OPS_FLAGS);
     if other != 0 || flags != 0 || ops & !wr_batch::operations_of(service(init.qp_type)?) != 0 {
-        let done = QP_PD | QP_CREATE_FLAGS | QP_SEND_OPS_FLAGS;
-        return Err(garbage::qp_init(EOPNOTSUPP, (init.comp_mask, done), flags, (ops, service(init.qp_type)?)));
+        let supported = QP_PD | QP_CREATE_FLAGS | QP_SEND_OPS_FLAGS;
+        return Err(garbage::qp_init(EOPNOTSUPP, (init.comp_mask, supported), flags, (ops, service(init.qp_type)?)));
     }
     if given(QP_PD) { Ok(()) } else { Err(garbage::lacks_pd(init.comp_mask)) }
 }
@@ -321,19 +329,17 @@ pub(crate) unsafe extern "C" fn create_qp_ex(handle: *mut ibv_context, init: *mu
             return create_hash_qp(extended);
         }
         check_extended(extended)?;
-        let (pd, builders) = (extended.pd, extended.comp_mask & QP_SEND_OPS_FLAGS != 0);
-        // SAFETY: not NULL, and the extended structure starts with the classic one.
-        create(pd, unsafe { &mut *init.cast::<ibv_qp_init_attr>() }, builders)
+        let (pd, has_builder) = (extended.pd, extended.comp_mask & QP_SEND_OPS_FLAGS != 0);
+        // SAFETY: not NULL; the program passes a structure that is valid during the call, and the
+        // extended structure starts with the classic one.
+        create(pd, unsafe { &mut *init.cast::<ibv_qp_init_attr>() }, has_builder)
     })
 }
 
-/// `comp_mask` of a hash QP, apart from creation flags: domain, table and hash.
+/// `comp_mask` of a hash QP, apart from creation flags: domain, table and `rx_hash_conf`.
 const MASK_HASH_QP: u32 = QP_PD | QP_IND_TABLE | 1 << 5;
 
-/// `IBV_QPT_RAW_PACKET`.
-const RAW_PACKET: c_int = 8;
-
-/// The hash of a hash QP: EOPNOTSUPP for a function or fields that the device lacks.
+/// Returns the hash of a hash QP; EOPNOTSUPP for a function or fields that the device lacks.
 fn rx_hash(init: &ibv_qp_init_attr_ex) -> Result<RxHash> {
     let conf = &init.rx_hash_conf;
     if conf.rx_hash_function != wq::TOEPLITZ {
@@ -342,13 +348,14 @@ fn rx_hash(init: &ibv_qp_init_attr_ex) -> Result<RxHash> {
     if usize::from(conf.rx_hash_key_len) != TOEPLITZ_KEY_LEN || conf.rx_hash_key.is_null() {
         return Err(EINVAL);
     }
-    // SAFETY: not NULL, and this long by the structure's length field.
+    // SAFETY: not NULL; the program passes a key of `rx_hash_key_len` bytes, checked to be this many.
     let key = unsafe { conf.rx_hash_key.cast::<[u8; TOEPLITZ_KEY_LEN]>().read() };
     let fields = HashFields::from_bits(conf.rx_hash_fields_mask).ok_or(EOPNOTSUPP)?;
     Ok(RxHash { key, fields })
 }
 
-/// Creates a QP that spreads frames over the queues of a table (`man ibv_create_qp_ex`).
+/// Creates a QP that distributes received frames over the queues of a table (`man
+/// ibv_create_qp_ex`).
 fn create_hash_qp(init: &ibv_qp_init_attr_ex) -> Result<*mut ibv_qp> {
     if init.comp_mask & !QP_CREATE_FLAGS != MASK_HASH_QP || init.qp_type != RAW_PACKET {
         return Err(EINVAL);
@@ -363,18 +370,20 @@ fn create_hash_qp(init: &ibv_qp_init_attr_ex) -> Result<*mut ibv_qp> {
     publish(init.pd, &classic, token, QpInner::new(qp, None))
 }
 
-/// `IBV_QP_OPEN_ATTR_NUM`, `_XRCD` and `_TYPE` are required, `_CONTEXT` is optional.
+/// `IBV_QP_OPEN_ATTR_NUM`, `_XRCD` and `_TYPE`, all required.
 const MASK_OPEN_NEEDED: u32 = 1 | 1 << 1 | 1 << 3;
+/// `IBV_QP_OPEN_ATTR_CONTEXT`, optional.
 const MASK_OPEN_CONTEXT: u32 = 1 << 2;
 
-/// Creates an XRC target (`man ibv_create_qp_ex`), which has no queues.
+/// Creates an XRC target (`man ibv_create_qp_ex`).
 fn create_target(handle: *mut ibv_context, init: &ibv_qp_init_attr_ex) -> Result<*mut ibv_qp> {
     let token = Token::new();
     let qp = xrcd(init.xrcd)?.create_target(token.0)?;
     Ok(publish_target(handle, init.qp_context, token, qp))
 }
 
-/// `man ibv_open_qp`: another handle of a target; EINVAL if the domain has none of that number.
+/// `man ibv_open_qp`: returns another handle of an XRC target; EINVAL if the domain has no target
+/// of that number.
 pub(crate) unsafe extern "C" fn open_qp(handle: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> *mut ibv_qp {
     pointer(|| {
         context(handle)?;
@@ -407,29 +416,31 @@ fn publish_target(context: *mut ibv_context, qp_context: *mut c_void, token: Tok
     Object::publish(token, exposed(base), QpInner::new(qp, None))
 }
 
-const OPTIONS: u32 = 0;
+/// ECE options that the device supports: none.
+const ECE_OPTIONS: u32 = 0;
 
-fn vendor(handle: *mut ibv_qp) -> Result<u32> {
+fn vendor_id(handle: *mut ibv_qp) -> Result<u32> {
     qp(handle).map(|qp| qp.pd().context().device().attr().vendor_id)
 }
 
 pub(crate) unsafe extern "C" fn ibv_query_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     status(|| {
-        let vendor_id = vendor(qp)?;
-        // SAFETY: NULL or a valid structure of the program.
-        unsafe { write_out(ece, ibv_ece { vendor_id, options: OPTIONS, comp_mask: 0 }) }
+        let vendor_id = vendor_id(qp)?;
+        // SAFETY: the program passes NULL or a structure that is valid during the call.
+        unsafe { write_out(ece, ibv_ece { vendor_id, options: ECE_OPTIONS, comp_mask: 0 }) }
     })
 }
 
-/// `man ibv_set_ece`: accepts no options. EOPNOTSUPP without a vendor, EINVAL for another one.
+/// `man ibv_set_ece`: clears all options. EOPNOTSUPP without a vendor id, EINVAL for another
+/// device's.
 pub(crate) unsafe extern "C" fn ibv_set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     status(|| {
-        let ours = vendor(qp)?;
-        let wanted = required!(mut ece);
-        match wanted.vendor_id {
+        let own = vendor_id(qp)?;
+        let requested = required!(mut ece);
+        match requested.vendor_id {
             0 => Err(EOPNOTSUPP),
-            id if id == ours && wanted.comp_mask == 0 => {
-                wanted.options &= OPTIONS;
+            id if id == own && requested.comp_mask == 0 => {
+                requested.options &= ECE_OPTIONS;
                 Ok(())
             }
             _ => Err(EINVAL),

@@ -17,8 +17,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 type Qpx = *mut ibv_qp_ex;
 
-/// The structure that the program sees. A QP has the builders of every operation of its service,
-/// because programs use more than `send_ops_flags` requested and other providers let them.
+/// Returns the structure that the program sees. A QP has the builders of every operation of its
+/// service, because programs use more than `send_ops_flags` requested and other providers let them.
 pub(crate) fn exposed(base: ibv_qp) -> ibv_qp_ex {
     with_functions!(ibv_qp_ex {
         self: wr_start wr_complete wr_abort wr_send wr_send_imm wr_send_inv wr_send_tso wr_rdma_read wr_rdma_write
@@ -27,7 +27,7 @@ pub(crate) fn exposed(base: ibv_qp) -> ibv_qp_ex {
     } with { qp_base: base, ..ibv_qp_ex::ZERO })
 }
 
-/// The builder of a QP; `None` for NULL and for a QP without one.
+/// Returns the builder of a QP; `None` for NULL and for a QP without one.
 ///
 /// # Safety
 /// `qp` is NULL or a live QP of ours.

@@ -199,7 +199,7 @@ pub(crate) unsafe extern "C" fn ibv_query_gid(
     })
 }
 
-/// The entry at `index`: ENODATA in a hole, EINVAL outside the table.
+/// Returns the entry at `index`: ENODATA in a hole, EINVAL outside the table.
 fn find_entry(handle: *mut ibv_context, port: u32, index: u32) -> Result<GidEntry> {
     let context = context(handle)?;
     let port = u8::try_from(port).map_err(|_| outside("port_num", port, "1"))?;

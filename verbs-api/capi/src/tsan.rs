@@ -49,7 +49,7 @@ fn acquire() {
     }
 }
 
-/// The functions of a context, annotated under the sanitizer.
+/// Returns the functions of a context, annotated under the sanitizer.
 pub(crate) fn ops(plain: ibv_context_ops) -> ibv_context_ops {
     if sanitizer().is_none() {
         return plain;

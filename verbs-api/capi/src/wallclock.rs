@@ -42,8 +42,8 @@ pub(crate) fn measure() -> u64 {
     compare().1
 }
 
-/// The most accurate measurement: nanoseconds between the two reads of the device's clock, and time
-/// of day minus device time.
+/// Returns the most accurate measurement: nanoseconds between the two reads of the device's clock,
+/// and time of day minus device time.
 fn compare() -> (u64, u64) {
     let measure = || {
         let before = roxe_provider::now().0;

@@ -55,7 +55,7 @@ pub(crate) unsafe extern "C" fn create_wq(handle: *mut ibv_context, init: *mut i
     })
 }
 
-/// The state with number `code` if `mask` has `bit`.
+/// Returns the state with number `code` if `mask` has `bit`.
 fn given_state(mask: u32, bit: u32, code: c_int) -> Result<Option<WqState>> {
     if mask & bit == 0 {
         return Ok(None);

@@ -42,7 +42,7 @@ pub(crate) struct Batch {
 /// lock it: any other caller would wait for the program.
 pub(crate) type Builder = Mutex<Batch>;
 
-/// The `IBV_QP_EX_WITH_*` bit of an operation.
+/// Returns the `IBV_QP_EX_WITH_*` bit of an operation.
 const fn bit(op: &SendOp) -> u64 {
     match op {
         SendOp::Write { .. } => 1,
@@ -111,12 +111,12 @@ impl Batch {
         Ok(())
     }
 
-    /// The current request; EINVAL before the first one.
+    /// Returns the current request; EINVAL before the first one.
     fn last(&mut self) -> Result<&mut Built> {
         self.requests.last_mut().ok_or_else(|| einval("a setter (ibv_wr_set_...) was called before its request"))
     }
 
-    /// The current request; EINVAL for a QP of another service.
+    /// Returns the current request; EINVAL for a QP of another service.
     pub(crate) fn last_on(&mut self, service: Service) -> Result<&mut Built> {
         if self.service == service { self.last() } else { Err(EINVAL) }
     }

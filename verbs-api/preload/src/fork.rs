@@ -81,7 +81,7 @@ impl Name {
         c_int::from(self.0.ss_family)
     }
 
-    /// The port of this name on all addresses.
+    /// Returns the port of this name on all addresses.
     fn any_address(&self) -> Self {
         // SAFETY: all zero is an address without a family.
         let mut any = Self(unsafe { MaybeUninit::zeroed().assume_init() }, self.1);

@@ -66,7 +66,7 @@ guarded! {
 
 static RDMA: OnceLock<Option<Rdma>> = OnceLock::new();
 
-/// The functions; `None`, reported once, without a usable `librdmacm.so.1`.
+/// Returns the functions; `None`, reported once, without a usable `librdmacm.so.1`.
 pub(crate) fn rdma() -> Option<&'static Rdma> {
     RDMA.get_or_init(|| {
         let _inside = Inside::enter();

@@ -82,14 +82,14 @@ pub(crate) fn real() -> &'static Real {
     REAL.get_or_init(|| unsafe { Real::load(next) })
 }
 
-/// The function of this name in the libraries after this one.
+/// Returns the function of this name in the libraries after this one.
 fn next(name: &CStr) -> *mut c_void {
     // SAFETY: a C string.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     if found.is_null() { absent() } else { found }
 }
 
-/// A numeric option of a kernel socket; `otherwise` if it has none.
+/// Returns a numeric option of a kernel socket; `otherwise` if it has none.
 pub(crate) fn number_option(fd: c_int, level: c_int, name: c_int, otherwise: c_int) -> c_int {
     let (mut value, mut len) = (otherwise, size_of::<c_int>() as socklen_t);
     // SAFETY: numbers, and a variable with its size.

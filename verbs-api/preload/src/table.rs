@@ -82,7 +82,7 @@ pub(crate) fn rsocket(fd: c_int) -> Option<RawFd> {
     if let FdKind::Rsocket(number) = fd_kind(fd) { Some(number) } else { None }
 }
 
-/// The word of a number, if its page exists.
+/// Returns the word of a number, if its page exists.
 fn word(fd: c_int) -> Option<&'static AtomicU64> {
     let at = usize::try_from(fd).ok()?;
     let page = PAGES.get(at / PAGE)?.load(Ordering::Acquire);
@@ -90,7 +90,7 @@ fn word(fd: c_int) -> Option<&'static AtomicU64> {
     unsafe { page.as_ref() }?.get(at % PAGE)
 }
 
-/// The word of a number; allocates its page. `None` for a number beyond all pages.
+/// Returns the word of a number; allocates its page. `None` for a number beyond all pages.
 fn word_or_alloc(fd: c_int) -> Option<&'static AtomicU64> {
     let slot = PAGES.get(usize::try_from(fd).ok()? / PAGE)?;
     if slot.load(Ordering::Acquire).is_null() {

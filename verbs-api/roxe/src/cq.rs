@@ -165,7 +165,7 @@ impl AsRawFd for CompletionChannel {
 pub struct WorkCompletion(Cqe);
 
 impl WorkCompletion {
-    /// The `wr_id` of the request.
+    /// Returns the `wr_id` of the request.
     pub const fn wr_id(&self) -> u64 {
         self.0.wr_id
     }
@@ -187,7 +187,7 @@ impl WorkCompletion {
         }
     }
 
-    /// The operation of the request.
+    /// Returns the operation of the request.
     pub const fn opcode(&self) -> WcOpcode {
         self.0.opcode
     }
@@ -198,7 +198,7 @@ impl WorkCompletion {
         self.0.byte_len
     }
 
-    /// The immediate data of the message, as the number passed to
+    /// Returns the immediate data of the message, as the number passed to
     /// [`WorkRequest::imm`](crate::WorkRequest::imm).
     pub const fn imm_data(&self) -> Option<u32> {
         match self.0.extra {
@@ -207,7 +207,7 @@ impl WorkCompletion {
         }
     }
 
-    /// The local key that the sender invalidated.
+    /// Returns the local key that the sender invalidated.
     pub const fn invalidated_rkey(&self) -> Option<RKey> {
         match self.0.extra {
             WcExtra::Invalidated(rkey) => Some(rkey),
@@ -215,12 +215,12 @@ impl WorkCompletion {
         }
     }
 
-    /// The local queue pair.
+    /// Returns the local queue pair.
     pub const fn qp_num(&self) -> Qpn {
         self.0.qpn
     }
 
-    /// The sender's queue pair, on UD.
+    /// Returns the sender's queue pair, on UD.
     pub const fn src_qp(&self) -> Qpn {
         self.0.src_qpn
     }

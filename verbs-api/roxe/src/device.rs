@@ -16,7 +16,7 @@ pub use provider::{AhAttr, AsyncEventKind, DeviceAttr, GidEntry, PortAttr};
 /// The only port a device has.
 const PORT: u8 = 1;
 
-/// The devices of this machine: the loopback interface, or the interfaces in `ROXE_NETDEV`.
+/// Returns the devices of this machine: the loopback interface, or the interfaces in `ROXE_NETDEV`.
 ///
 /// # Errors
 /// [`Error::Environment`] if an interface in `ROXE_NETDEV` does not exist or cannot be used.
@@ -29,7 +29,7 @@ pub fn devices() -> Result<DeviceList, Error> {
 pub struct DeviceList(Vec<Device>);
 
 impl DeviceList {
-    /// The device of this name, for example `roxe0`.
+    /// Returns the device of this name, for example `roxe0`.
     ///
     /// # Errors
     /// [`Error::Environment`] if there is none; the text lists the existing devices.
@@ -108,7 +108,7 @@ impl Context {
         devices.first().ok_or_else(nothing)?.open()
     }
 
-    /// The device that was opened.
+    /// Returns the device that was opened.
     pub fn device(&self) -> Device {
         Device(Arc::clone(self.0.device()))
     }
@@ -126,12 +126,12 @@ impl Context {
         Ok(self.0.port_attr(PORT)?)
     }
 
-    /// The addresses of the port, IPv4 first.
+    /// Returns the addresses of the port, IPv4 first.
     pub fn gid_entries(&self) -> Vec<GidEntry> {
         self.0.gid_entries()
     }
 
-    /// One address of the port.
+    /// Returns one address of the port.
     ///
     /// # Errors
     /// [`Error::Argument`] if the table has no address at `index`; the text lists the used indexes.
@@ -146,7 +146,7 @@ impl Context {
         Ok(entry.ok_or_else(|| ArgumentError::NoGid { index, present: present() })?.gid)
     }
 
-    /// A descriptor that is readable while asynchronous events are pending.
+    /// Returns a descriptor that is readable while asynchronous events are pending.
     pub fn async_fd(&self) -> BorrowedFd<'_> {
         self.0.async_as_fd()
     }

@@ -91,7 +91,7 @@ impl DeviceMemoryRegion {
         self.len == 0
     }
 
-    /// A part of the region as an element of a scatter/gather list.
+    /// Returns a part of the region as an element of a scatter/gather list.
     ///
     /// # Errors
     /// [`Error::Argument`] if the range is not inside the region.
@@ -139,7 +139,7 @@ impl DmaBufRegion {
         self.len
     }
 
-    /// A part of the region as an element of a scatter/gather list.
+    /// Returns a part of the region as an element of a scatter/gather list.
     ///
     /// # Errors
     /// [`Error::Argument`] if the range is not inside the region, or is longer than 2^32 - 1 bytes.

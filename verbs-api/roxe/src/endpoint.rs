@@ -60,7 +60,7 @@ pub struct RemoteAddr {
 }
 
 impl RemoteAddr {
-    /// The address plus `bytes`. The peer checks that it is inside the region.
+    /// Returns the address plus `bytes`. The peer checks that it is inside the region.
     #[must_use]
     pub const fn offset(self, bytes: u64) -> Self {
         Self { addr: self.addr.wrapping_add(bytes), rkey: self.rkey }
@@ -90,7 +90,7 @@ pub(crate) fn line(text: &str) -> &str {
     text.trim_matches(|c: char| c.is_whitespace() || c == '\0')
 }
 
-/// A number, hexadecimal with `0x` or decimal.
+/// Returns a number, hexadecimal with `0x` or decimal.
 fn number(text: &str) -> Option<u64> {
     match text.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(hex, 16).ok(),

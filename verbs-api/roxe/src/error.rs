@@ -183,8 +183,8 @@ pub enum PeerError {
 }
 
 impl Error {
-    /// The positive errno of the verb, or the closest one. EIO for a request that failed after the
-    /// post; see [`completion`](Self::completion).
+    /// Returns the positive errno of the verb, or the closest one. EIO for a request that failed
+    /// after the post; see [`completion`](Self::completion).
     pub fn errno(&self) -> i32 {
         match self {
             Self::Argument(ArgumentError::Refused(refusal))
@@ -206,7 +206,7 @@ impl Error {
         }
     }
 
-    /// The refusal, if the device refused a verb.
+    /// Returns the refusal, if the device refused a verb.
     pub const fn refusal(&self) -> Option<&Refusal> {
         match self {
             Self::Argument(ArgumentError::Refused(refusal))
@@ -218,7 +218,7 @@ impl Error {
         }
     }
 
-    /// The work request, if it was not posted.
+    /// Returns the work request, if it was not posted.
     pub const fn request(&self) -> Option<&RefusedRequest> {
         match self {
             Self::Argument(ArgumentError::Request(request)) | Self::Resources(ResourceError::QueueFull(request)) => {
@@ -228,7 +228,7 @@ impl Error {
         }
     }
 
-    /// The work request, if it failed after it was posted.
+    /// Returns the work request, if it failed after it was posted.
     pub const fn completion(&self) -> Option<&FailedCompletion> {
         match self {
             Self::Argument(ArgumentError::Completion(failed)) | Self::Peer(PeerError::Completion(failed)) => {
@@ -238,7 +238,7 @@ impl Error {
         }
     }
 
-    /// The connection, if it failed.
+    /// Returns the connection, if it failed.
     pub const fn connection(&self) -> Option<&FailedConnection> {
         match self {
             Self::Environment(EnvironmentError::Connection(failed)) | Self::Peer(PeerError::Connection(failed)) => {
@@ -326,7 +326,7 @@ impl From<FailedConnection> for Error {
 pub struct Refusal(pub(super) provider::Error);
 
 impl Refusal {
-    /// The errno, positive; the manual page of the verb lists them.
+    /// Returns the errno, positive; the manual page of the verb lists them.
     pub fn errno(&self) -> i32 {
         self.0.errno()
     }
@@ -394,7 +394,7 @@ pub struct FailedConnection {
 }
 
 impl FailedConnection {
-    /// The closest errno, positive.
+    /// Returns the closest errno, positive.
     pub(super) fn errno(&self) -> i32 {
         match self.kind {
             _ if self.status < 0 => self.status.saturating_neg(),

@@ -85,7 +85,7 @@ impl MemoryRegion {
         self.bytes.ptr.as_ptr()
     }
 
-    /// A part of the region as an element of a scatter/gather list.
+    /// Returns a part of the region as an element of a scatter/gather list.
     ///
     /// # Errors
     /// [`Error::Argument`] if the range is not inside the region, or is longer than 2^31 bytes.
@@ -113,7 +113,7 @@ impl MemoryRegion {
         Ok(())
     }
 
-    /// A copy of the bytes in `range`.
+    /// Returns a copy of the bytes in `range`.
     ///
     /// # Errors
     /// [`Error::Argument`] if the range is not inside the region.
@@ -178,17 +178,17 @@ impl MemoryRegion {
 macro_rules! region_keys {
     ($region:ident) => {
         impl $region {
-            /// The key for local work requests.
+            /// Returns the key for local work requests.
             pub fn lkey(&self) -> roxe_wire::LKey {
                 self.mr.lkey()
             }
 
-            /// The key for the peer's requests.
+            /// Returns the key for the peer's requests.
             pub fn rkey(&self) -> roxe_wire::RKey {
                 self.mr.rkey()
             }
 
-            /// The remote address of the first byte, for peers.
+            /// Returns the remote address of the first byte, for peers.
             pub fn remote(&self) -> crate::RemoteAddr {
                 crate::RemoteAddr { addr: self.mr.base(), rkey: self.mr.rkey() }
             }
@@ -200,8 +200,8 @@ pub(crate) use region_keys;
 
 region_keys!(MemoryRegion);
 
-/// A part of a region of `region` bytes as a list element. [`Error::Argument`] if it is not inside
-/// the region, or has more than `max` bytes.
+/// Returns a part of a region of `region` bytes as a list element. [`Error::Argument`] if it is not
+/// inside the region, or has more than `max` bytes.
 pub(crate) fn slice(mr: &provider::Mr, region: usize, range: impl RangeBounds<usize>, max: u32) -> Result<Sge, Error> {
     let (offset, len) = bounds(range, region)?;
     let length = u32::try_from(len).ok().filter(|len| *len <= max);
@@ -261,13 +261,13 @@ impl Bytes {
         Some(Self { ptr, len, owned: Some(layout) })
     }
 
-    /// The offsets of all whole aligned words.
+    /// Returns the offsets of all whole aligned words.
     fn words(&self) -> Range<usize> {
         let start = self.ptr.as_ptr().align_offset(8).min(self.len);
         start..start + (self.len - start) / 8 * 8
     }
 
-    /// The word at `offset`, which must be the offset of a word ([`Bytes::words`]).
+    /// Returns the word at `offset`, which must be the offset of a word ([`Bytes::words`]).
     #[allow(clippy::cast_ptr_alignment)] // [`Bytes::words`] are aligned.
     fn word(&self, offset: usize) -> &AtomicU64 {
         debug_assert!(self.words().contains(&offset));
@@ -276,7 +276,7 @@ impl Bytes {
         unsafe { AtomicU64::from_ptr(self.ptr.as_ptr().wrapping_add(offset).cast()) }
     }
 
-    /// The byte at `offset`, which must be inside and in no word ([`Bytes::words`]).
+    /// Returns the byte at `offset`, which must be inside and in no word ([`Bytes::words`]).
     fn byte(&self, offset: usize) -> &AtomicU8 {
         debug_assert!(offset < self.len && !self.words().contains(&offset));
         // SAFETY: a byte of the region, which lives as long as `self`; all accesses to it are by
@@ -396,7 +396,7 @@ impl Drop for Bytes {
 mod tests {
     use super::*;
 
-    /// A part of `of`, as `register_raw` would make it.
+    /// Returns a part of `of`, as `register_raw` would make it.
     fn part(of: &Bytes, offset: usize, len: usize) -> Bytes {
         assert!(offset + len <= of.len);
         Bytes { ptr: NonNull::new(of.ptr.as_ptr().wrapping_add(offset)).unwrap(), len, owned: None }

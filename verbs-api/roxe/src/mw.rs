@@ -86,7 +86,7 @@ pub struct MemoryWindow {
 }
 
 impl MemoryWindow {
-    /// The permitted users.
+    /// Returns the permitted users.
     pub const fn kind(&self) -> WindowKind {
         self.kind
     }

@@ -25,7 +25,7 @@ pub struct ProtectionDomain {
 }
 
 impl ProtectionDomain {
-    /// The context of the domain.
+    /// Returns the context of the domain.
     pub const fn context(&self) -> &Context {
         &self.context
     }
@@ -61,7 +61,7 @@ pub struct AddressHandle {
 }
 
 impl AddressHandle {
-    /// The GID of the peer or group.
+    /// Returns the GID of the peer or group.
     pub const fn dgid(&self) -> Gid {
         self.av.dgid
     }

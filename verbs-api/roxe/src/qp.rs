@@ -51,22 +51,22 @@ impl Drop for QueuePair {
 }
 
 impl QueuePair {
-    /// The queue pair number.
+    /// Returns the queue pair number.
     pub fn qp_num(&self) -> Qpn {
         self.qp.qpn()
     }
 
-    /// The transport service.
+    /// Returns the transport service.
     pub const fn service(&self) -> Service {
         self.service
     }
 
-    /// The current state.
+    /// Returns the current state.
     pub fn state(&self) -> QpState {
         self.qp.state()
     }
 
-    /// The current attributes.
+    /// Returns the current attributes.
     pub fn query(&self) -> QpAttr {
         self.qp.query().0
     }
@@ -76,23 +76,23 @@ impl QueuePair {
         self.id
     }
 
-    /// The protection domain.
+    /// Returns the protection domain.
     pub fn pd(&self) -> ProtectionDomain {
         ProtectionDomain::wrap(self.qp.pd())
     }
 
-    /// The completion queue of send requests.
+    /// Returns the completion queue of send requests.
     pub fn send_cq(&self) -> CompletionQueue {
         CompletionQueue::wrap(self.qp.send_cq())
     }
 
-    /// The completion queue of receive requests.
+    /// Returns the completion queue of receive requests.
     pub fn recv_cq(&self) -> CompletionQueue {
         CompletionQueue::wrap(self.qp.recv_cq())
     }
 
-    /// The endpoint that the peer passes to [`connect`](Self::connect). Not needed for a queue pair
-    /// built on a [`CmId`].
+    /// Returns the endpoint that the peer passes to [`connect`](Self::connect). Not needed for a
+    /// queue pair built on a [`CmId`].
     pub fn endpoint(&self) -> Endpoint {
         Endpoint { gid: self.gid, qpn: self.qp_num(), psn: self.attr.sq_psn }
     }
@@ -220,7 +220,7 @@ impl QueuePair {
         self.modify(&QpAttr { path_mig_state: MigState::Migrated, ..self.attr }, AttrMask::PATH_MIG_STATE)
     }
 
-    /// The migration state of the offered path.
+    /// Returns the migration state of the offered path.
     pub fn path_state(&self) -> MigState {
         self.query().path_mig_state
     }
@@ -525,15 +525,15 @@ impl<'a> QueuePairBuilder<'a> {
     }
 }
 
-/// The local address of `cm` and its GID index; the first entry of the GID table for a wildcard
-/// address.
+/// Returns the local address of `cm` and its GID index; the first entry of the GID table for a
+/// wildcard address.
 fn own_address(context: &Context, cm: &CmId) -> (Gid, u8) {
     let (own, entries) = (cm.local_gid(), context.gid_entries());
     let entry = entries.iter().find(|entry| Some(entry.gid) == own).or_else(|| entries.first());
     entry.map_or_else(Default::default, |entry| (entry.gid, entry.index))
 }
 
-/// A random first PSN, so that packets of an old connection are not accepted by a new one.
+/// Returns a random first PSN, so that packets of an old connection are not accepted by a new one.
 fn random_psn() -> Psn {
     use std::hash::{BuildHasher, RandomState};
     Psn::new((RandomState::new().hash_one(0) & 0xff_ffff) as u32)

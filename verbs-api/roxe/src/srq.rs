@@ -29,7 +29,7 @@ pub struct SharedReceiveQueue {
 }
 
 impl SharedReceiveQueue {
-    /// The number by which messages name the queue, if it belongs to an
+    /// Returns the number by which messages name the queue, if it belongs to an
     /// [`XrcDomain`](crate::XrcDomain).
     pub fn number(&self) -> Option<SrqNumber> {
         self.srq.number().map(SrqNumber)

@@ -192,7 +192,7 @@ impl<'a> WorkRequest<'a> {
         self
     }
 
-    /// The operation in words, for error messages.
+    /// Returns the operation in words, for error messages.
     pub(crate) const fn name(&self) -> &'static str {
         match self.request.op {
             SendOp::Send => "a SEND",
@@ -216,14 +216,14 @@ impl<'a> WorkRequest<'a> {
 pub struct WindowBinding(pub(crate) Bind);
 
 impl WindowBinding {
-    /// The remote address of the first byte, for the peer. Send it when the binding is complete, or
-    /// with a SEND on the same queue pair, which starts after it.
+    /// Returns the remote address of the first byte, for the peer. Send it when the binding is
+    /// complete, or with a SEND on the same queue pair, which starts after it.
     pub const fn remote(&self) -> RemoteAddr {
         let addr = if self.0.access.contains(Access::ZERO_BASED) { 0 } else { self.0.addr };
         RemoteAddr { addr, rkey: self.0.rkey }
     }
 
-    /// The key of the window while it is open.
+    /// Returns the key of the window while it is open.
     pub const fn rkey(&self) -> RKey {
         self.0.rkey
     }

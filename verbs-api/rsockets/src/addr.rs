@@ -1,5 +1,5 @@
-//! Conversion between addresses of programs and of the fabric. An AF_INET6 socket names IPv4 hosts
-//! by mapped addresses; the fabric uses plain IPv4.
+//! Conversion between addresses of programs and of the fabric. A program with an AF_INET6 socket
+//! writes IPv4 addresses as IPv4-mapped IPv6 addresses; the fabric uses plain IPv4.
 
 use crate::errno::os;
 use std::io;

@@ -1,15 +1,17 @@
-//! A completion queue that requests an event, which has a cost, only while a thread sleeps.
+//! A completion queue that requests an event only while a thread sleeps, because each event costs a
+//! system call.
 
 use roxe::{CompletionChannel, CompletionQueue, Context, Error};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 
+/// Completions per poll.
 pub(crate) const BATCH: usize = 16;
 
 #[derive(Debug)]
 pub(crate) struct Completions {
     pub(crate) cq: CompletionQueue,
     channel: CompletionChannel,
-    /// True if the next completion causes an event.
+    /// True if the next completion raises an event.
     armed: bool,
 }
 
@@ -19,20 +21,21 @@ impl Completions {
         Ok(Self { cq: context.create_cq_with_channel(entries, &channel)?, channel, armed: false })
     }
 
-    /// Becomes readable on a completion after [`arm`](Self::arm).
+    /// Returns a descriptor that becomes readable on the first completion after [`arm`](Self::arm).
     pub(crate) fn fd(&self) -> RawFd {
         self.channel.as_fd().as_raw_fd()
     }
 
-    /// Requests an event for the next completion. Poll again after it for earlier ones.
+    /// Requests an event for the next completion. Completions that are already queued raise none,
+    /// so the caller polls again before it sleeps.
     pub(crate) fn arm(&mut self) {
         if !std::mem::replace(&mut self.armed, true) {
             self.cq.req_notify(false);
         }
     }
 
-    /// Consumes pending events. If `watched`, a thread sleeps or is about to: requests another
-    /// event, because the thread may wait for a later completion.
+    /// Consumes pending events. If `watched`, a thread sleeps or is about to, and may wait for a
+    /// later completion: requests another event.
     pub(crate) fn take_events(&mut self, watched: bool) {
         if !self.armed {
             return;

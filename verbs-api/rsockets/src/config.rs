@@ -7,17 +7,19 @@ use std::time::Duration;
 
 const FOLDER: &str = "/etc/rdma/rsocket";
 
-pub(crate) const LOW_WATER: u32 = 2048;
+/// Smallest send buffer, in bytes.
+pub(crate) const MIN_SEND_BUFFER: u32 = 2048;
 
-/// Defaults of new sockets, and how to wait. A datagram socket changes its own copy.
+/// Defaults of new sockets, and times of waits. A datagram socket changes its own copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Config {
     pub(crate) sizes: Sizes,
+    /// Longest data that is sent inline, in bytes.
     pub(crate) inline: u32,
-    /// Time to poll before sleeping.
+    /// Time for which a call polls before it sleeps.
     pub(crate) polling_time: Duration,
-    /// Longest sleep in `poll`.
-    pub(crate) wake_up: Duration,
+    /// Longest sleep in `poll` before it checks the sockets again.
+    pub(crate) wake_up_interval: Duration,
 }
 
 impl Default for Config {
@@ -26,7 +28,7 @@ impl Default for Config {
             sizes: Sizes { send_queue: 384, recv_queue: 384, send_buffer: 1 << 17, recv_buffer: 1 << 17, iomaps: 0 },
             inline: 64,
             polling_time: Duration::from_micros(10),
-            wake_up: Duration::from_millis(500),
+            wake_up_interval: Duration::from_millis(500),
         }
     }
 }
@@ -44,19 +46,20 @@ impl Config {
             let text = std::fs::read_to_string(folder.join(name)).ok()?;
             text.split_whitespace().next()?.parse().ok()
         };
-        let short = |name: &str, default: u16| number(name).and_then(|n| n.try_into().ok()).unwrap_or(default);
+        let count = |name: &str, default: u16| number(name).and_then(|n| n.try_into().ok()).unwrap_or(default);
         let buffer = |name: &str, default: u32| number(name).map_or(default, |bytes| bytes.clamp(2, 1 << 30));
         Self {
             sizes: Sizes {
-                send_queue: short("sqsize_default", default.sizes.send_queue),
-                recv_queue: short("rqsize_default", default.sizes.recv_queue),
-                send_buffer: buffer("wmem_default", default.sizes.send_buffer).max(LOW_WATER),
+                send_queue: count("sqsize_default", default.sizes.send_queue),
+                recv_queue: count("rqsize_default", default.sizes.recv_queue),
+                send_buffer: buffer("wmem_default", default.sizes.send_buffer).max(MIN_SEND_BUFFER),
                 recv_buffer: buffer("mem_default", default.sizes.recv_buffer),
-                iomaps: short("iomap_size", default.sizes.iomaps),
+                iomaps: count("iomap_size", default.sizes.iomaps),
             },
             inline: number("inline_default").filter(|bytes| *bytes <= u16::MAX.into()).unwrap_or(default.inline),
             polling_time: number("polling_time").map_or(default.polling_time, |us| Duration::from_micros(us.into())),
-            wake_up: number("wake_up_interval").map_or(default.wake_up, |ms| Duration::from_millis(ms.into())),
+            wake_up_interval: number("wake_up_interval")
+                .map_or(default.wake_up_interval, |ms| Duration::from_millis(ms.into())),
         }
     }
 }
@@ -83,7 +86,7 @@ mod tests {
         let read = Config::read(&folder);
         std::fs::remove_dir_all(&folder).unwrap();
         let expected = Config {
-            sizes: Sizes { recv_buffer: 1_000_000, send_buffer: LOW_WATER, iomaps: 4, ..Config::default().sizes },
+            sizes: Sizes { recv_buffer: 1_000_000, send_buffer: MIN_SEND_BUFFER, iomaps: 4, ..Config::default().sizes },
             polling_time: Duration::ZERO,
             ..Config::default()
         };

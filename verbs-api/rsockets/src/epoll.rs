@@ -1,14 +1,14 @@
 //! `repoll`: sets of rsockets and other descriptors, like `epoll(7)`.
 //!
-//! A set exists here, not in the kernel; a wait is a [`poll`](crate::poll()) of its members. Its
-//! number is an empty epoll descriptor, which no file shares and which never polls as writable.
-//! Reports are level-triggered: an edge-triggered member may get extra reports, as `epoll(7)`
-//! allows.
+//! This module keeps the members of a set, and waits for them with [`poll`](crate::poll()). The
+//! kernel knows only an empty epoll descriptor, which reserves the set's number and is never
+//! readable or writable. Reports are level-triggered: an edge-triggered member may get extra
+//! reports, as `epoll(7)` allows.
 
 use crate::errno::os;
 use crate::lock::{EpollMembers, EpollSets};
 use crate::poll::{PollFd, poll};
-use crate::wait::{Waker, Watchers, millis_left, waiting_for};
+use crate::wait::{Waker, Watchers, millis_left, pollin_entry};
 use crate::{socket, sys};
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLONESHOT, epoll_event};
 use roxe_provider::lock::{Mutex, RwLock};
@@ -18,42 +18,44 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-static SETS: LazyLock<RwLock<EpollSets, HashMap<RawFd, Arc<Set>>>> = LazyLock::new(RwLock::default);
+static SETS: LazyLock<RwLock<EpollSets, HashMap<RawFd, Arc<EpollSet>>>> = LazyLock::new(RwLock::default);
 
 #[derive(Debug)]
-struct Set {
-    /// An empty epoll descriptor, whose number is the set's.
-    number: OwnedFd,
+struct EpollSet {
+    /// An empty epoll descriptor, whose number identifies the set.
+    fd: OwnedFd,
     members: Mutex<EpollMembers, Members>,
 }
 
 #[derive(Debug, Default)]
 struct Members {
     by_fd: BTreeMap<RawFd, epoll_event>,
-    /// Number of changes by the program.
+    /// Number of changes that the program made to `by_fd`.
     changes: u64,
-    /// First descriptor of the next report, for fairness.
+    /// Descriptor with which the next report begins, so that ready members take turns.
     next: RawFd,
     watchers: Watchers,
 }
 
-/// Requested `poll(2)` events, the lower bits of an epoll event; the bits above modify reports.
+/// Returns the requested `poll(2)` events: the lower 16 bits of an epoll event. The upper bits are
+/// flags such as `EPOLLONESHOT`.
 const fn requested(event: &epoll_event) -> i16 {
     (event.events as u16).cast_signed()
 }
 
 impl Members {
-    /// Entries to poll, beginning with the member whose turn it is.
+    /// Returns the entries to poll, beginning with the member whose turn it is.
     fn entries(&self) -> Vec<PollFd> {
-        let later = self.by_fd.range(self.next..);
-        let all = later.chain(self.by_fd.range(..self.next)).filter(|(_, member)| requested(member) != 0);
+        let from_next = self.by_fd.range(self.next..);
+        let all = from_next.chain(self.by_fd.range(..self.next)).filter(|(_, member)| requested(member) != 0);
         all.map(|(&fd, member)| PollFd { fd, events: requested(member), revents: 0 }).collect()
     }
 
-    /// Reports at most `room` ready `entries`, which were read after `changes` changes. A closed
-    /// descriptor leaves the set, unless a member with the same number was added meanwhile.
-    fn report(&mut self, entries: &[PollFd], changes: u64, room: usize) -> Vec<epoll_event> {
-        let mut found = Vec::new();
+    /// Returns the events of at most `max` ready `entries`, which [`entries`](Self::entries)
+    /// returned after `changes` changes. A closed descriptor leaves the set, unless the program has
+    /// changed the set since: the number may be that of a new member.
+    fn report(&mut self, entries: &[PollFd], changes: u64, max: usize) -> Vec<epoll_event> {
+        let mut events = Vec::new();
         for entry in entries.iter().filter(|entry| entry.revents != 0) {
             if entry.revents & libc::POLLNVAL != 0 {
                 if self.changes == changes {
@@ -61,17 +63,17 @@ impl Members {
                 }
                 continue;
             }
-            if found.len() == room {
+            if events.len() == max {
                 break;
             }
             let Some(member) = self.by_fd.get_mut(&entry.fd) else { continue };
-            found.push(epoll_event { events: entry.revents.cast_unsigned().into(), u64: member.u64 });
+            events.push(epoll_event { events: entry.revents.cast_unsigned().into(), u64: member.u64 });
             if member.events & EPOLLONESHOT.cast_unsigned() != 0 {
                 member.events &= !0xffff;
             }
             self.next = entry.fd.saturating_add(1);
         }
-        found
+        events
     }
 }
 
@@ -83,8 +85,8 @@ pub fn epoll_create(flags: i32) -> io::Result<RawFd> {
     if flags & !libc::EPOLL_CLOEXEC != 0 {
         return Err(os(libc::EINVAL));
     }
-    let set = Set { number: sys::epoll()?, members: Mutex::default() };
-    let number = set.number.as_raw_fd();
+    let set = EpollSet { fd: sys::epoll()?, members: Mutex::default() };
+    let number = set.fd.as_raw_fd();
     SETS.write().insert(number, Arc::new(set));
     Ok(number)
 }
@@ -101,7 +103,7 @@ pub fn close(fd: RawFd) -> io::Result<()> {
     socket::close(fd)
 }
 
-fn find(epfd: RawFd) -> io::Result<Arc<Set>> {
+fn find(epfd: RawFd) -> io::Result<Arc<EpollSet>> {
     SETS.read().get(&epfd).cloned().ok_or_else(|| os(libc::EBADF))
 }
 
@@ -131,48 +133,50 @@ pub fn epoll_ctl(epfd: RawFd, op: i32, fd: RawFd, event: Option<epoll_event>) ->
     Ok(())
 }
 
-/// Waits until a member is ready: `repoll_wait`. Returns at most `room` events, and none after
-/// `timeout` milliseconds; negative waits forever. Members take turns.
+/// Waits until a member is ready: `repoll_wait`. Returns at most `max` events, and none after
+/// `timeout` milliseconds; a negative timeout waits forever. If more members are ready, they take
+/// turns in successive calls.
 ///
 /// # Errors
 /// EBADF for a number that is not a set; EINTR after a signal.
-pub fn epoll_wait(epfd: RawFd, room: usize, timeout: i32) -> io::Result<Vec<epoll_event>> {
+pub fn epoll_wait(epfd: RawFd, max: usize, timeout: i32) -> io::Result<Vec<epoll_event>> {
     let set = find(epfd)?;
-    let found = set.look(room, None, 0)?;
-    if !found.is_empty() || timeout == 0 {
-        return Ok(found);
+    let events = set.poll_once(max, None, 0)?;
+    if !events.is_empty() || timeout == 0 {
+        return Ok(events);
     }
     let wait = u64::try_from(timeout).ok().map(Duration::from_millis);
     let deadline = wait.and_then(|wait| Instant::now().checked_add(wait));
-    // Not the waker of the thread, which every poll clears.
+    // A new waker: every `poll` clears the waker of its thread, and would lose a wake.
     let waker = Waker::new()?;
     set.members.lock().watchers.add(&waker);
-    let result = set.sleep(room, &waker, deadline);
+    let result = set.sleep(max, &waker, deadline);
     set.members.lock().watchers.remove(&waker);
     result
 }
 
-impl Set {
-    /// Returns events within `timeout` milliseconds, or until the waker is woken.
-    fn look(&self, room: usize, waker: Option<&Waker>, timeout: i32) -> io::Result<Vec<epoll_event>> {
+impl EpollSet {
+    /// Polls the members once, and returns their events. Waits for at most `timeout` milliseconds,
+    /// and returns early when another thread wakes `waker`.
+    fn poll_once(&self, max: usize, waker: Option<&Waker>, timeout: i32) -> io::Result<Vec<epoll_event>> {
         let (mut entries, changes) = {
             let members = self.members.lock();
             (members.entries(), members.changes)
         };
-        entries.extend(waker.map(|waker| waiting_for(waker.fd())));
+        entries.extend(waker.map(|waker| pollin_entry(waker.fd())));
         poll(&mut entries, timeout)?;
         if let Some(waker) = waker {
             entries.pop();
             waker.clear();
         }
-        Ok(self.members.lock().report(&entries, changes, room))
+        Ok(self.members.lock().report(&entries, changes, max))
     }
 
-    fn sleep(&self, room: usize, waker: &Waker, deadline: Option<Instant>) -> io::Result<Vec<epoll_event>> {
+    fn sleep(&self, max: usize, waker: &Waker, deadline: Option<Instant>) -> io::Result<Vec<epoll_event>> {
         loop {
-            let found = self.look(room, Some(waker), millis_left(deadline))?;
-            if !found.is_empty() || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Ok(found);
+            let events = self.poll_once(max, Some(waker), millis_left(deadline))?;
+            if !events.is_empty() || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(events);
             }
         }
     }
@@ -183,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn number_of_a_set_is_neither_readable_nor_writable() {
+    fn set_descriptor_is_neither_readable_nor_writable() {
         let set = epoll_create(0).unwrap();
         let mut fds = [libc::pollfd { fd: set, events: libc::POLLIN | libc::POLLOUT, revents: 0 }];
         assert_eq!((sys::poll(&mut fds, 0).unwrap(), fds[0].revents), (0, 0));
@@ -191,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_member_leaves_the_set_unless_changed_meanwhile() {
+    fn closed_member_leaves_the_set_unless_the_set_changed() {
         let mut members = Members { changes: 2, ..Members::default() };
         members.by_fd.insert(7, epoll_event { events: libc::EPOLLIN.cast_unsigned(), u64: 1 });
         let closed = [PollFd { fd: 7, events: libc::POLLIN, revents: libc::POLLNVAL }];

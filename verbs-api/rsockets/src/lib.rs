@@ -33,10 +33,10 @@
 //! # }
 //! ```
 //!
-//! Begin reading with `socket.rs` (calls of both kinds), then `proto/` (the protocol, without I/O
-//! and clock), `stream/mod.rs` and `datagram/mod.rs`. A call first polls and then sleeps
-//! (`wait.rs`, `poll.rs`, `epoll.rs`). One background thread serves listeners, datagram sockets and
-//! keepalives (`service.rs`). All `unsafe` code is in `sys.rs`.
+//! Begin reading with `socket.rs` (calls of both kinds of sockets), then `proto/` (the protocol,
+//! without I/O and clock), `stream/mod.rs` and `datagram/mod.rs`. A blocking call first polls and
+//! then sleeps (`wait.rs`, `poll.rs`, `epoll.rs`). One background thread serves listeners, datagram
+//! sockets and keepalives (`service.rs`). All `unsafe` code is in `sys.rs`.
 //!
 //! Every error is an [`std::io::Error`] with the errno that the C call sets.
 #![deny(unsafe_code)]
@@ -66,7 +66,7 @@ pub use socket::{Socket, accept, find, open};
 pub const SOL_RDMA: i32 = 0x10000;
 /// Length of the send queue, in requests.
 pub const RDMA_SQSIZE: i32 = 0;
-/// Messages that the peer may send before they are acknowledged.
+/// Messages that the peer may send before this side grants new credits.
 pub const RDMA_RQSIZE: i32 = 1;
 /// Data up to this many bytes is sent inline, without a copy in the send buffer.
 pub const RDMA_INLINE: i32 = 2;

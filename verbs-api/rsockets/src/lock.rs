@@ -1,4 +1,5 @@
-//! The order of this crate's locks, outermost first, all outside those of [`roxe_provider::lock`].
+//! The lock ranks of this crate, outermost first. All are outside of the provider's
+//! ([`roxe_provider::lock`]).
 
 roxe_provider::ranks! { pub(crate), 6_000.. ;
     /// `epoll`: sets by descriptor.
@@ -7,14 +8,14 @@ roxe_provider::ranks! { pub(crate), 6_000.. ;
     EpollMembers,
     /// `socket`: sockets by descriptor.
     Table,
-    /// `stream`: the thread that sends.
+    /// `stream`: held by the thread that sends.
     SendTurn,
-    /// `stream`: the thread that receives.
+    /// `stream`: held by the thread that receives.
     RecvTurn,
     /// `service`: the sockets of the background thread.
     Service,
-    /// `stream`: one stream.
+    /// `stream`: the state of one stream.
     Stream,
-    /// `datagram`: one datagram socket.
+    /// `datagram`: the state of one datagram socket.
     Datagram,
 }

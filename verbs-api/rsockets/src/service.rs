@@ -9,7 +9,7 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-/// Service is due once the descriptor is readable or the time has come.
+/// Descriptor and time: service is due once the descriptor is readable or the time has passed.
 pub(crate) type ServiceDue = (Option<RawFd>, Option<Instant>);
 
 pub(crate) trait Serviced: Send + Sync {
@@ -52,7 +52,7 @@ pub(crate) fn register(socket: &Arc<impl Serviced + 'static>) -> io::Result<()> 
     Ok(())
 }
 
-/// Makes the thread ask its sockets again when service is due. Called after a change.
+/// Makes the thread read again when its sockets are due, after a change of one.
 pub(crate) fn wake() {
     if let Some((_, waker)) = &SERVICE.lock().running {
         waker.wake();
@@ -68,13 +68,13 @@ impl Wake for Waker {
 fn run(waker: &Waker) {
     let own = OwnThread::begin();
     while let Some(members) = members().filter(|_| !own.is_left_over()) {
-        let mut fds = vec![wait::waiting_for(waker.fd())];
+        let mut fds = vec![wait::pollin_entry(waker.fd())];
         let mut deadline = own.look_again_after().map(|after| Instant::now() + after);
         for (fd, due) in members.iter().filter_map(|socket| socket.upgrade()?.service_due()) {
-            fds.extend(fd.map(wait::waiting_for));
+            fds.extend(fd.map(wait::pollin_entry));
             deadline = deadline.into_iter().chain(due).min();
         }
-        // An error is a signal (EINTR): serving every socket without an event is harmless.
+        // The only error is EINTR, after a signal. Serving sockets without an event is harmless.
         let _ = crate::sys::poll(&mut fds, wait::millis_left(deadline));
         waker.clear();
         let now = Instant::now();

@@ -1,4 +1,4 @@
-//! Sockets by number, and the calls of `rsocket.h` for both kinds of sockets.
+//! The calls of `rsocket.h` for both kinds of sockets, and the table of sockets by number.
 
 use crate::addr::{mapped, unmapped, unspecified};
 use crate::datagram::Datagram;
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
-/// Dispatches a call to the kind of a socket.
+/// Calls a method that both kinds of sockets have.
 macro_rules! of_kind {
     ($whole:ident, $socket:ident => $call:expr) => {
         match &$whole.kind {
@@ -28,14 +28,15 @@ macro_rules! of_kind {
     };
 }
 
-/// Sockets by number. A number is a descriptor of the socket, so it never equals that of a file.
+/// Sockets by number. The number is that of a descriptor which the socket owns, so it differs from
+/// the numbers of all files.
 static TABLE: LazyLock<RwLock<Table, HashMap<RawFd, Arc<Socket>>>> = LazyLock::new(RwLock::default);
 
 /// Creates a socket and returns its number: `rsocket`. `domain` is AF_INET or AF_INET6; `kind` is
 /// SOCK_STREAM or SOCK_DGRAM, optionally with SOCK_NONBLOCK and SOCK_CLOEXEC.
 ///
 /// # Errors
-/// ENOTSUP for everything else; ENODEV if there is no device; EMFILE.
+/// ENOTSUP for other arguments; ENODEV if there is no device; EMFILE.
 pub fn open(domain: i32, kind: i32, protocol: i32) -> io::Result<RawFd> {
     const FLAGS: i32 = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     let (flags, kind) = (kind & FLAGS, kind & !FLAGS);
@@ -52,7 +53,8 @@ pub fn open(domain: i32, kind: i32, protocol: i32) -> io::Result<RawFd> {
 /// Returns the number and the peer of a listener's next connection: `raccept`.
 ///
 /// # Errors
-/// EBADF, EINVAL if it is not listening, EAGAIN if it is non-blocking and no connection waits.
+/// EBADF; EINVAL if the socket is not listening; EAGAIN if it is non-blocking and there is no
+/// connection.
 pub fn accept(fd: RawFd) -> io::Result<(RawFd, SocketAddr)> {
     let listener = find(fd).ok_or_else(|| os(libc::EBADF))?;
     let stream = listener.stream().ok_or_else(|| os(libc::EOPNOTSUPP))?.accept(listener.waits(0))?;
@@ -62,20 +64,20 @@ pub fn accept(fd: RawFd) -> io::Result<(RawFd, SocketAddr)> {
 }
 
 pub(crate) fn close(fd: RawFd) -> io::Result<()> {
-    // Removed before the descriptor is closed and its number reused.
+    // Removed first: once the descriptor is closed, a new socket can get its number.
     let socket = TABLE.write().remove(&fd).ok_or_else(|| os(libc::EBADF))?;
     if socket.is_own() {
         of_kind!(socket, socket => socket.close());
     } else {
-        // The parent still uses the connection: close only the descriptor, and leave the socket as
-        // the fork found it.
+        // A forked child: the parent still uses the connection. Close only the descriptor, and do
+        // not drop the socket, which would disconnect.
         sys::close(fd);
         std::mem::forget(socket);
     }
     Ok(())
 }
 
-/// The socket with this number; `None` for other descriptors.
+/// Returns the socket with this number; `None` for other descriptors.
 pub fn find(fd: RawFd) -> Option<Arc<Socket>> {
     TABLE.read().get(&fd).cloned()
 }
@@ -86,15 +88,17 @@ fn insert(socket: Arc<Socket>) -> RawFd {
     fd
 }
 
-/// A socket, returned by [`find`]. It stays valid when its number is closed meanwhile.
-/// `flags` of `recv(2)` and `send(2)`: MSG_PEEK, MSG_DONTWAIT, MSG_WAITALL; others are ignored.
+/// A socket, returned by [`find`]. It stays valid after its number is closed.
+///
+/// The methods that send and receive take `flags` as `send(2)` and `recv(2)` do. MSG_PEEK,
+/// MSG_DONTWAIT and MSG_WAITALL have an effect; other flags are ignored.
 #[derive(Debug)]
 pub struct Socket {
     kind: Kind,
     domain: i32,
     nonblocking: AtomicBool,
     descriptor_flags: AtomicI32,
-    /// Owner; a forked child has only a copy.
+    /// Id of the process that created the socket. In a forked child it differs from the own id.
     process: u32,
 }
 
@@ -105,7 +109,7 @@ enum Kind {
 }
 
 impl Socket {
-    /// Registers the socket with the background thread if it needs it.
+    /// Creates a socket, and registers it with the background thread if needed.
     fn new(kind: Kind, domain: i32, flags: i32) -> io::Result<Arc<Self>> {
         let close_on_exec = if flags & libc::SOCK_CLOEXEC != 0 { libc::FD_CLOEXEC } else { 0 };
         let socket = Arc::new(Self {
@@ -121,7 +125,7 @@ impl Socket {
         Ok(socket)
     }
 
-    /// The socket's number.
+    /// Returns the socket's number.
     pub fn fd(&self) -> RawFd {
         of_kind!(self, socket => socket.fd())
     }
@@ -152,10 +156,10 @@ impl Socket {
         of_kind!(self, socket => socket.bind(addr))
     }
 
-    /// Starts to accept connections.
+    /// Starts to accept connections. At most `backlog` wait for [`accept`].
     ///
     /// # Errors
-    /// EOPNOTSUPP on a datagram socket, EINVAL if it is connected.
+    /// EOPNOTSUPP on a datagram socket, EINVAL if the socket is connected.
     pub fn listen(self: &Arc<Self>, backlog: i32) -> io::Result<()> {
         self.stream().ok_or_else(|| os(libc::EOPNOTSUPP))?.listen(backlog)?;
         service::register(self)
@@ -174,7 +178,7 @@ impl Socket {
         }
     }
 
-    /// Ends one direction or both: SHUT_RD, SHUT_WR, SHUT_RDWR.
+    /// Ends receiving, sending or both: SHUT_RD, SHUT_WR, SHUT_RDWR.
     ///
     /// # Errors
     /// ENOTCONN, EINVAL for other values.
@@ -221,7 +225,7 @@ impl Socket {
         }
     }
 
-    /// Sends `buf`. A blocking stream returns when all of it is posted.
+    /// Sends `buf`. On a blocking stream, returns after all bytes are posted.
     ///
     /// # Errors
     /// EAGAIN, ENOTCONN, EPIPE after a shutdown of sending, ECONNRESET, EDESTADDRREQ, EMSGSIZE,
@@ -255,7 +259,7 @@ impl Socket {
         }
     }
 
-    /// The local address.
+    /// Returns the local address.
     ///
     /// # Errors
     /// Errors of `getsockname(2)`.
@@ -264,7 +268,7 @@ impl Socket {
         Ok(addr.map_or_else(|| unspecified(self.domain), |addr| mapped(addr, self.domain)))
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     ///
     /// # Errors
     /// ENOTCONN.
@@ -303,27 +307,27 @@ impl Socket {
         if value.len() > room { Err(os(libc::EINVAL)) } else { Ok(value) }
     }
 
-    /// Result of F_GETFL: O_RDWR, and O_NONBLOCK on a non-blocking socket.
+    /// Returns the flags of F_GETFL: O_RDWR, and O_NONBLOCK on a non-blocking socket.
     pub fn status_flags(&self) -> i32 {
         libc::O_RDWR | if self.nonblocking.load(Ordering::Relaxed) { libc::O_NONBLOCK } else { 0 }
     }
 
-    /// F_SETFL; only O_NONBLOCK has an effect.
+    /// Sets the flags of F_SETFL. Only O_NONBLOCK has an effect.
     pub fn set_status_flags(&self, flags: i32) {
         self.nonblocking.store(flags & libc::O_NONBLOCK != 0, Ordering::Relaxed);
     }
 
-    /// Result of F_GETFD.
+    /// Returns the flags of F_GETFD.
     pub fn descriptor_flags(&self) -> i32 {
         self.descriptor_flags.load(Ordering::Relaxed)
     }
 
-    /// F_SETFD.
+    /// Sets the flags of F_SETFD.
     pub fn set_descriptor_flags(&self, flags: i32) {
         self.descriptor_flags.store(flags & libc::FD_CLOEXEC, Ordering::Relaxed);
     }
 
-    /// The protection domain of a connected stream, for registering memory for
+    /// Returns the protection domain of a connected stream, for registering memory for
     /// [`iomap`](Self::iomap).
     ///
     /// # Errors
@@ -332,12 +336,13 @@ impl Socket {
         self.stream().ok_or_else(|| os(libc::EINVAL))?.protection_domain()
     }
 
-    /// Maps registered memory. With `shared`, the peer may write to it by `offset` (-1: its
-    /// address); it learns of the mapping before the next bytes of the stream. Otherwise the memory
-    /// is only registered. Returns the offset.
+    /// Maps registered memory at `offset`, or at its address for -1; returns the offset. If
+    /// `shared`, the peer can write to it, and learns of the mapping before the next bytes of the
+    /// stream. Otherwise the memory only stays registered.
     ///
     /// # Errors
-    /// EINVAL if it is not connected, ENOMEM if the peer's table is full (its RDMA_IOMAPSIZE).
+    /// EINVAL if the socket is not connected; ENOMEM if the peer's table is full, whose length is
+    /// its RDMA_IOMAPSIZE.
     pub fn iomap(&self, region: MemoryRegion, shared: bool, offset: i64) -> io::Result<i64> {
         self.stream().ok_or_else(|| os(libc::EINVAL))?.iomap(region, shared, offset)
     }
@@ -351,7 +356,8 @@ impl Socket {
     }
 
     /// Writes `buf` to the peer's mapping at `offset`, in order with the bytes of the stream.
-    /// Returns the number of posted bytes: less than all if no mapping covers the others.
+    /// Returns the number of posted bytes, which is less than `buf` has if no mapping covers the
+    /// rest.
     ///
     /// # Errors
     /// Errors of [`send`](Self::send).

@@ -1,9 +1,9 @@
-//! Waiting. A thread that sleeps registers its [`Waker`] with the sockets, checks them once more,
-//! and polls their descriptors and its own.
+//! Waiting. A thread that is about to sleep registers its [`Waker`] with the sockets, checks the
+//! sockets once more, and then polls the descriptors of the sockets and of its waker.
 //!
-//! A socket's descriptors wake every thread that sleeps on it, but the first of them consumes the
-//! event, and with it perhaps the change that another one waits for. So a thread that changes a
-//! socket wakes the others, which check again.
+//! A socket's descriptors wake every thread that sleeps on it, but the first of these threads
+//! consumes the event. The event may be the one that another thread waits for. So a thread that
+//! changes a socket wakes all its [`Watchers`], which check the socket again.
 
 use crate::config::Config;
 use crate::errno::os;
@@ -20,7 +20,8 @@ use std::time::Instant;
 pub(crate) struct Waker(Arc<File>);
 
 thread_local! {
-    /// With its process: a forked child must not consume its parent's wakes.
+    /// Process id and waker of the thread. A forked child creates its own waker, because it must
+    /// not consume its parent's wakes.
     static OWN: RefCell<Option<(u32, Waker)>> = const { RefCell::new(None) };
 }
 
@@ -29,34 +30,36 @@ impl Waker {
         Ok(Self(Arc::new(File::from(sys::eventfd()?))))
     }
 
+    /// Returns the waker of this thread.
     pub(crate) fn current() -> io::Result<Self> {
         let process = std::process::id();
         let known = OWN.try_with(|own| own.borrow().clone()).ok().flatten();
-        if let Some((_, waker)) = known.filter(|(of, _)| *of == process) {
+        if let Some((_, waker)) = known.filter(|(pid, _)| *pid == process) {
             return Ok(waker);
         }
         let waker = Self::new()?;
-        // Not kept in exit handlers, where the variable is gone.
+        // Fails in exit handlers, which run after the thread-local variable is destroyed.
         let _ = OWN.try_with(|own| own.replace(Some((process, waker.clone()))));
         Ok(waker)
     }
 
-    /// Readable after [`wake`](Self::wake).
+    /// Returns a descriptor that is readable after [`wake`](Self::wake).
     pub(crate) fn fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 
     pub(crate) fn wake(&self) {
-        // A full counter is already readable.
+        // Fails if the counter is full; it is readable then.
         let _ = (&*self.0).write(&1u64.to_ne_bytes());
     }
 
     pub(crate) fn clear(&self) {
-        // Empty if there were none.
+        // Fails if the counter is 0; there is nothing to clear then.
         let _ = (&*self.0).read(&mut [0; 8]);
     }
 }
 
+/// Threads that sleep until a socket changes.
 #[derive(Debug, Default)]
 pub(crate) struct Watchers(Vec<Waker>);
 
@@ -82,17 +85,21 @@ impl Watchers {
     }
 }
 
+/// A socket that threads can wait for.
 pub(crate) trait Source {
-    /// Processes events; returns those of `events`, POLLERR, POLLHUP and POLLNVAL that are true.
+    /// Processes events. Returns the `poll(2)` events that are true, of `events`, POLLERR, POLLHUP
+    /// and POLLNVAL.
     fn ready(&self, events: i16) -> i16;
 
-    /// Reports changes from now on, to `waker` and on descriptors that it adds to `fds`.
+    /// Reports changes from now on: wakes `waker`, and adds descriptors to `fds` that become
+    /// readable.
     fn watch(&self, waker: &Waker, fds: &mut Vec<libc::pollfd>);
 
     fn unwatch(&self, waker: &Waker);
 }
 
-/// Waits until `done`, which processes events, returns true: polls for a short time, then sleeps.
+/// Waits until `done` returns true: polls for a short time, then sleeps. `done` must process the
+/// events of `source`.
 ///
 /// # Errors
 /// EINTR after a signal, ETIMEDOUT at the `deadline`.
@@ -107,7 +114,7 @@ pub(crate) fn until(source: &impl Source, deadline: Option<Instant>, mut done: i
     Ok(())
 }
 
-/// Repeats `attempt` until it returns a value, and waits for one of `events` in between.
+/// Repeats `attempt` until it returns a value. Waits for one of `events` between attempts.
 ///
 /// # Errors
 /// Errors of `attempt`; EAGAIN without `wait`; EINTR.
@@ -129,7 +136,7 @@ pub(crate) fn retry<T>(
 fn sleep_until(source: &impl Source, deadline: Option<Instant>, mut done: impl FnMut() -> bool) -> io::Result<()> {
     let waker = Waker::current()?;
     loop {
-        let mut fds = vec![waiting_for(waker.fd())];
+        let mut fds = vec![pollin_entry(waker.fd())];
         source.watch(&waker, &mut fds);
         let slept = if done() { Ok(true) } else { sys::poll(&mut fds, millis_left(deadline)).map(|_| false) };
         source.unwatch(&waker);
@@ -145,11 +152,12 @@ fn sleep_until(source: &impl Source, deadline: Option<Instant>, mut done: impl F
     }
 }
 
-pub(crate) const fn waiting_for(fd: RawFd) -> libc::pollfd {
+/// Returns an entry that polls `fd` for POLLIN.
+pub(crate) const fn pollin_entry(fd: RawFd) -> libc::pollfd {
     libc::pollfd { fd, events: libc::POLLIN, revents: 0 }
 }
 
-/// Milliseconds for `poll(2)`, rounded up; -1 without a deadline.
+/// Returns the timeout for `poll(2)`: milliseconds, rounded up; -1 without a deadline.
 pub(crate) fn millis_left(deadline: Option<Instant>) -> i32 {
     let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()).as_micros().div_ceil(1000));
     left.map_or(-1, |ms| i32::try_from(ms).unwrap_or(i32::MAX))

@@ -140,7 +140,7 @@ unsafe fn conn_param(
     }
 }
 
-/// The program's private data.
+/// Returns the program's private data.
 ///
 /// # Safety
 /// `data` is NULL or points to `len` bytes that outlive the result.
@@ -268,7 +268,7 @@ pub(crate) unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: 
     })
 }
 
-/// An identifier whose queue pair the program moves itself; EINVAL if the library has one.
+/// Returns an identifier whose queue pair the program moves itself; EINVAL if the library has one.
 fn external<'a>(id: *mut rdma_cm_id) -> Result<&'a Arc<Id>> {
     let object = live(id)?;
     if queue_pair(object).is_null() { Ok(&object.inner.id) } else { Err(EINVAL) }

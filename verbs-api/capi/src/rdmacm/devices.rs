@@ -59,7 +59,7 @@ pub(super) fn non_null<T>(pointer: *mut T) -> Result<*mut T> {
     Ok(pointer)
 }
 
-/// The context of a device, and the default protection domain of its identifiers.
+/// Returns the context of a device, and the default protection domain of its identifiers.
 pub(super) fn defaults(device: &Arc<Device>) -> Result<(*mut ibv_context, *mut ibv_pd)> {
     with_device(device, |opened| {
         if opened.pd.is_null() {

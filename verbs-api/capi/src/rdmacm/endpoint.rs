@@ -41,7 +41,7 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
     })
 }
 
-/// An address; NULL if its length is 0.
+/// Returns an address; NULL if its length is 0.
 fn given(addr: *mut sockaddr, len: socklen_t) -> *const sockaddr {
     if len == 0 { null_mut() } else { addr }
 }
@@ -132,7 +132,7 @@ pub(crate) unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *m
     })
 }
 
-/// The identifier of a request, with a queue pair from the listener's template.
+/// Returns the identifier of a request, with a queue pair from the listener's template.
 ///
 /// # Safety
 /// The listener and the event are alive.

@@ -208,7 +208,7 @@ pub(super) fn acknowledge(event: *mut rdma_cm_event) -> Result<()> {
     count_acknowledged(if listener.is_null() { id } else { listener })
 }
 
-/// The outcome of an event for a call that waited for it.
+/// Returns the outcome of an event for a call that waited for it.
 pub(super) fn verdict(kind: c_int, status: c_int) -> Result<()> {
     match status {
         0 => Ok(()),

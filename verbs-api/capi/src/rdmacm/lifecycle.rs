@@ -54,7 +54,7 @@ pub(crate) unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
 pub(super) fn destroy(handle: *mut rdma_cm_id) -> Result<()> {
     let object = live(handle)?;
     object.inner.id.destroy();
-    object.conceal();
+    object.hide_from_events();
     release_event(handle);
     object.inner.events.wait();
     let object = Object::<CmId>::retire(handle)?;

@@ -22,7 +22,7 @@ fn foreign_pd() -> Errno {
     einval("the protection domain belongs to another context than the identifier (id->verbs)")
 }
 
-/// The structure and the context of an identifier; EINVAL if it is not bound to a device.
+/// Returns the structure and the context of an identifier; EINVAL if it is not bound to a device.
 fn bound(object: &Object<CmId>) -> Result<(*mut rdma_cm_id, *mut ibv_context)> {
     let id = object.handle();
     // SAFETY: alive; programs only read the field.
@@ -120,7 +120,7 @@ fn attach(object: &Object<CmId>, qp: *mut ibv_qp) -> Result<()> {
     Ok(object.inner.id.attach_qp(provided)?)
 }
 
-/// The fields of a side's CQ and channel.
+/// Returns the fields of a side's CQ and channel.
 ///
 /// # Safety
 /// `id` is alive.
@@ -134,8 +134,8 @@ unsafe fn cq_fields(id: *mut rdma_cm_id, side: Side) -> (*mut *mut ibv_cq, *mut 
     }
 }
 
-/// The CQ of a side, created with `entries` if there is none. Its context is the identifier, as the
-/// inline functions of rdma_verbs.h expect.
+/// Returns the CQ of a side, created with `entries` if there is none. Its context is the
+/// identifier, as the inline functions of rdma_verbs.h expect.
 ///
 /// # Safety
 /// `id` is alive, and no other call creates its queues.

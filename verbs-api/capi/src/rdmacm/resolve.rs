@@ -178,7 +178,7 @@ unsafe fn fixed<T: Copy>(value: *const c_void, len: usize) -> Result<T> {
     Ok(unsafe { value.cast::<T>().read_unaligned() })
 }
 
-/// The first path that a connection can use; EINVAL if there is none.
+/// Returns the first path that a connection can use; EINVAL if there is none.
 ///
 /// # Safety
 /// `records` points to `len` bytes.

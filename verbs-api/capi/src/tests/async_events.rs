@@ -13,7 +13,7 @@ const QP_FATAL: c_int = 1;
 const COMM_EST: c_int = 4;
 const SQ_DRAINED: c_int = 5;
 
-/// The QP of the next event of this kind.
+/// Returns the QP of the next event of this kind.
 fn qp_of(rig: &Rig, kind: c_int) -> *mut ibv_qp {
     // SAFETY: an event of a QP carries a QP.
     unsafe { rig.async_event(kind).qp }

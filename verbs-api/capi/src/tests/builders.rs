@@ -12,7 +12,7 @@ const XRC_SEND: c_int = 9;
 /// `IBV_ACCESS_FLUSH_GLOBAL` and the other rights.
 const FLUSHABLE: c_int = ALL_ACCESS | 1 << 8;
 
-/// A QP of this type with builders in RTS, connected to itself.
+/// Returns a QP of this type with builders in RTS, connected to itself.
 fn ready(rig: &Rig, qp_type: c_int) -> *mut ibv_qp {
     let mut init = rig.init_ex(qp_type);
     init.send_ops_flags = if qp_type == UD { 0xc } else { 0xf };
@@ -50,7 +50,7 @@ fn ex(qp: *mut ibv_qp) -> Qpx {
     x
 }
 
-/// The result of a batch of `steps` with signaled requests `wr_id`.
+/// Returns the result of a batch of `steps` with signaled requests `wr_id`.
 fn batch(x: Qpx, wr_id: u64, steps: impl FnOnce(&ibv_qp_ex, Qpx)) -> c_int {
     // SAFETY: a live QP with builders; the steps are those of the test.
     unsafe {

@@ -17,7 +17,7 @@ fn move_by_hand(from: *mut rdma_cm_id, to: *mut rdma_cm_id) {
 /// `IBV_WC_WR_FLUSH_ERR`.
 const FLUSHED: u32 = 5;
 
-/// An identifier with a queue pair on the program's CQ, bound to the device.
+/// Returns an identifier with a queue pair on the program's CQ, bound to the device.
 fn placeholder(wire: &Wire) -> *mut rdma_cm_id {
     let id = wire.id(TCP);
     // SAFETY: a live identifier and an address.
@@ -30,7 +30,7 @@ fn placeholder(wire: &Wire) -> *mut rdma_cm_id {
     id
 }
 
-/// Both identifiers of a connection whose passive queue pair was assigned.
+/// Returns both identifiers of a connection whose passive queue pair was assigned.
 fn connected_by_hand(wire: &Wire, port: u16) -> (*mut rdma_cm_id, *mut rdma_cm_id) {
     let active = wire.id(TCP);
     wire.resolve(active, port);

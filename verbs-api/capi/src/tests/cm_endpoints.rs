@@ -23,7 +23,7 @@ fn endpoint(found: &Found, mut init: ibv_qp_init_attr) -> *mut rdma_cm_id {
     id
 }
 
-/// A synchronous listener whose requests get queue pairs.
+/// Returns a synchronous listener whose requests get queue pairs.
 fn listener() -> (*mut rdma_cm_id, u16) {
     let id = endpoint(&local(RAI_PASSIVE, 0, TCP), small_qp(RC));
     // SAFETY: a living identifier.
@@ -125,7 +125,7 @@ fn client(port: u16) {
     }
 }
 
-/// The kind of the event that a synchronous call left.
+/// Returns the kind of the event that a synchronous call left.
 fn event_of(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: a live identifier with an event.
     unsafe { (*read(id).event).event }
@@ -223,7 +223,7 @@ fn passive_endpoint_is_bound() {
     }
 }
 
-/// An identifier that is bound to the device.
+/// Returns an identifier that is bound to the device.
 fn bound(wire: &Wire) -> *mut rdma_cm_id {
     let id = wire.id(TCP);
     // SAFETY: a live identifier and an address.

@@ -35,7 +35,7 @@ pub(super) fn loopback_port(port: u16) -> LoopbackAddr {
     LoopbackAddr(addr)
 }
 
-/// The public fields of an identifier.
+/// Returns the public fields of an identifier.
 pub(super) fn read(id: *mut rdma_cm_id) -> rdma_cm_id {
     // SAFETY: the tests pass live identifiers.
     unsafe { id.read() }
@@ -77,7 +77,7 @@ impl HeldEvent {
         unsafe { self.copy.param.ud }
     }
 
-    /// The peer's private data.
+    /// Returns the peer's private data.
     pub(super) fn data(&self) -> &[u8] {
         let conn = self.conn();
         // SAFETY: the event holds this many bytes.
@@ -112,7 +112,7 @@ impl Wire {
         id
     }
 
-    /// A listener on a port chosen by the library.
+    /// Returns a listener on a port chosen by the library.
     pub(super) fn listener(&self, ps: c_int) -> (*mut rdma_cm_id, u16) {
         let id = self.id(ps);
         // SAFETY: a live identifier and an address.
@@ -143,7 +143,7 @@ impl Wire {
         }
     }
 
-    /// Two connected identifiers; `prepare` is called for both first.
+    /// Returns two connected identifiers; `prepare` is called for both first.
     pub(super) fn connected(&self, port: u16, prepare: impl Fn(*mut rdma_cm_id)) -> (*mut rdma_cm_id, *mut rdma_cm_id) {
         let active = self.id(TCP);
         self.resolve(active, port);

@@ -7,7 +7,7 @@ use crate::rdmacm::*;
 
 const MULTICAST_JOIN: c_int = 12;
 
-/// A group that is unique to this process and test.
+/// Returns a group that is unique to this process and test.
 fn group(test: u8) -> libc::sockaddr_in {
     let [a, b, ..] = std::process::id().to_le_bytes();
     // SAFETY: all bits zero are an address of no family.
@@ -22,7 +22,7 @@ fn mgid(group: &libc::sockaddr_in) -> ibv_gid {
     ibv_gid { raw: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d] }
 }
 
-/// A datagram identifier on the loopback device.
+/// Returns a datagram identifier on the loopback device.
 fn bound(wire: &Wire) -> *mut rdma_cm_id {
     let id = wire.id(UDP);
     // SAFETY: a live identifier and an address.

@@ -10,7 +10,7 @@ fn fails(rc: c_int, with: c_int) -> bool {
     (rc, errno()) == (-1, with)
 }
 
-/// An identifier without a channel.
+/// Returns an identifier without a channel.
 fn synchronous() -> *mut rdma_cm_id {
     let mut id = null_mut();
     // SAFETY: a variable; NULL is allowed for the other pointers.

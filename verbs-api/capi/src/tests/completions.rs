@@ -164,7 +164,7 @@ fn cq_resize_below_its_contents_is_refused() {
     destroy(&[a, b]);
 }
 
-/// The clock of completion timestamps now, nanoseconds.
+/// Returns the clock of completion timestamps now, nanoseconds.
 fn raw_clock(rig: &Rig) -> u64 {
     let mut values = ibv_values_ex { comp_mask: 1, raw_clock: libc::timespec { tv_sec: 0, tv_nsec: 0 } };
     // SAFETY: a live context and a valid structure.

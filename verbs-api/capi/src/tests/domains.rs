@@ -59,7 +59,7 @@ unsafe extern "C" fn free(_: *mut ibv_pd, record: *mut c_void, block: *mut c_voi
     unsafe { dealloc(block.cast(), layout) };
 }
 
-/// A parent domain on the domain of `rig`.
+/// Returns a parent domain on the domain of `rig`.
 fn parent(rig: &Rig, td: *mut ibv_td, record: *mut Record) -> *mut ibv_pd {
     let mut attr = ibv_parent_domain_init_attr {
         pd: rig.pd,

@@ -60,7 +60,7 @@ unsafe fn refuses((context, handle): Fields, other: *mut ibv_context, uses: &[Ca
     }
 }
 
-/// A second context of the device of `rig`.
+/// Returns a second context of the device of `rig`.
 fn second_context(rig: &Rig) -> *mut ibv_context {
     // SAFETY: the device of a live context.
     let context = unsafe { ibv_open_device((*rig.context).device) };

@@ -36,7 +36,7 @@ fn rkey_of(mw: *mut ibv_mw) -> u32 {
     unsafe { (*mw).rkey }
 }
 
-/// A binding of `mr` whole, for WRITEs.
+/// Returns a binding of `mr` whole, for WRITEs.
 fn whole(rig: &Rig, mr: *mut ibv_mr) -> ibv_mw_bind_info {
     ibv_mw_bind_info { mr, addr: rig.addr(512), length: 64, mw_access_flags: 2 }
 }

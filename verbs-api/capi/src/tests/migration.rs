@@ -25,7 +25,7 @@ struct Paths {
 }
 
 impl Paths {
-    /// A connection over IPv4; `None` without IPv6.
+    /// Returns a connection over IPv4; `None` without IPv6.
     fn new() -> Option<Self> {
         let rigs = [Rig::new(), Rig::new()];
         let other = over_ipv6(&rigs[0])?;
@@ -91,7 +91,7 @@ impl Drop for Paths {
     }
 }
 
-/// The path to the first IPv6 address of the device.
+/// Returns the path to the first IPv6 address of the device.
 fn over_ipv6(rig: &Rig) -> Option<ibv_ah_attr> {
     let gid = |index: u8| {
         let mut gid = ibv_gid::default();

@@ -124,7 +124,7 @@ impl Rig {
         self.memory.as_ptr().wrapping_add(index).addr() as u64
     }
 
-    /// The word at `index`, read after the device may have written it.
+    /// Returns the word at `index`, read after the device may have written it.
     fn word(&self, index: usize) -> u64 {
         // SAFETY: inside the memory of the rig.
         unsafe { self.memory.as_ptr().add(index).read_volatile() }
@@ -165,7 +165,7 @@ impl Rig {
         ibv_qp_init_attr_ex { send_ops_flags: 0x3ff, ..base }
     }
 
-    /// A QP with the `ibv_wr_*` interface.
+    /// Returns a QP with the `ibv_wr_*` interface.
     fn qp_ex(&self, qp_type: c_int) -> *mut ibv_qp {
         let mut init = self.init_ex(qp_type);
         // SAFETY: a live context and a valid structure.
@@ -174,7 +174,7 @@ impl Rig {
         qp
     }
 
-    /// Two connected RC QPs.
+    /// Returns two connected RC QPs.
     fn rc_pair(&self) -> [*mut ibv_qp; 2] {
         let pair = [self.qp(RC), self.qp(RC)];
         connect(pair[0], number(pair[1]));
@@ -182,7 +182,7 @@ impl Rig {
         pair
     }
 
-    /// A UD QP in RTS.
+    /// Returns a UD QP in RTS.
     fn ud(&self) -> *mut ibv_qp {
         let qp = self.qp(UD);
         activate(qp);
@@ -203,7 +203,7 @@ impl Rig {
         unsafe { self.ops().post_recv.unwrap()(qp, &raw mut wr, &raw mut bad) }
     }
 
-    /// The next `count` completions, in order.
+    /// Returns the next `count` completions, in order.
     fn completions(&self, count: usize) -> Vec<ibv_wc> {
         let deadline = Instant::now() + TIMEOUT;
         let mut found = vec![];
@@ -257,7 +257,7 @@ impl Drop for Rig {
     }
 }
 
-/// The path to 127.0.0.1, the first entry of the loopback device.
+/// Returns the path to 127.0.0.1, the first entry of the loopback device.
 fn loopback() -> ibv_ah_attr {
     let raw = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1];
     let grh = ibv_global_route { dgid: ibv_gid { raw }, hop_limit: 64, ..ibv_global_route::default() };
@@ -288,7 +288,7 @@ fn is_readable(fd: c_int, timeout: Duration) -> bool {
     unsafe { libc::poll(&raw mut poll, 1, timeout.as_millis() as c_int) == 1 }
 }
 
-/// All attributes of a QP.
+/// Returns all attributes of a QP.
 fn query(qp: *mut ibv_qp) -> ibv_qp_attr {
     let (mut attr, mut init) = (ibv_qp_attr::default(), MaybeUninit::uninit());
     // SAFETY: a live QP and room for valid structures.
@@ -341,12 +341,12 @@ fn towards(peer: u32) -> ibv_qp_attr {
     }
 }
 
-/// A signaled request for memory of the peer.
+/// Returns a signaled request for memory of the peer.
 fn rdma_wr(wr_id: u64, opcode: u32, sges: &[ibv_sge], remote_addr: u64, rkey: u32) -> ibv_send_wr {
     ibv_send_wr { wr: wr_union { rdma: wr_rdma { remote_addr, rkey } }, ..send_wr(wr_id, opcode, sges) }
 }
 
-/// A signaled send work request without a successor.
+/// Returns a signaled send work request without a successor.
 fn send_wr(wr_id: u64, opcode: u32, sges: &[ibv_sge]) -> ibv_send_wr {
     ibv_send_wr {
         wr_id,
@@ -362,7 +362,7 @@ fn send_wr(wr_id: u64, opcode: u32, sges: &[ibv_sge]) -> ibv_send_wr {
     }
 }
 
-/// A binding of no bytes.
+/// Returns a binding of no bytes.
 fn no_window() -> ibv_mw_bind_info {
     ibv_mw_bind_info { mr: null_mut(), addr: 0, length: 0, mw_access_flags: 0 }
 }
@@ -379,7 +379,7 @@ fn destroy_ah(ah: *mut ibv_ah) {
     assert_eq!(unsafe { ibv_destroy_ah(ah) }, 0);
 }
 
-/// A foreign handle.
+/// Returns a foreign handle.
 fn foreign<T>() -> *mut T {
     ptr::without_provenance_mut(0x1000)
 }

@@ -5,7 +5,7 @@ use crate::ah::ibv_create_ah_from_wc;
 use crate::qp::{ibv_attach_mcast, ibv_detach_mcast};
 use crate::query::ibv_query_device;
 
-/// An IPv4 group that is unique to this process.
+/// Returns an IPv4 group that is unique to this process.
 fn group() -> ibv_gid {
     let [a, b, ..] = std::process::id().to_le_bytes();
     ibv_gid { raw: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, b, a, 200] }

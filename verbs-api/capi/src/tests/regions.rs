@@ -15,7 +15,7 @@ const RELAXED_ORDERING: c_int = 1 << 20;
 const UNKNOWN_HINT: c_int = 1 << 29;
 const PAGE: u64 = 4096;
 
-/// Both keys of a region.
+/// Returns both keys of a region.
 fn keys(mr: *mut ibv_mr) -> (u32, u32) {
     // SAFETY: a live region.
     unsafe { ((*mr).lkey, (*mr).rkey) }
@@ -26,7 +26,7 @@ fn dereg(mr: *mut ibv_mr) {
     assert_eq!(unsafe { ibv_dereg_mr(mr) }, 0);
 }
 
-/// The status of a WRITE of `sge` to `remote_addr`.
+/// Returns the status of a WRITE of `sge` to `remote_addr`.
 fn write(rig: &Rig, qp: *mut ibv_qp, sge: ibv_sge, remote_addr: u64, rkey: u32) -> u32 {
     let sges = [sge];
     let mut wr = send_wr(1, 0, &sges);
@@ -85,7 +85,7 @@ fn invalid_iovas_and_rights_are_refused() {
     assert_eq!(reg(64, 0, ZERO_BASED | 2), libc::EINVAL, "remote without local");
 }
 
-/// A file in memory of `pages` pages.
+/// Returns a file in memory of `pages` pages.
 fn file(pages: u64) -> File {
     // SAFETY: the name is a C string; the returned descriptor is ours.
     let file = unsafe { File::from_raw_fd(libc::memfd_create(c"roxe-test".as_ptr(), libc::MFD_CLOEXEC)) };

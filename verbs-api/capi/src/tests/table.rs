@@ -29,7 +29,7 @@ const fn pointers(from: usize, to: usize) -> usize {
     (to - from) / size_of::<Unused>()
 }
 
-/// The public symbols of libibverbs and librdmacm.
+/// Returns the public symbols of libibverbs and librdmacm.
 fn symbols() -> Ways {
     let is_public = |node: &&str| node.starts_with("IBVERBS_1.") || node.starts_with("RDMACM_1.");
     let nodes = MAP.split("\n\n").filter(is_public);
@@ -103,7 +103,7 @@ fn cq_slots() -> Ways {
     ways
 }
 
-/// The cells of every line that names a verb.
+/// Returns the cells of every line that names a verb.
 fn lines() -> impl Iterator<Item = [&'static str; 4]> {
     TABLE.lines().filter(|line| line.starts_with("| `")).map(|line| {
         let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();

@@ -91,7 +91,7 @@ impl Tags {
         assert_eq!(self.rig.completions(1)[0].status, 0);
     }
 
-    /// The next entries of the extended CQ.
+    /// Returns the next entries of the extended CQ.
     fn done(&self, count: usize) -> VecDeque<Entry> {
         let deadline = Instant::now() + TIMEOUT;
         let mut found = VecDeque::new();
@@ -142,13 +142,14 @@ fn ops(wr_id: u64, opcode: c_int, tm: ops_tm) -> ibv_ops_wr {
     ibv_ops_wr { wr_id, next: null_mut(), opcode, flags: SIGNALED | HANDLED, tm }
 }
 
-/// An operation without a list: `handle` for a removal, `unexpected_cnt` for a synchronisation.
+/// Returns an operation without a list: `handle` for a removal, `unexpected_cnt` for a
+/// synchronisation.
 fn bare(wr_id: u64, opcode: c_int, handle: u32, unexpected_cnt: u32) -> ibv_ops_wr {
     let add = ops_tm_add { recv_wr_id: 0, sg_list: ptr::null(), num_sge: 0, tag: 0, mask: 0 };
     ops(wr_id, opcode, ops_tm { unexpected_cnt, handle, add })
 }
 
-/// The two words of a header.
+/// Returns the two words of a header.
 fn header(operation: u8, user: u32, tag: u64) -> [u64; 2] {
     let [a, b, c, d] = user.to_be_bytes();
     [u64::from_ne_bytes([operation, 0, 0, 0, a, b, c, d]), tag.to_be()]

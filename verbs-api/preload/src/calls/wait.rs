@@ -50,7 +50,7 @@ fn holds(room: size_t, count: nfds_t) -> bool {
     room / size_of::<pollfd>() >= count as usize
 }
 
-/// The entries, if any is an rsocket.
+/// Returns the entries, if any is an rsocket.
 ///
 /// # Safety
 ///
@@ -147,7 +147,7 @@ struct Set(*mut fd_set);
 const BITS: usize = c_ulong::BITS as usize;
 
 impl Set {
-    /// The word with the bit of `fd`; NULL without a set.
+    /// Returns the word with the bit of `fd`; NULL without a set.
     fn word(&self, fd: usize) -> *mut c_ulong {
         self.0.cast::<c_ulong>().wrapping_add(if self.0.is_null() { 0 } else { fd / BITS })
     }
@@ -165,7 +165,7 @@ impl Set {
     }
 }
 
-/// The rsocket functions, if any set contains an rsocket.
+/// Returns the rsocket functions, if any set contains an rsocket.
 fn first_rsocket(count: c_int, sets: &[Set; 3]) -> Option<&'static Rdma> {
     (0..count).filter(|fd| sets.iter().any(|set| set.has(*fd as usize))).find_map(rsocket_of).map(|(rdma, _)| rdma)
 }

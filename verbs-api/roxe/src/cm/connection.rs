@@ -37,18 +37,18 @@ impl Connection {
         })
     }
 
-    /// The queue pair. Its domain and completion queues: [`QueuePair::pd`], [`QueuePair::send_cq`],
-    /// [`QueuePair::recv_cq`].
+    /// Returns the queue pair. Its domain and completion queues: [`QueuePair::pd`],
+    /// [`QueuePair::send_cq`], [`QueuePair::recv_cq`].
     pub const fn qp(&self) -> &QueuePair {
         &self.qp
     }
 
-    /// The connection id.
+    /// Returns the connection id.
     pub const fn id(&self) -> &CmId {
         &self.id
     }
 
-    /// The event channel of the connection. A disconnect of the peer is
+    /// Returns the event channel of the connection. A disconnect of the peer is
     /// [`CmEventKind::Disconnected`].
     pub const fn events(&self) -> &EventChannel {
         &self.channel
@@ -112,7 +112,8 @@ impl Outgoing {
         Ok(Self { id, channel })
     }
 
-    /// The id, to build a queue pair on. [`CmId::device`] is the device that reaches the peer.
+    /// Returns the id, to build a queue pair on. [`CmId::device`] is the device that reaches the
+    /// peer.
     pub const fn id(&self) -> &CmId {
         &self.id
     }
@@ -202,7 +203,8 @@ impl Incoming {
         Ok(Self { id, channel, param })
     }
 
-    /// The id, to build a queue pair on. [`CmId::device`] is the device that received the request.
+    /// Returns the id, to build a queue pair on. [`CmId::device`] is the device that received the
+    /// request.
     pub const fn id(&self) -> &CmId {
         &self.id
     }
@@ -212,7 +214,7 @@ impl Incoming {
         &self.param.private_data
     }
 
-    /// The peer's connection parameters, from the view of this side.
+    /// Returns the peer's connection parameters, from the view of this side.
     pub const fn param(&self) -> &ConnParam {
         &self.param
     }
@@ -246,7 +248,7 @@ impl Incoming {
     }
 }
 
-/// A queue pair on `id`, in a new protection domain and with a new completion queue.
+/// Returns a queue pair on `id`, in a new protection domain and with a new completion queue.
 fn simple_qp(id: &CmId) -> Result<QueuePair, Error> {
     let context = id.context()?;
     let (pd, cq) = (context.alloc_pd()?, context.create_cq(COMPLETIONS)?);

@@ -37,13 +37,13 @@ impl CmEvent {
         Self { kind, status, id: about, request: listener.is_some().then(|| CmId::own(id)), data }
     }
 
-    /// The kind of the event.
+    /// Returns the kind of the event.
     pub const fn kind(&self) -> CmEventKind {
         self.kind
     }
 
-    /// The [`CmId::id`] of the id whose verb completed, whose peer acted, or that received a
-    /// request.
+    /// Returns the [`CmId::id`] of the id whose verb completed, whose peer acted, or that received
+    /// a request.
     pub const fn id(&self) -> ObjectId {
         self.id
     }
@@ -71,8 +71,8 @@ impl CmEvent {
         }
     }
 
-    /// The peer's connection parameters, from the view of this side. Those of a request are the
-    /// maximum for [`CmId::accept`].
+    /// Returns the peer's connection parameters, from the view of this side. Those of a request are
+    /// the maximum for [`CmId::accept`].
     pub const fn param(&self) -> Option<&ConnParam> {
         match &self.data {
             cm::EventData::Conn(param) => Some(param),
@@ -80,7 +80,7 @@ impl CmEvent {
         }
     }
 
-    /// The destination of datagrams to the peer or the multicast group.
+    /// Returns the destination of datagrams to the peer or the multicast group.
     pub const fn ud_param(&self) -> Option<&UdParam> {
         match &self.data {
             cm::EventData::Ud(param) | cm::EventData::Group { ud: param, .. } => Some(param),

@@ -104,7 +104,8 @@ impl CmId {
         Self(Arc::new(Held { id, identity }))
     }
 
-    /// The identity of `id`. An id from a connection request gets its identity on first use.
+    /// Returns the identity of `id`. An id from a connection request gets its identity on first
+    /// use.
     pub(crate) fn identity(id: &cm::Id) -> ObjectId {
         /// Held while a new id gets its identity, so that two threads assign only one.
         static NAMING: Mutex<IdNames, ()> = Mutex::new(());
@@ -261,7 +262,7 @@ impl CmId {
         Ok(self.0.id.set_local_ece(ece)?)
     }
 
-    /// The vendor options in the peer's last message.
+    /// Returns the vendor options in the peer's last message.
     pub fn remote_ece(&self) -> Ece {
         self.0.id.remote_ece()
     }
@@ -299,14 +300,14 @@ impl CmId {
         Ok(self.0.id.migrate(&to.0)?)
     }
 
-    /// The device of the local address; `None` before `AddrResolved`, or if the id is bound to all
-    /// addresses.
+    /// Returns the device of the local address; `None` before `AddrResolved`, or if the id is bound
+    /// to all addresses.
     pub fn device(&self) -> Option<Device> {
         self.0.id.device().map(Device)
     }
 
-    /// The open device of the local address. All ids on a device share one context as long as it is
-    /// used.
+    /// Returns the open device of the local address. All ids on a device share one context as long
+    /// as it is used.
     ///
     /// # Errors
     /// [`Error::Environment`] if the id has no device yet, or the device cannot be opened.
@@ -328,7 +329,7 @@ impl CmId {
         ip(self.0.id.peer_addr())
     }
 
-    /// The path to the peer, once it is resolved or received in a request.
+    /// Returns the path to the peer, once it is resolved or received in a request.
     pub fn path(&self) -> Option<Path> {
         self.0.id.path()
     }
@@ -338,7 +339,7 @@ impl CmId {
         self.0.id.service()
     }
 
-    /// The local address as a GID.
+    /// Returns the local address as a GID.
     pub(crate) fn local_gid(&self) -> Option<Gid> {
         self.0.id.local_addr().map(|addr| addr.gid())
     }

@@ -75,8 +75,8 @@ fn same_file_opens_the_same_domain() {
     assert_eq!(xrc.sends.wait(TIMEOUT).unwrap().status(), WcStatus::RemInvReqErr, "a queue of another domain");
 }
 
-/// Two connected queue pairs with one completion queue, and an alternate path of the other address
-/// family.
+/// Returns two connected queue pairs with one completion queue, and an alternate path of the other
+/// address family.
 fn two_paths(service: Service) -> Option<(Context, CompletionQueue, [QueuePair; 2], AlternatePath)> {
     let context = Context::open_first().unwrap();
     let entries = context.gid_entries();

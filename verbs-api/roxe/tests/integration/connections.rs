@@ -34,7 +34,7 @@ fn errno<T>(result: Result<T, Error>) -> i32 {
     }
 }
 
-/// A queue pair on `id`, with a new completion queue.
+/// Returns a queue pair on `id`, with a new completion queue.
 fn queue_pair(id: &CmId) -> QueuePair {
     let pd = id.context().unwrap().alloc_pd().unwrap();
     let cq = pd.context().create_cq(32).unwrap();
@@ -51,7 +51,7 @@ fn send(from: &QueuePair, to: &QueuePair) {
     assert_eq!(inbox.to_vec(..9).unwrap(), b"a message");
 }
 
-/// The client's and the server's end of a connection of the blocking types.
+/// Returns the client's and the server's end of a connection of the blocking types.
 fn connected() -> (Connection, Connection) {
     let listener = Listener::bind(HERE).unwrap();
     let address = listener.local_addr();
@@ -180,7 +180,7 @@ fn queue_pair_keeps_its_connection() {
     server.wait_disconnected().unwrap();
 }
 
-/// An id with a resolved path to `address`, and its channel.
+/// Returns an id with a resolved path to `address`, and its channel.
 fn parts(address: SocketAddr) -> (CmId, EventChannel) {
     let channel = EventChannel::create().unwrap();
     let id = CmId::create(&channel, PortSpace::Tcp).unwrap();
@@ -195,7 +195,7 @@ fn resolve(id: &CmId, channel: &EventChannel, address: SocketAddr) {
     channel.next_event().unwrap().expect(CmEventKind::RouteResolved).unwrap();
 }
 
-/// The next event, which must be of this kind. Skips late events of earlier connections.
+/// Returns the next event, which must be of this kind. Skips late events of earlier connections.
 fn next(channel: &EventChannel, kind: CmEventKind) -> CmEvent {
     loop {
         let event = channel.next_event().unwrap();
@@ -205,7 +205,7 @@ fn next(channel: &EventChannel, kind: CmEventKind) -> CmEvent {
     }
 }
 
-/// A listener on `channel`, and its address.
+/// Returns a listener on `channel`, and its address.
 fn listening(channel: &EventChannel, port_space: PortSpace) -> (CmId, SocketAddr) {
     let listener = CmId::create(channel, port_space).unwrap();
     listener.bind(HERE).unwrap();

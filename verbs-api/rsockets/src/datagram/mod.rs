@@ -1,9 +1,9 @@
 //! Datagrams: SOCK_DGRAM over UD queue pairs.
 //!
-//! A socket has a UDP socket, and a [`Port`] for each own address that it uses. The first datagram
-//! to a peer goes over UDP and carries the sender's queue pair number; the peer answers with its
-//! own. Later datagrams go between the queue pairs. The background thread reads the UDP socket and
-//! puts its datagrams into the same inbox.
+//! A socket has a UDP socket, and a [`Port`] for each local address that it uses. It sends the first
+//! datagram to a peer over UDP, together with its queue pair number; the peer answers with its own
+//! number. Later datagrams go from queue pair to queue pair. The background thread reads the UDP
+//! socket and adds its datagrams to the same inbox.
 
 mod port;
 
@@ -26,14 +26,17 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
-/// Remembered peers; the first datagram to a forgotten one goes over UDP again.
+/// Largest number of known peers. When it is reached, the socket forgets all peers, and sends its
+/// next datagram to each over UDP again.
 const MAX_PEERS: usize = 4096;
+/// Largest number of UDP packets that one call of `serve` reads.
 const UDP_BATCH: usize = 64;
-const SETTLE: Duration = Duration::from_secs(1);
+/// Time that `close` waits for posted sends.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(crate) struct Datagram {
-    /// Non-blocking; its descriptor is the socket's number.
+    /// Non-blocking. The number of its descriptor identifies the socket.
     udp: UdpSocket,
     domain: i32,
     inner: Mutex<lock::Datagram, Inner>,
@@ -52,13 +55,13 @@ struct Inner {
     watchers: Watchers,
 }
 
-/// An address that was sent to or received from.
+/// A known address: the socket has sent to it, or received from it.
 #[derive(Debug)]
 struct Peer {
-    /// Index of the own port that leads there.
+    /// Index of the port that reaches the peer.
     port: usize,
-    /// Queue pair of the peer, once known.
-    queue: Option<(AddressHandle, Qpn)>,
+    /// Address and queue pair of the peer; `None` while unknown.
+    qp: Option<(AddressHandle, Qpn)>,
 }
 
 #[derive(Debug)]
@@ -123,11 +126,11 @@ impl Datagram {
         Ok(())
     }
 
-    /// Closes the socket after posted sends have left.
+    /// Closes the socket. First waits until posted sends are complete, at most one second.
     pub(crate) fn close(&self) {
         let settled = |inner: &Inner| inner.ports.iter().all(Port::is_settled);
         // Datagrams that are still posted after the wait may get lost.
-        let _ = wait::until(self, Instant::now().checked_add(SETTLE), || settled(&self.current()));
+        let _ = wait::until(self, Instant::now().checked_add(CLOSE_TIMEOUT), || settled(&self.current()));
         let mut inner = self.inner.lock();
         inner.closed = true;
         inner.watchers.wake();
@@ -143,7 +146,7 @@ impl Datagram {
         self.inner.lock().connected.ok_or_else(|| os(libc::ENOTCONN))
     }
 
-    /// The descriptor that the background thread polls while the socket is open.
+    /// Returns the descriptor that the background thread polls; `None` if the socket is closed.
     pub(crate) fn service_due(&self) -> Option<ServiceDue> {
         (!self.inner.lock().closed).then(|| (Some(self.fd()), None))
     }
@@ -154,14 +157,15 @@ impl Datagram {
         for _ in 0..UDP_BATCH {
             match self.udp.recv_from(&mut packet) {
                 Ok((len, from)) => self.handle_packet(&packet[..len], from),
-                // Another error is an ICMP message about an earlier datagram.
+                // Any other error reports an ICMP message about an earlier datagram.
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(_) => {}
             }
         }
     }
 
-    /// Handles a peer's announcement of its queue pair.
+    /// Handles a UDP packet: answers a datagram, records the peer's queue pair, and enqueues the
+    /// datagram.
     // clause: RSOCK-UDP-ANSWER
     fn handle_packet(&self, packet: &[u8], from: SocketAddr) {
         let Ok(from) = unmapped(from, self.domain) else { return };
@@ -172,21 +176,21 @@ impl Datagram {
             // If the answer is lost, the peer announces itself with its next datagram.
             let _ = self.send_address(&inner.ports[port], from, false, &mut Drain::new(&[]));
         }
-        let queue = Qpn::new(header.qpn);
-        let known = inner.peers.get(&from).and_then(|peer| peer.queue).is_some_and(|(_, known)| known == queue);
-        if !known
+        let qpn = Qpn::new(header.qpn);
+        let is_known = inner.peers.get(&from).and_then(|peer| peer.qp).is_some_and(|(_, known)| known == qpn);
+        if !is_known
             && let Ok(handle) = inner.ports[port].address_handle(from.ip())
             && let Some(peer) = inner.peers.get_mut(&from)
         {
-            peer.queue = Some((handle, queue));
+            peer.qp = Some((handle, qpn));
         }
-        if header.data && inner.takes_from(from) {
+        if header.data && inner.accepts_from(from) {
             inner.inbox.push_back(Message::OverUdp { from, bytes: data.to_vec() });
             inner.watchers.wake();
         }
     }
 
-    /// Announces the own queue pair over UDP, followed by `data`.
+    /// Sends the port's queue pair number over UDP, followed by `data`.
     fn send_address(&self, port: &Port, to: SocketAddr, with_data: bool, data: &mut Drain<'_>) -> io::Result<()> {
         let header = UdpHeader { data: with_data, qpn: port.qpn(), addr: port.ip() }.encode();
         let mut packet = [0; MAX_DATAGRAM + MAX_HEADER];
@@ -213,8 +217,9 @@ impl Datagram {
 
     fn send_now(&self, data: &mut Drain<'_>, to: Option<SocketAddr>) -> io::Result<usize> {
         let to = to.or_else(|| self.inner.lock().connected).ok_or_else(|| os(libc::EDESTADDRREQ))?;
-        if self.inner.lock().peers.get(&to).is_none_or(|peer| peer.queue.is_none()) {
-            // If the answer has arrived, this datagram cannot overtake the one sent over UDP.
+        if self.inner.lock().peers.get(&to).is_none_or(|peer| peer.qp.is_none()) {
+            // Reads the peer's answer, if it has arrived. The peer has received the datagram over
+            // UDP then, so this one cannot overtake it.
             self.serve();
         }
         let mut inner = self.current();
@@ -227,18 +232,18 @@ impl Datagram {
         let source = SocketAddr::new(port.ip(), self.udp.local_addr()?.port());
         let header = datagram::encode_source(source);
         let len = data.left();
-        if len > port.longest(header.as_slice().len()) {
+        if len > port.max_payload(header.as_slice().len()) {
             return Err(os(libc::EMSGSIZE));
         }
-        match peers.get(&to).and_then(|peer| peer.queue) {
-            Some(queue) if !port.send(queue, &header, data).map_err(errno::of)? => return Err(os(libc::EAGAIN)),
+        match peers.get(&to).and_then(|peer| peer.qp) {
+            Some(qp) if !port.send(qp, &header, data).map_err(errno::of)? => return Err(os(libc::EAGAIN)),
             Some(_) => {}
             None => self.send_address(port, to, true, data)?,
         }
         Ok(len)
     }
 
-    /// The port that leads to `to`; remembers the peer.
+    /// Returns the index of the port that reaches `to`; records the peer.
     fn peer(&self, inner: &mut Inner, to: SocketAddr) -> io::Result<usize> {
         if let Some(peer) = inner.peers.get(&to) {
             return Ok(peer.port);
@@ -248,11 +253,11 @@ impl Datagram {
         if inner.peers.len() >= MAX_PEERS {
             inner.peers.clear();
         }
-        inner.peers.insert(to, Peer { port, queue: None });
+        inner.peers.insert(to, Peer { port, qp: None });
         Ok(port)
     }
 
-    /// The own address for `to`: the bound address, or the system's choice.
+    /// Returns the local address to send to `to` from: the bound address, or the kernel's choice.
     fn source_towards(&self, to: SocketAddr) -> io::Result<IpAddr> {
         let own = self.local_addr().map(|own| own.ip()).filter(|ip| !ip.is_unspecified());
         if let Some(ip) = own {
@@ -268,6 +273,7 @@ impl Datagram {
         wait::retry(self, mode.wait, libc::POLLIN, || self.current().recv(room, mode.peek))
     }
 
+    /// Processes pending completions, and returns the state.
     fn current(&self) -> MutexGuard<'_, lock::Datagram, Inner> {
         let mut inner = self.inner.lock();
         inner.progress();
@@ -276,20 +282,21 @@ impl Datagram {
 }
 
 impl Inner {
+    /// Returns the index of the port on `ip`; opens it if there is none.
     fn port(&mut self, ip: IpAddr) -> io::Result<usize> {
         if let Some(at) = self.ports.iter().position(|port| port.ip() == ip) {
             return Ok(at);
         }
         self.ports.push(Port::open(ip, Depth::new(&self.settings))?);
-        // Sleeping threads do not poll its descriptor yet.
+        // Sleeping threads do not poll the new port's descriptor yet.
         self.watchers.wake();
         Ok(self.ports.len() - 1)
     }
 
     /// Returns true if a datagram from `from` is for the program and the inbox has room.
-    fn takes_from(&self, from: SocketAddr) -> bool {
-        let room = self.inbox.len() < usize::from(Depth::new(&self.settings).recvs);
-        room && !self.shut_read && self.connected.is_none_or(|connected| connected == from)
+    fn accepts_from(&self, from: SocketAddr) -> bool {
+        let has_room = self.inbox.len() < usize::from(Depth::new(&self.settings).recvs);
+        has_room && !self.shut_read && self.connected.is_none_or(|connected| connected == from)
     }
 
     fn progress(&mut self) {
@@ -298,11 +305,11 @@ impl Inner {
         for (at, port) in ports.iter_mut().enumerate() {
             port.completions.take_events(!self.watchers.is_empty());
             changed |= port.take_completions(|arrived| {
-                let takes = self.takes_from(arrived.from);
-                if takes {
+                let accepted = self.accepts_from(arrived.from);
+                if accepted {
                     self.inbox.push_back(Message::Arrived { port: at, arrived });
                 }
-                takes
+                accepted
             });
         }
         self.ports = ports;
@@ -311,7 +318,8 @@ impl Inner {
         }
     }
 
-    /// Returns the next datagram and its sender. Length 0 without a sender is the end.
+    /// Receives the next datagram; returns its length and sender, or `None` if there is none.
+    /// Returns length 0 without a sender after a shutdown.
     fn recv(&mut self, room: &mut Fill<'_, '_>, peek: bool) -> io::Result<Option<(usize, Option<SocketAddr>)>> {
         let Some(message) = self.inbox.front() else {
             return match self {
@@ -353,7 +361,7 @@ impl Source for Datagram {
         inner.watchers.add(waker);
         for port in &mut inner.ports {
             port.completions.arm();
-            fds.push(wait::waiting_for(port.completions.fd()));
+            fds.push(wait::pollin_entry(port.completions.fd()));
         }
     }
 
@@ -372,7 +380,7 @@ impl Datagram {
         let in_use = !inner.ports.is_empty();
         let settings = &mut inner.settings;
         match (level, name, number) {
-            // Buffers in use keep their size.
+            // The ports exist already, and their buffers keep their size.
             (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_SNDBUF, _) if in_use => {}
             (libc::SOL_SOCKET, libc::SO_RCVBUF, Some(bytes)) => settings.sizes.recv_buffer = bytes.saturating_mul(2),
             (libc::SOL_SOCKET, libc::SO_SNDBUF, Some(bytes)) => settings.sizes.send_buffer = bytes.saturating_mul(2),

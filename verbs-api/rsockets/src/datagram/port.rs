@@ -1,4 +1,4 @@
-//! A UD queue pair on one own address, with its send and receive buffers.
+//! A UD queue pair on one local address, with its send and receive buffers.
 
 use crate::completions::{BATCH, Completions};
 use crate::config::Config;
@@ -17,9 +17,11 @@ use std::net::{IpAddr, SocketAddr};
 const QKEY: Qkey = Qkey(0x0123_4567);
 /// Bytes of the GRH before each received datagram.
 const GRH: usize = 40;
+/// Bytes of a slot of the receive buffer.
 const SLOT: usize = GRH + MAX_DATAGRAM;
+/// Longest queue, in datagrams.
 pub(crate) const MAX_DEPTH: u32 = 16384;
-/// Flag of receives in `wr_id`.
+/// Bit in `wr_id` of receive requests. The lower bits of a `wr_id` are the slot.
 const RECV: u64 = 1 << 63;
 
 /// Queue lengths in datagrams, and the inline limit in bytes.
@@ -31,7 +33,8 @@ pub(crate) struct Depth {
 }
 
 impl Depth {
-    /// Returns the number of datagrams that both queue and buffer hold, at least one.
+    /// Returns queue lengths such that both the queue and the buffer hold that many datagrams; at
+    /// least one.
     pub(crate) fn new(settings: &Config) -> Self {
         let fits = |queue: u16, buffer: u32| {
             let datagrams = u32::from(queue).min(buffer / MAX_DATAGRAM as u32).clamp(1, MAX_DEPTH);
@@ -45,14 +48,18 @@ impl Depth {
     }
 }
 
+/// A datagram in the receive buffer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrived {
     pub(crate) slot: u16,
     pub(crate) from: SocketAddr,
+    /// Length in bytes, without the header.
     len: usize,
+    /// Bytes of the header.
     header: usize,
 }
 
+/// A UD queue pair and its buffers.
 #[derive(Debug)]
 pub(crate) struct Port {
     ip: IpAddr,
@@ -65,8 +72,8 @@ pub(crate) struct Port {
     /// Free slots of the send buffer.
     free: Vec<u16>,
     depth: Depth,
-    /// Longest datagram with its header, bytes.
-    longest: usize,
+    /// Longest datagram with its header, in bytes.
+    max_datagram: usize,
 }
 
 impl Port {
@@ -105,12 +112,12 @@ impl Port {
             .max_inline_data(depth.inline)
             .sq_sig_all()
             .build()?;
-        let longest = context.port_attr()?.active_mtu.bytes() as usize;
+        let mtu = context.port_attr()?.active_mtu.bytes() as usize;
         let port = Self {
             send_buffer: pd.alloc_mr(usize::from(depth.sends) * MAX_DATAGRAM, Access::LOCAL_WRITE)?,
             recv_buffer: pd.alloc_mr(usize::from(depth.recvs) * SLOT, Access::LOCAL_WRITE)?,
             free: (0..depth.sends).collect(),
-            longest: longest.min(MAX_DATAGRAM),
+            max_datagram: mtu.min(MAX_DATAGRAM),
             ip,
             qp,
             completions,
@@ -133,8 +140,9 @@ impl Port {
         self.qp.qp_num().get()
     }
 
-    pub(crate) const fn longest(&self, header: usize) -> usize {
-        self.longest.saturating_sub(header)
+    /// Returns the longest data after a header of `header` bytes.
+    pub(crate) const fn max_payload(&self, header: usize) -> usize {
+        self.max_datagram.saturating_sub(header)
     }
 
     pub(crate) const fn can_send(&self) -> bool {
@@ -170,8 +178,8 @@ impl Port {
         sent.map(|()| true)
     }
 
-    /// Processes completions. Passes each datagram to `arrived`, which returns true to keep it.
-    /// Returns true if there was any completion.
+    /// Processes completions. Passes each datagram to `arrived`, which returns true to keep the slot
+    /// until [`repost`](Self::repost). Returns true if there was any completion.
     pub(crate) fn take_completions(&mut self, mut arrived: impl FnMut(Arrived) -> bool) -> bool {
         let mut any = false;
         let mut batch = [WorkCompletion::default(); BATCH];
@@ -189,24 +197,24 @@ impl Port {
 
     fn received(&self, slot: u16, completion: &WorkCompletion, arrived: &mut impl FnMut(Arrived) -> bool) {
         let len = (completion.byte_len() as usize).saturating_sub(GRH);
-        let kept = completion.status() == WcStatus::Success && self.arrived_in(slot, len).is_some_and(&mut *arrived);
+        let kept = completion.status() == WcStatus::Success && self.parse_slot(slot, len).is_some_and(&mut *arrived);
         if !kept {
             self.repost(slot);
         }
     }
 
-    /// The datagram in `slot`, if it has the header of a socket.
-    fn arrived_in(&self, slot: u16, len: usize) -> Option<Arrived> {
+    /// Returns the datagram in `slot`, if it has the header of a socket.
+    fn parse_slot(&self, slot: u16, len: usize) -> Option<Arrived> {
         let mut start = [0; datagram::MAX_HEADER];
         let seen = len.min(start.len());
-        self.recv_buffer.read(place(slot), &mut start[..seen]).ok()?;
+        self.recv_buffer.read(payload_offset(slot), &mut start[..seen]).ok()?;
         let (from, rest) = datagram::decode_source(&start[..seen])?;
         let header = seen - rest.len();
         Some(Arrived { slot, from, len: len - header, header })
     }
 
     pub(crate) fn bytes(&self, arrived: &Arrived) -> Result<Vec<u8>, roxe::Error> {
-        let start = place(arrived.slot) + arrived.header;
+        let start = payload_offset(arrived.slot) + arrived.header;
         self.recv_buffer.to_vec(start..start + arrived.len)
     }
 
@@ -221,6 +229,7 @@ impl Port {
     }
 }
 
-fn place(slot: u16) -> usize {
+/// Offset in the receive buffer of the datagram in `slot`, after the GRH.
+fn payload_offset(slot: u16) -> usize {
     usize::from(slot) * SLOT + GRH
 }

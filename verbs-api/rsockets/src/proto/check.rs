@@ -3,15 +3,15 @@
 use super::conn::{CONN_DATA_LEN, ConnData, Target};
 use super::datagram::{UdpHeader, decode_source, encode_source};
 use super::message::Message;
-use super::stream::{CONTROL_SLOTS, Done, Link, Sizes, Stream};
+use super::stream::{CONTROL_SLOTS, CompletionKind, ConnState, Sizes, Stream};
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Small sizes, which a few steps exhaust.
+/// Sizes small enough that a few steps exhaust them.
 const SIZES: Sizes = Sizes { send_queue: 8, recv_queue: 4, send_buffer: 4096, recv_buffer: 512, iomaps: 2 };
 
-/// Decodes `bytes` as datagram headers; then as a peer's connection data, followed by steps:
-/// messages of the peer, and acts of the program and the device.
+/// Decodes `bytes` as datagram headers, then as a peer's connection data followed by steps. A step
+/// is a message of the peer, a call of the program or a completion of the device.
 ///
 /// # Panics
 /// If a decoded header does not encode to the same bytes, more is unread than the buffer holds, or
@@ -29,17 +29,17 @@ pub fn check_protocol(bytes: &[u8]) {
         let mut number = || u32::from_be_bytes(std::array::from_fn(|_| steps.next().unwrap_or_default()));
         match step % 8 {
             0 => unread += handle(&mut stream, number()),
-            // Short data, which random messages rarely are.
+            // A message with a short length, which a random number rarely is.
             1 => unread += handle(&mut stream, u32::from(step >> 3)),
             2 => {
                 let len = (number() % 2048).min(stream.outgoing.room());
                 if len > 0 {
-                    let held = stream.outgoing.data(len, step & 8 != 0).held();
-                    data.push_back(Done::Data(held));
+                    let held = stream.outgoing.start_data(len, step & 8 != 0).held();
+                    data.push_back(CompletionKind::Data(held));
                 }
             }
-            3 => data.pop_front().into_iter().for_each(|done| stream.handle_done(done)),
-            4 => notices.pop_front().into_iter().for_each(|done| stream.handle_done(done)),
+            3 => data.pop_front().into_iter().for_each(|done| stream.handle_completion(done)),
+            4 => notices.pop_front().into_iter().for_each(|done| stream.handle_completion(done)),
             5 => {
                 let part = stream.incoming.peek(u32::from(step >> 3), 100);
                 assert!(part.start <= part.end && part.end <= SIZES.recv_buffer);
@@ -48,7 +48,7 @@ pub fn check_protocol(bytes: &[u8]) {
                 unread -= len;
             }
             6 => {
-                if stream.outgoing.wants_target().is_some() {
+                if stream.outgoing.poll_target_index().is_some() {
                     let target = Target { addr: number().into(), rkey: number(), len: number() };
                     stream.outgoing.set_target(target);
                 }
@@ -58,23 +58,23 @@ pub fn check_protocol(bytes: &[u8]) {
                 how => stream.shut_down(how & 1 != 0, how & 2 != 0),
             },
         }
-        notices.extend(std::iter::from_fn(|| stream.poll_notice()).map(|notice| notice.done()));
+        notices.extend(std::iter::from_fn(|| stream.poll_notice()).map(|notice| notice.completion_kind()));
         assert!(unread <= SIZES.recv_buffer && stream.incoming.has_data() == (unread > 0));
         assert!(notices.len() <= usize::from(CONTROL_SLOTS));
         assert!(data.len() <= usize::from(SIZES.send_queue - CONTROL_SLOTS));
-        let held: u32 = data.iter().map(|done| if let Done::Data(held) = done { *held } else { 0 }).sum();
+        let held: u32 = data.iter().map(|done| if let CompletionKind::Data(held) = done { *held } else { 0 }).sum();
         assert!(held <= SIZES.send_buffer && stream.outgoing.buffer_room() == SIZES.send_buffer - held);
     }
 }
 
-/// Handles a message of the peer; returns the bytes that it has written.
+/// Handles a message of the peer; returns the number of bytes that the peer has written.
 fn handle(stream: &mut Stream, imm: u32) -> u32 {
-    let (was_up, message) = (stream.link() == Link::Up, Message::decode(imm));
+    let (was_up, message) = (stream.state() == ConnState::Up, Message::decode(imm));
     if let Ok(message) = message {
         assert_eq!(Message::decode(message.encode()), Ok(message));
     }
     let handled = stream.handle_message(imm);
-    assert!(handled.is_ok() || stream.link() == Link::Broken, "a violation ends the stream");
+    assert!(handled.is_ok() || stream.state() == ConnState::Broken, "a violation ends the stream");
     match message {
         Ok(Message::Data(len)) if was_up && handled.is_ok() => len,
         _ => 0,

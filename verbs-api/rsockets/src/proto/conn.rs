@@ -3,10 +3,11 @@
 use super::Violation;
 use std::array;
 
+/// Bytes of the private data.
 pub(crate) const CONN_DATA_LEN: usize = 40;
-/// Entries of the list of targets: one for each half of the receive buffer.
+/// Entries of the target list: one for each half of the receive buffer.
 pub(crate) const TARGETS: usize = 2;
-/// Bytes of a target, in the list and in the connection data.
+/// Bytes of a target, in the target list and in the connection data.
 pub(crate) const TARGET_LEN: usize = 16;
 /// Bytes of an entry in the table of remote mappings.
 pub(crate) const IOMAP_LEN: usize = 24;
@@ -17,11 +18,12 @@ const FLAG_BIG_ENDIAN: u8 = 1;
 /// Set if the sender supports remote mappings.
 const FLAG_IOMAP: u8 = 2;
 
+/// Memory of one side that the other side may write to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) addr: u64,
     pub(crate) rkey: u32,
-    /// Bytes; entries, for the list of targets.
+    /// Length in bytes; for the target list, in entries.
     pub(crate) len: u32,
 }
 
@@ -35,7 +37,7 @@ impl ByteOrder {
     pub(crate) const NATIVE: Self = if cfg!(target_endian = "big") { Self::Big } else { Self::Little };
 
     /// Converts a number between big-endian and this byte order.
-    fn arranged<const N: usize>(self, mut bytes: [u8; N]) -> [u8; N] {
+    fn converted<const N: usize>(self, mut bytes: [u8; N]) -> [u8; N] {
         if self == Self::Little {
             bytes.reverse();
         }
@@ -48,26 +50,27 @@ impl Target {
     // clause: RSOCK-TARGET
     pub(crate) fn encode(self, order: ByteOrder) -> [u8; TARGET_LEN] {
         let mut out = [0; TARGET_LEN];
-        out[..8].copy_from_slice(&order.arranged(self.addr.to_be_bytes()));
-        out[8..12].copy_from_slice(&order.arranged(self.rkey.to_be_bytes()));
-        out[12..].copy_from_slice(&order.arranged(self.len.to_be_bytes()));
+        out[..8].copy_from_slice(&order.converted(self.addr.to_be_bytes()));
+        out[8..12].copy_from_slice(&order.converted(self.rkey.to_be_bytes()));
+        out[12..].copy_from_slice(&order.converted(self.len.to_be_bytes()));
         out
     }
 
     /// Decodes an entry in the memory of a host of this byte order.
     pub(crate) fn decode(bytes: [u8; TARGET_LEN], order: ByteOrder) -> Self {
         Self {
-            addr: u64::from_be_bytes(order.arranged(array::from_fn(|i| bytes[i]))),
-            rkey: u32::from_be_bytes(order.arranged(array::from_fn(|i| bytes[8 + i]))),
-            len: u32::from_be_bytes(order.arranged(array::from_fn(|i| bytes[12 + i]))),
+            addr: u64::from_be_bytes(order.converted(array::from_fn(|i| bytes[i]))),
+            rkey: u32::from_be_bytes(order.converted(array::from_fn(|i| bytes[8 + i]))),
+            len: u32::from_be_bytes(order.converted(array::from_fn(|i| bytes[12 + i]))),
         }
     }
 }
 
+/// A mapping of `riomap`: the peer writes to `target` by offsets that begin at `offset`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Iomap {
     pub(crate) offset: u64,
-    pub(crate) place: Target,
+    pub(crate) target: Target,
 }
 
 impl Iomap {
@@ -75,39 +78,41 @@ impl Iomap {
     // clause: RSOCK-IOMAP
     pub(crate) fn encode(self, order: ByteOrder) -> [u8; IOMAP_LEN] {
         let mut out = [0; IOMAP_LEN];
-        out[..8].copy_from_slice(&order.arranged(self.offset.to_be_bytes()));
-        out[8..].copy_from_slice(&self.place.encode(order));
+        out[..8].copy_from_slice(&order.converted(self.offset.to_be_bytes()));
+        out[8..].copy_from_slice(&self.target.encode(order));
         out
     }
 
-    /// Decodes an entry that the peer has written to the own memory.
+    /// Decodes an entry that the peer has written to the memory of this host.
     pub(crate) fn decode_native(bytes: [u8; IOMAP_LEN]) -> Self {
         let offset = u64::from_ne_bytes(array::from_fn(|i| bytes[i]));
-        Self { offset, place: Target::decode(array::from_fn(|i| bytes[8 + i]), ByteOrder::NATIVE) }
+        Self { offset, target: Target::decode(array::from_fn(|i| bytes[8 + i]), ByteOrder::NATIVE) }
     }
 
-    /// The part of the mapping from `offset` on, if the mapping covers it.
-    pub(crate) fn at(&self, offset: u64) -> Option<Target> {
+    /// Returns the part of the mapping from `offset` on, if the mapping covers it.
+    pub(crate) fn target_at(&self, offset: u64) -> Option<Target> {
         let skip = offset.checked_sub(self.offset)?;
-        let skip = u32::try_from(skip).ok().filter(|skip| *skip < self.place.len)?;
+        let skip = u32::try_from(skip).ok().filter(|skip| *skip < self.target.len)?;
         Some(Target {
-            addr: self.place.addr.wrapping_add(u64::from(skip)),
-            rkey: self.place.rkey,
-            len: self.place.len - skip,
+            addr: self.target.addr.wrapping_add(u64::from(skip)),
+            rkey: self.target.rkey,
+            len: self.target.len - skip,
         })
     }
 }
 
+/// The private data of one side, the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ConnData {
+    /// Byte order of the sender's host.
     pub(crate) order: ByteOrder,
-    /// Initial credits: messages that may be sent to it.
+    /// Initial credits: messages that the other side may send.
     pub(crate) credits: u16,
-    /// Mappings that it accepts; `None` from a peer without mappings.
+    /// Mappings that the sender accepts; `None` if it does not support mappings.
     pub(crate) iomaps: Option<u16>,
-    /// List of targets; `len` counts entries.
+    /// The sender's target list; `len` counts entries.
     pub(crate) targets: Target,
-    /// The first half of its receive buffer.
+    /// The first half of the sender's receive buffer.
     pub(crate) data: Target,
 }
 
@@ -123,7 +128,7 @@ impl ConnData {
         out[2..4].copy_from_slice(&self.credits.to_be_bytes());
         if let Some(iomaps) = self.iomaps {
             out[1] |= FLAG_IOMAP;
-            out[7] = scale(iomaps);
+            out[7] = encode_count(iomaps);
         }
         out[8..24].copy_from_slice(&self.targets.encode(ByteOrder::Big));
         out[24..].copy_from_slice(&self.data.encode(ByteOrder::Big));
@@ -133,7 +138,7 @@ impl ConnData {
     /// Decodes the peer's private data, which the connection manager may have padded.
     ///
     /// # Errors
-    /// Another version, too few bytes, or an empty list of targets.
+    /// [`Violation`] for another version, too few bytes, or an empty target list.
     // clause: RSOCK-CONN-VERSION
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Violation> {
         let bytes: &[u8; CONN_DATA_LEN] = bytes.first_chunk().ok_or(Violation)?;
@@ -145,21 +150,21 @@ impl ConnData {
         Ok(Self {
             order: if flags & FLAG_BIG_ENDIAN != 0 { ByteOrder::Big } else { ByteOrder::Little },
             credits: u16::from_be_bytes([high, low]),
-            iomaps: (flags & FLAG_IOMAP != 0).then(|| unscale(iomaps)),
+            iomaps: (flags & FLAG_IOMAP != 0).then(|| decode_count(iomaps)),
             targets,
             data: Target::decode(array::from_fn(|i| bytes[24 + i]), ByteOrder::Big),
         })
     }
 }
 
-/// Encodes a count below 2^15 in one byte: exactly up to 128, above that in steps of 256.
+/// Encodes a count below 2^15 in one byte: exactly up to 128, above that in units of 256.
 // clause: RSOCK-IOMAP-SCALE
-pub(crate) const fn scale(value: u16) -> u8 {
+pub(crate) const fn encode_count(value: u16) -> u8 {
     if value <= 0x80 { value as u8 } else { 0x80 | (value >> 8) as u8 }
 }
 
-/// Decodes the byte of [`scale`], rounded down.
-pub(crate) const fn unscale(byte: u8) -> u16 {
+/// Decodes the byte of [`encode_count`], rounded down.
+pub(crate) const fn decode_count(byte: u8) -> u16 {
     if byte <= 0x80 { byte as u16 } else { ((byte & 0x7f) as u16) << 8 }
 }
 
@@ -177,17 +182,17 @@ mod tests {
         }
     }
 
-    /// Never rounded up: the peer must not write beyond the table.
+    // Rounding up would let the peer write beyond the table.
     #[test]
     fn counts_in_one_byte_are_rounded_down() {
         for value in 0..=u16::MAX {
-            let read = unscale(scale(value));
+            let read = decode_count(encode_count(value));
             assert!(read <= value && (value > 0x80 || read == value), "{value}: {read}");
-            // Seven bits remain; librdmacm also loses the eighth.
+            // Counts from 2^15 on lose their highest bit, as in librdmacm.
             assert!(value >= 0x8000 || value - read < 256, "{value}: {read}");
         }
         for byte in 0..=u8::MAX {
-            assert_eq!(unscale(scale(unscale(byte))), unscale(byte), "{byte}");
+            assert_eq!(decode_count(encode_count(decode_count(byte))), decode_count(byte), "{byte}");
         }
     }
 
@@ -222,7 +227,7 @@ mod tests {
 
     // clause: RSOCK-TARGET
     #[test]
-    fn entry_uses_byte_order_of_its_memory() {
+    fn target_is_encoded_in_the_byte_order_of_its_host() {
         let target = Target { addr: 0x0102_0304_0506_0708, rkey: 0x1112_1314, len: 0x2122_2324 };
         let big = target.encode(ByteOrder::Big);
         assert_eq!(big, [1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0x21, 0x22, 0x23, 0x24]);
@@ -234,24 +239,24 @@ mod tests {
     // clause: RSOCK-IOMAP
     #[test]
     fn mapping_covers_its_offsets_only() {
-        let map = Iomap { offset: 100, place: Target { addr: 0x1000, rkey: 7, len: 50 } };
+        let map = Iomap { offset: 100, target: Target { addr: 0x1000, rkey: 7, len: 50 } };
         assert_eq!(map.encode(ByteOrder::Big)[..8], 100u64.to_be_bytes());
-        assert_eq!(map.encode(ByteOrder::Big)[8..], map.place.encode(ByteOrder::Big));
+        assert_eq!(map.encode(ByteOrder::Big)[8..], map.target.encode(ByteOrder::Big));
         assert_eq!(Iomap::decode_native(map.encode(ByteOrder::NATIVE)), map);
-        assert_eq!(map.at(99), None);
-        assert_eq!(map.at(100), Some(map.place));
-        assert_eq!(map.at(149), Some(Target { addr: 0x1031, rkey: 7, len: 1 }));
-        assert_eq!(map.at(150), None);
+        assert_eq!(map.target_at(99), None);
+        assert_eq!(map.target_at(100), Some(map.target));
+        assert_eq!(map.target_at(149), Some(Target { addr: 0x1031, rkey: 7, len: 1 }));
+        assert_eq!(map.target_at(150), None);
     }
 
     // clause: RSOCK-IOMAP-SCALE
     #[test]
     fn counts_above_128_use_steps_of_256() {
         for exact in [0, 1, 127, 128] {
-            assert_eq!(unscale(scale(exact)), exact);
+            assert_eq!(decode_count(encode_count(exact)), exact);
         }
-        assert_eq!(unscale(scale(256)), 256);
-        assert_eq!(unscale(scale(1000)), 768);
-        assert_eq!(unscale(scale(u16::MAX)), 127 << 8);
+        assert_eq!(decode_count(encode_count(256)), 256);
+        assert_eq!(decode_count(encode_count(1000)), 768);
+        assert_eq!(decode_count(encode_count(u16::MAX)), 127 << 8);
     }
 }

@@ -2,11 +2,12 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
+/// First word of the header over UDP.
 const TAG: u32 = 0x5555_5555;
-/// Bytes of the header over UDP, by version.
+/// Bytes of the header over UDP, by IP version.
 const UDP_V4_LEN: usize = 16;
 const UDP_V6_LEN: usize = 28;
-/// Bytes of the header over UD, by version.
+/// Bytes of the header over UD, by IP version.
 const UD_V4_LEN: usize = 8;
 const UD_V6_LEN: usize = 24;
 /// Maximum bytes of either header.
@@ -20,12 +21,15 @@ const OP_CONTROL: u8 = 7;
 /// The header over UDP, which announces the sender's queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UdpHeader {
-    /// True if the program's data follows; an answer has none.
+    /// True if the program's data follows. No data follows in an answer.
     pub(crate) data: bool,
+    /// Queue pair number of the sender.
     pub(crate) qpn: u32,
+    /// Address of the sender.
     pub(crate) addr: IpAddr,
 }
 
+/// An encoded header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HeaderBytes {
     bytes: [u8; MAX_HEADER],
@@ -33,7 +37,8 @@ pub(crate) struct HeaderBytes {
 }
 
 impl HeaderBytes {
-    /// A header that ends with `address` and has the length of its IP version; also the version.
+    /// Returns a header that ends with `address`, and the IP version of `address`, which selects
+    /// the header's length.
     fn ending_with(address: IpAddr, [v4, v6]: [usize; 2]) -> (Self, u8) {
         let mut bytes = [0; MAX_HEADER];
         match address {
@@ -86,7 +91,7 @@ impl UdpHeader {
     }
 }
 
-/// Encodes the header over UD, the address of the sending socket.
+/// Encodes the header over UD: the address of the sending socket.
 // clause: RSOCK-UD-HEADER
 pub(crate) fn encode_source(source: SocketAddr) -> HeaderBytes {
     let (mut out, version) = HeaderBytes::ending_with(source.ip(), [UD_V4_LEN, UD_V6_LEN]);
@@ -149,7 +154,7 @@ mod tests {
         for len in 0..good.len() {
             assert_eq!(UdpHeader::decode(&good[..len], V4.parse().unwrap()), None);
         }
-        assert_eq!(UdpHeader::decode(good, V6.parse().unwrap()), None, "version of the other family");
+        assert_eq!(UdpHeader::decode(good, V6.parse().unwrap()), None, "IPv4 header from an IPv6 sender");
         for (at, value) in [(0, 0x54), (4, 6), (5, 3), (6, 28), (6, 0)] {
             let mut bad = good.to_vec();
             bad[at] = value;

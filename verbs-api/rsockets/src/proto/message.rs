@@ -1,4 +1,4 @@
-//! Messages in the immediate data of a WRITE: three bits of type, then a number.
+//! Messages in the immediate data of a WRITE: 3 bits of type, then a number of 29 bits.
 
 use super::Violation;
 
@@ -16,11 +16,12 @@ const SHUTDOWN: u32 = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// Number of bytes, below 2^29, that were written after the previous ones.
+    /// Number of bytes, below 2^29, that this WRITE appended to the receiver's buffer.
     Data(u32),
-    /// Messages up to this number (modulo 2^16) may be sent. Half of the buffer may be free.
+    /// Number (modulo 2^16) of the last message that the receiver may send. The sender may also
+    /// have written a new target.
     Credit(u16),
-    /// Index of the written entry in the receiver's table of remote mappings.
+    /// Index of the entry that this WRITE set in the receiver's table of remote mappings.
     Iomap(u16),
     Control(Control),
 }
@@ -38,7 +39,7 @@ pub(crate) enum Control {
 }
 
 impl Message {
-    /// The immediate data, sent most significant byte first.
+    /// Returns the immediate data, whose most significant byte is sent first.
     // clause: RSOCK-MESSAGE
     pub(crate) const fn encode(self) -> u32 {
         let (op, number) = match self {
@@ -53,10 +54,11 @@ impl Message {
         op << NUMBER_BITS | number & NUMBER
     }
 
-    /// Decodes immediate data. A credit uses the lower 16 bits.
+    /// Decodes immediate data. Ignores the upper bits of the number of a credit or mapping.
     ///
     /// # Errors
-    /// A reserved type, because its length in the stream is unknown.
+    /// [`Violation`] for a reserved type: the stream cannot continue, because the number of bytes
+    /// that the message wrote is unknown.
     pub(crate) const fn decode(imm: u32) -> Result<Self, Violation> {
         let number = imm & NUMBER;
         Ok(match imm >> NUMBER_BITS {
@@ -94,7 +96,6 @@ mod tests {
         }
     }
 
-    /// Every type with every 16-bit number, with and without the bits above.
     #[test]
     fn decoded_messages_roundtrip() {
         for high in 0..1u32 << 16 {

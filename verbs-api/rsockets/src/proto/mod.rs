@@ -1,9 +1,9 @@
-//! The protocol of rsockets, as pure decisions: nothing here does I/O, reads a clock or blocks.
+//! The protocol of rsockets, without I/O, clock and blocking.
 //!
-//! Of a stream, `conn.rs` is the data exchanged while connecting, `message.rs` the 32-bit immediate
-//! data of every WRITE, and `stream.rs` the two directions: where outgoing bytes go and when, and
-//! which incoming bytes are unread and when to grant their space again. Datagrams have only
-//! headers: `datagram.rs`.
+//! Streams: `conn.rs` has the private data that both sides exchange while connecting, `message.rs`
+//! the 32-bit immediate data of every WRITE, and `stream.rs` the two directions. It decides where
+//! and when outgoing bytes are written, which incoming bytes are unread, and when their space is
+//! granted to the peer again. Datagrams: `datagram.rs` has their headers.
 
 #[cfg(feature = "fuzz")]
 pub(crate) mod check;

@@ -1,4 +1,4 @@
-//! A position in the program's list of buffers, for sending and for receiving.
+//! A position in the program's list of buffers, in a send or receive call.
 
 use roxe::MemoryRegion;
 use std::io::{IoSlice, IoSliceMut};
@@ -8,15 +8,20 @@ use std::ops::{Deref, Range};
 #[derive(Debug)]
 pub(crate) struct Cursor<L> {
     bufs: L,
+    /// Index of the current buffer.
     index: usize,
-    /// Position in that buffer.
+    /// Offset in the current buffer.
     at: usize,
+    /// Bytes after the position.
     left: usize,
+    /// Bytes before the position.
     moved: usize,
 }
 
+/// Buffers to send from.
 pub(crate) type Drain<'a> = Cursor<&'a [IoSlice<'a>]>;
 
+/// Buffers to receive into.
 pub(crate) type Fill<'a, 'b> = Cursor<&'a mut [IoSliceMut<'b>]>;
 
 impl<B: Deref<Target = [u8]>, L: Deref<Target = [B]>> Cursor<L> {
@@ -33,12 +38,12 @@ impl<B: Deref<Target = [u8]>, L: Deref<Target = [B]>> Cursor<L> {
         self.left
     }
 
-    /// Bytes taken or filled so far.
+    /// Returns the number of bytes taken or filled so far.
     pub(crate) const fn moved(&self) -> usize {
         self.moved
     }
 
-    /// The next contiguous bytes, at most `max`: index and range of a buffer.
+    /// Returns the next contiguous bytes, at most `max`, as index of a buffer and range in it.
     fn next(&mut self, max: usize) -> (usize, Range<usize>) {
         while self.bufs.get(self.index).is_some_and(|buf| self.at >= buf.len()) {
             self.index += 1;
@@ -56,7 +61,7 @@ impl<B: Deref<Target = [u8]>, L: Deref<Target = [B]>> Cursor<L> {
 }
 
 impl<'a> Drain<'a> {
-    /// The remaining bytes, limited to `max`.
+    /// Returns the number of remaining bytes, limited to `max`.
     pub(crate) fn at_most(&self, max: u32) -> u32 {
         u32::try_from(self.left).map_or(max, |left| left.min(max))
     }
@@ -77,7 +82,7 @@ impl<'a> Drain<'a> {
         &scratch[..filled]
     }
 
-    /// Copies to `out` until either ends; returns the count.
+    /// Copies as many bytes to `out` as fit; returns their number.
     pub(crate) fn copy_to(&mut self, out: &mut [u8]) -> usize {
         let mut filled = 0;
         while filled < out.len() && !self.is_done() {
@@ -100,7 +105,7 @@ impl<'a> Drain<'a> {
         Ok(())
     }
 
-    /// The next contiguous bytes, at most `max`.
+    /// Returns the next contiguous bytes, at most `max`.
     fn piece(&mut self, max: usize) -> &'a [u8] {
         let (index, range) = self.next(max);
         self.bufs.get(index).map_or(&[], |buf| &buf[range])
@@ -111,9 +116,9 @@ impl Fill<'_, '_> {
     pub(crate) fn read_from(&mut self, region: &MemoryRegion, range: Range<usize>) -> Result<(), roxe::Error> {
         let mut at = range.start;
         while at < range.end && !self.is_done() {
-            let room = self.room(range.end - at);
-            let len = room.len();
-            region.read(at, room)?;
+            let out = self.piece_mut(range.end - at);
+            let len = out.len();
+            region.read(at, out)?;
             at += len;
             self.advance(len);
         }
@@ -124,16 +129,16 @@ impl Fill<'_, '_> {
     pub(crate) fn put(&mut self, bytes: &[u8]) {
         let mut bytes = bytes;
         while !bytes.is_empty() && !self.is_done() {
-            let room = self.room(bytes.len());
-            let (now, later) = bytes.split_at(room.len());
-            room.copy_from_slice(now);
+            let out = self.piece_mut(bytes.len());
+            let (now, later) = bytes.split_at(out.len());
+            out.copy_from_slice(now);
             self.advance(now.len());
             bytes = later;
         }
     }
 
-    /// The next contiguous room, at most `max`.
-    fn room(&mut self, max: usize) -> &mut [u8] {
+    /// Returns the next contiguous bytes, at most `max`.
+    fn piece_mut(&mut self, max: usize) -> &mut [u8] {
         let (index, range) = self.next(max);
         self.bufs.get_mut(index).map_or(&mut [], |buf| &mut buf[range])
     }

@@ -1,5 +1,5 @@
-//! Queue pair, completion queue and registered memory of a stream; mappings of the program's memory
-//! for the peer (`riomap`).
+//! The verbs objects of a stream: queue pair, completion queue and registered memory. Also the
+//! mappings of the program's memory for the peer (`riomap`).
 
 use crate::completions::Completions;
 use crate::errno;
@@ -14,8 +14,8 @@ use std::ops::Range;
 /// `wr_id` of receives.
 pub(crate) const RECV: u64 = 1 << 63;
 
-/// Smallest inline limit of a queue pair, so that messages about the connection need no buffer.
-const LEAST_INLINE: u32 = 32;
+/// Smallest inline limit of a queue pair, in bytes, so that notices need no buffer.
+const MIN_INLINE: u32 = 32;
 
 #[derive(Debug)]
 pub(crate) struct Endpoint {
@@ -24,7 +24,7 @@ pub(crate) struct Endpoint {
     pub(crate) pd: ProtectionDomain,
     pub(crate) send_buffer: MemoryRegion,
     pub(crate) recv_buffer: MemoryRegion,
-    /// The list of targets, followed by the table of mappings. The peer writes both.
+    /// The target list, followed by the table of mappings. The peer writes both.
     lists: MemoryRegion,
     pub(crate) sizes: Sizes,
 }
@@ -45,7 +45,7 @@ impl Endpoint {
             .max_recv_wr(recvs)
             .max_send_sge(2)
             .max_recv_sge(1)
-            .max_inline_data(inline.max(LEAST_INLINE))
+            .max_inline_data(inline.max(MIN_INLINE))
             .sq_sig_all()
             .build_on(id)?;
         let peers = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -65,7 +65,8 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// Posts a receive for one message, which has only immediate data.
+    /// Posts a receive request for one message. It needs no buffer: the peer WRITEs the data, and
+    /// the request consumes only the immediate data.
     pub(crate) fn post_recv(&self) -> Result<(), roxe::Error> {
         self.qp.post_recv(RECV, &[])
     }
@@ -85,8 +86,9 @@ impl Endpoint {
         target(&self.recv_buffer)
     }
 
-    /// Takes entry `index` from the list of targets. Reads its length first: the peer writes it
-    /// last, so a partly written entry is not taken.
+    /// Takes entry `index` from the target list; returns an empty target if the peer has not
+    /// written it. Reads the length first, because the peer writes it last: an entry that is only
+    /// partly written has length 0.
     pub(crate) fn take_target(&self, index: usize) -> Result<Target, roxe::Error> {
         let at = index * TARGET_LEN;
         let key_and_len = self.lists.load_u64(at + 8)?.to_ne_bytes();
@@ -110,6 +112,7 @@ pub(crate) const fn remote(target: &Target) -> RemoteAddr {
     RemoteAddr { addr: target.addr, rkey: RKey(target.rkey) }
 }
 
+/// Converts a range of a ring to indices.
 pub(crate) const fn span(range: &Range<u32>) -> Range<usize> {
     range.start as usize..range.end as usize
 }
@@ -119,40 +122,42 @@ pub(crate) fn target(region: &MemoryRegion) -> Target {
     Target { addr, rkey: rkey.0, len: u32::try_from(region.len()).unwrap_or(u32::MAX) }
 }
 
+/// Mappings of the program's memory (`riomap`).
 #[derive(Debug, Default)]
 pub(crate) struct Mappings(Vec<Mapping>);
 
 #[derive(Debug)]
 struct Mapping {
     region: MemoryRegion,
-    /// Entry in the peer's table, if shared.
+    /// Index in the peer's table; `None` if the mapping is local.
     index: Option<u16>,
     offset: u64,
+    /// True if the peer knows the mapping, or does not have to.
     announced: bool,
 }
 
 impl Mappings {
-    /// Maps `region` at `offset`, or at its address for -1. A shared mapping takes one of `room`
-    /// entries of the peer's table.
+    /// Maps `region` at `offset`, or at its address for -1; returns the offset. A shared mapping
+    /// takes one of the `table_len` entries of the peer's table.
     ///
     /// # Errors
     /// ENOMEM if the table is full, EINVAL for a negative offset.
-    pub(crate) fn add(&mut self, region: MemoryRegion, shared: bool, offset: i64, room: u16) -> io::Result<i64> {
+    pub(crate) fn add(&mut self, region: MemoryRegion, shared: bool, offset: i64, table_len: u16) -> io::Result<i64> {
         let addr = region.as_ptr().addr();
         let offset = match offset {
             -1 => addr as u64,
             offset => u64::try_from(offset).map_err(|_| errno::os(libc::EINVAL))?,
         };
         let index = match shared {
-            true => Some(self.free_index(room).ok_or_else(|| errno::os(libc::ENOMEM))?),
+            true => Some(self.free_index(table_len).ok_or_else(|| errno::os(libc::ENOMEM))?),
             false => None,
         };
         self.0.push(Mapping { region, index, offset, announced: !shared });
         i64::try_from(offset).map_err(|_| errno::os(libc::EOVERFLOW))
     }
 
-    fn free_index(&self, room: u16) -> Option<u16> {
-        (0..room).find(|index| self.0.iter().all(|mapping| mapping.index != Some(*index)))
+    fn free_index(&self, table_len: u16) -> Option<u16> {
+        (0..table_len).find(|index| self.0.iter().all(|mapping| mapping.index != Some(*index)))
     }
 
     /// Removes the mapping of this memory.
@@ -160,19 +165,19 @@ impl Mappings {
     /// # Errors
     /// EINVAL if there is none.
     pub(crate) fn remove(&mut self, addr: usize, len: usize) -> io::Result<()> {
-        let is_it = |mapping: &Mapping| mapping.region.as_ptr().addr() == addr && mapping.region.len() == len;
-        let at = self.0.iter().position(is_it).ok_or_else(|| errno::os(libc::EINVAL))?;
-        self.0.swap_remove(at);
+        let matches = |mapping: &Mapping| mapping.region.as_ptr().addr() == addr && mapping.region.len() == len;
+        let index = self.0.iter().position(matches).ok_or_else(|| errno::os(libc::EINVAL))?;
+        self.0.swap_remove(index);
         Ok(())
     }
 
-    /// The first mapping that the peer does not know yet.
+    /// Returns the first mapping that the peer does not know yet.
     pub(crate) fn unannounced(&self) -> Option<(u16, Iomap)> {
         let mapping = self.0.iter().find(|mapping| !mapping.announced)?;
-        Some((mapping.index?, Iomap { offset: mapping.offset, place: target(&mapping.region) }))
+        Some((mapping.index?, Iomap { offset: mapping.offset, target: target(&mapping.region) }))
     }
 
-    pub(crate) fn announced(&mut self, index: u16) {
+    pub(crate) fn mark_announced(&mut self, index: u16) {
         for mapping in self.0.iter_mut().filter(|mapping| mapping.index == Some(index)) {
             mapping.announced = true;
         }

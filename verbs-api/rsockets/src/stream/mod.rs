@@ -1,8 +1,8 @@
 //! Streams: SOCK_STREAM over a connected queue pair.
 //!
 //! A [`Stream`] passes through the phases of a connection. In the phase [`open::Open`] it moves
-//! bytes. One lock guards its state, and no thread holds it while waiting. One thread at a time
-//! sends and one receives, so the bytes of a call stay together.
+//! bytes. One lock guards its state, and no thread holds that lock while it waits. One thread at a
+//! time sends and one receives, so the bytes of a call stay together.
 
 mod cursor;
 mod endpoint;
@@ -12,7 +12,7 @@ mod settings;
 
 use crate::errno::os;
 use crate::proto::conn::ConnData;
-use crate::proto::stream::Link;
+use crate::proto::stream::ConnState;
 use crate::service::ServiceDue;
 use crate::wait::{Source, Waker, Watchers};
 use crate::{errno, lock, service, wait};
@@ -31,10 +31,12 @@ use std::time::Instant;
 
 #[derive(Debug)]
 pub(crate) struct Stream {
-    /// Connection events; its descriptor is the socket's number.
+    /// Channel of connection events. The number of its descriptor identifies the socket.
     channel: EventChannel,
     inner: Mutex<lock::Stream, Inner>,
+    /// Held by the thread that sends.
     send_turn: Mutex<lock::SendTurn, ()>,
+    /// Held by the thread that receives.
     recv_turn: Mutex<lock::RecvTurn, ()>,
 }
 
@@ -43,12 +45,12 @@ struct Inner {
     phase: Phase,
     settings: Settings,
     watchers: Watchers,
-    /// Errno that SO_ERROR reports once.
+    /// Errno that SO_ERROR or the next call reports once; 0 for none.
     error: i32,
-    /// Time of the next probe, if SO_KEEPALIVE is on.
+    /// Time of the next keepalive probe; `None` if SO_KEEPALIVE is off.
     next_probe: Option<Instant>,
-    /// True if `error` already had the broken connection.
-    broken: bool,
+    /// True if the broken connection was stored in `error` once.
+    break_reported: bool,
 }
 
 #[derive(Debug)]
@@ -56,7 +58,7 @@ enum Phase {
     Idle(CmId),
     Opening(Box<Opening>),
     Listening(Listening),
-    /// Connected, or was.
+    /// Connected, or connected in the past.
     Open(Box<Open>),
     Failed,
     Closed,
@@ -73,7 +75,7 @@ impl Phase {
         }
     }
 
-    /// Events as of `poll(2)`.
+    /// Returns the `poll(2)` events that are true.
     fn ready(&mut self) -> i16 {
         match self {
             Self::Idle(_) => libc::POLLOUT | libc::POLLHUP,
@@ -98,12 +100,12 @@ impl Phase {
         if open.stream.is_shut() || open.can_send() {
             ready |= libc::POLLOUT;
         }
-        match open.stream.link() {
-            Link::Up => ready,
-            // Many programs stop at a hang-up: report it after all data was read.
-            Link::Down if has_data => ready,
-            Link::Down => ready | libc::POLLHUP,
-            Link::Broken => ready | libc::POLLHUP | libc::POLLERR,
+        match open.stream.state() {
+            ConnState::Up => ready,
+            // Many programs stop reading at POLLHUP, so it is reported after all data was read.
+            ConnState::Down if has_data => ready,
+            ConnState::Down => ready | libc::POLLHUP,
+            ConnState::Broken => ready | libc::POLLHUP | libc::POLLERR,
         }
     }
 }
@@ -111,8 +113,9 @@ impl Phase {
 #[derive(Debug)]
 struct Listening {
     id: CmId,
+    /// Longest `accepted`.
     backlog: usize,
-    /// Connections that `accept` has not returned.
+    /// Connections that `accept` has not returned yet.
     accepted: VecDeque<Stream>,
 }
 
@@ -126,12 +129,12 @@ impl Stream {
     pub(crate) fn new() -> io::Result<Self> {
         let channel = EventChannel::create().map_err(errno::of)?;
         let id = CmId::create(&channel, PortSpace::Tcp).map_err(errno::of)?;
-        Ok(Self::in_phase(channel, Phase::Idle(id), Settings::new()))
+        Ok(Self::with_phase(channel, Phase::Idle(id), Settings::new()))
     }
 
-    fn in_phase(channel: EventChannel, phase: Phase, settings: Settings) -> Self {
+    fn with_phase(channel: EventChannel, phase: Phase, settings: Settings) -> Self {
         let (watchers, next_probe) = (Watchers::default(), settings.first_probe());
-        let inner = Inner { phase, settings, watchers, error: 0, next_probe, broken: false };
+        let inner = Inner { phase, settings, watchers, error: 0, next_probe, break_reported: false };
         Self { channel, inner: Mutex::new(inner), send_turn: Mutex::default(), recv_turn: Mutex::default() }
     }
 
@@ -147,18 +150,18 @@ impl Stream {
     }
 
     pub(crate) fn connect(&self, addr: SocketAddr, wait: bool) -> io::Result<()> {
-        self.start_to_connect(addr)?;
+        self.start_connecting(addr)?;
         if !wait {
-            return self.current().connected().unwrap_or_else(|| Err(os(libc::EINPROGRESS)));
+            return self.current().connect_result().unwrap_or_else(|| Err(os(libc::EINPROGRESS)));
         }
-        self.wait(None, |inner| inner.connected().is_some())?;
+        self.wait_until(None, |inner| inner.connect_result().is_some())?;
         let mut inner = self.inner.lock();
-        let result = inner.connected().unwrap_or(Ok(()));
+        let result = inner.connect_result().unwrap_or(Ok(()));
         inner.error = 0;
         result
     }
 
-    fn start_to_connect(&self, addr: SocketAddr) -> io::Result<()> {
+    fn start_connecting(&self, addr: SocketAddr) -> io::Result<()> {
         let mut inner = self.current();
         let id = match &inner.phase {
             Phase::Idle(id) => id.clone(),
@@ -172,36 +175,39 @@ impl Stream {
         Ok(())
     }
 
-    /// Ends directions, and waits until the peer has received earlier data.
+    /// Ends receiving, sending or both. If sending ends, waits until the peer has received earlier
+    /// data.
     pub(crate) fn shut_down(&self, read: bool, write: bool) -> io::Result<()> {
         self.end_directions(read, write)?;
-        if write { self.settle(None) } else { Ok(()) }
+        if write { self.wait_settled(None) } else { Ok(()) }
     }
 
-    /// Waits until all data has arrived, or never will. Disconnects if both directions have ended.
-    fn settle(&self, deadline: Option<Instant>) -> io::Result<()> {
+    /// Waits until the peer has received all data, or the connection has ended. Disconnects if it
+    /// has ended.
+    fn wait_settled(&self, deadline: Option<Instant>) -> io::Result<()> {
         let settled =
-            self.wait(deadline, |inner| inner.open().is_none_or(|open| !open.established || open.stream.is_settled()));
+            self.wait_until(deadline, |inner| inner.open().is_none_or(|open| !open.established || open.stream.is_settled()));
         if let Phase::Open(open) = &mut self.inner.lock().phase
-            && open.stream.link() != Link::Up
+            && open.stream.state() != ConnState::Up
         {
-            open.hang_up();
+            open.disconnect();
         }
         settled
     }
 
-    /// Closes it after delivering its data, as SO_LINGER says.
+    /// Closes the stream. First waits until its data is delivered, at most for the time of
+    /// SO_LINGER.
     pub(crate) fn close(&self) {
         let linger = self.inner.lock().settings.linger;
         if linger.is_none_or(|linger| !linger.is_zero()) {
-            // Fails if it is not connected or broken: then there is nothing to wait for.
+            // Fails if the stream is not connected: there is nothing to wait for then.
             let _ = self.end_directions(true, true);
             let deadline = linger.and_then(|linger| Instant::now().checked_add(linger));
-            while matches!(self.settle(deadline), Err(e) if e.kind() == io::ErrorKind::Interrupted) {}
+            while matches!(self.wait_settled(deadline), Err(e) if e.kind() == io::ErrorKind::Interrupted) {}
         }
         let mut inner = self.inner.lock();
         if let Phase::Open(open) = &inner.phase {
-            open.hang_up();
+            open.disconnect();
         }
         inner.phase = Phase::Closed;
         inner.watchers.wake();
@@ -231,10 +237,11 @@ impl Stream {
     }
 
     /// Waits until `done` is true of the current state.
-    fn wait(&self, deadline: Option<Instant>, mut done: impl FnMut(&mut Inner) -> bool) -> io::Result<()> {
+    fn wait_until(&self, deadline: Option<Instant>, mut done: impl FnMut(&mut Inner) -> bool) -> io::Result<()> {
         wait::until(self, deadline, || done(&mut self.current()))
     }
 
+    /// Processes pending completions and events, and returns the state.
     fn current(&self) -> MutexGuard<'_, lock::Stream, Inner> {
         let mut inner = self.inner.lock();
         inner.progress(&self.channel);
@@ -243,7 +250,7 @@ impl Stream {
 }
 
 impl Inner {
-    /// Processes completions and events, and wakes waiting threads on a change.
+    /// Processes completions and events; wakes waiting threads if there were any.
     fn progress(&mut self, channel: &EventChannel) {
         let watched = !self.watchers.is_empty();
         let changed = match &mut self.phase {
@@ -255,8 +262,8 @@ impl Inner {
             return;
         }
         if let Phase::Open(open) = &self.phase
-            && open.stream.link() == Link::Broken
-            && !std::mem::replace(&mut self.broken, true)
+            && open.stream.state() == ConnState::Broken
+            && !std::mem::replace(&mut self.break_reported, true)
         {
             self.error = libc::ECONNRESET;
         }
@@ -284,8 +291,8 @@ impl Inner {
         changed
     }
 
-    /// The outcome of connecting, once known.
-    fn connected(&mut self) -> Option<io::Result<()>> {
+    /// Returns the outcome of connecting; `None` while it is unknown.
+    fn connect_result(&mut self) -> Option<io::Result<()>> {
         match &self.phase {
             Phase::Opening(_) => None,
             Phase::Open(_) => Some(Ok(())),
@@ -303,7 +310,7 @@ impl Inner {
         }
     }
 
-    /// Sets an option of the identifier, if there still is one.
+    /// Sets an option of the connection id; does nothing if the stream has failed or is closed.
     fn set_id_option(&self, option: IdOption) -> io::Result<()> {
         match self.phase.id() {
             Some(id) => id.set_option(option).map_err(errno::of),
@@ -324,11 +331,11 @@ impl Source for Stream {
         match &mut inner.phase {
             Phase::Open(open) => {
                 open.endpoint.completions.arm();
-                fds.push(wait::waiting_for(open.endpoint.completions.fd()));
-                fds.push(wait::waiting_for(self.fd()));
+                fds.push(wait::pollin_entry(open.endpoint.completions.fd()));
+                fds.push(wait::pollin_entry(self.fd()));
             }
-            Phase::Opening(_) => fds.push(wait::waiting_for(self.fd())),
-            // The background thread reads a listener's events, and wakes watchers.
+            Phase::Opening(_) => fds.push(wait::pollin_entry(self.fd())),
+            // The background thread processes a listener's events, and wakes the watchers.
             Phase::Idle(_) | Phase::Listening(_) | Phase::Failed | Phase::Closed => {}
         }
     }
@@ -338,16 +345,16 @@ impl Source for Stream {
     }
 }
 
-/// Limit of the backlog, as of the system.
-const MOST_BACKLOG: usize = 4096;
+/// Longest backlog, in connections; Linux's default of `net.core.somaxconn`.
+const MAX_BACKLOG: usize = 4096;
 
 impl Stream {
     pub(crate) fn listen(&self, backlog: i32) -> io::Result<()> {
-        let backlog = usize::try_from(backlog).unwrap_or(0).clamp(1, MOST_BACKLOG);
+        let backlog = usize::try_from(backlog).unwrap_or(0).clamp(1, MAX_BACKLOG);
         let mut inner = self.inner.lock();
         match &mut inner.phase {
             Phase::Idle(id) => {
-                // The connection manager queues further requests.
+                // When `accepted` is full, the connection manager queues as many requests again.
                 id.listen(backlog as u32).map_err(errno::of)?;
                 inner.phase = Phase::Listening(Listening { id: id.clone(), backlog, accepted: VecDeque::new() });
             }
@@ -360,7 +367,7 @@ impl Stream {
     /// Returns the next connection; with `wait`, waits for it.
     ///
     /// # Errors
-    /// EINVAL if it is not listening, EAGAIN.
+    /// EINVAL if the stream is not listening; EAGAIN if there is no connection, without `wait`.
     pub(crate) fn accept(&self, wait: bool) -> io::Result<Self> {
         wait::retry(self, wait, libc::POLLIN, || {
             let mut inner = self.inner.lock();
@@ -375,15 +382,16 @@ impl Stream {
         })
     }
 
-    fn take_requests(&self) {
+    /// Accepts connection requests until the backlog is full.
+    fn accept_requests(&self) {
         let mut inner = self.inner.lock();
         let Inner { phase: Phase::Listening(listening), settings, watchers, .. } = &mut *inner else { return };
         while listening.has_room()
             && let Some(mut event) = self.channel.try_next()
         {
             if let Some(id) = event.take_request()
-                // On a failure the identifier is dropped, which rejects the request.
-                && let Ok(accepted) = admit(id, &event, settings)
+                // On a failure the id is dropped, which rejects the request.
+                && let Ok(accepted) = accept_request(id, &event, settings)
             {
                 listening.accepted.push_back(accepted);
                 watchers.wake();
@@ -392,7 +400,7 @@ impl Stream {
     }
 }
 
-fn admit(id: CmId, event: &CmEvent, settings: &Settings) -> io::Result<Stream> {
+fn accept_request(id: CmId, event: &CmEvent, settings: &Settings) -> io::Result<Stream> {
     let peer = ConnData::decode(event.private_data()).map_err(|_| os(libc::EPROTO))?;
     let channel = EventChannel::create().map_err(errno::of)?;
     id.migrate(&channel).map_err(errno::of)?;
@@ -401,14 +409,14 @@ fn admit(id: CmId, event: &CmEvent, settings: &Settings) -> io::Result<Stream> {
     let private_data = endpoint.conn_data().encode().to_vec();
     id.accept(&ConnParam { private_data, ..terms }).map_err(errno::of)?;
     let open = Box::new(Open::new(id, endpoint, peer, settings.inline, false));
-    Ok(Stream::in_phase(channel, Phase::Open(open), settings.clone()))
+    Ok(Stream::with_phase(channel, Phase::Open(open), settings.clone()))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecvMode {
     pub(crate) wait: bool,
     pub(crate) peek: bool,
-    /// True to return when the room is full, not on the first data.
+    /// True if the call returns only when the buffers are full, not on the first data.
     pub(crate) all: bool,
 }
 
@@ -428,7 +436,8 @@ impl Stream {
         })
     }
 
-    /// Calls `step` until `data` is empty or `step` returns false.
+    /// Calls `step`, which sends, until `data` is empty or `step` returns false: it cannot send the
+    /// rest. Without `wait`, calls it only while it can send.
     fn send_with(
         &self,
         data: &mut Drain<'_>,
@@ -437,27 +446,28 @@ impl Stream {
     ) -> io::Result<usize> {
         let _turn = turn(&self.send_turn, wait)?;
         let done = wait::retry(self, wait, libc::POLLOUT, || Ok(self.send_now(data, &mut step)?.then_some(())));
-        moved(data.moved(), done)
+        moved_or_error(data.moved(), done)
     }
 
-    /// Calls `step`, and once more after processing events. Returns true if the call is done.
+    /// Calls `step`, and once more after processing events. Returns true if the send call is
+    /// finished.
     fn send_now(
         &self,
         data: &mut Drain<'_>,
         step: &mut impl FnMut(&mut Open, &mut Drain<'_>) -> bool,
     ) -> io::Result<bool> {
         let mut inner = self.inner.lock();
-        for look in [false, true] {
-            if look {
+        for progressed in [false, true] {
+            if progressed {
                 inner.progress(&self.channel);
             }
-            let Some(open) = inner.writable()? else { continue };
-            if (!step(open, data) && look) || data.is_done() {
+            let Some(open) = inner.open_for_send()? else { continue };
+            if (!step(open, data) && progressed) || data.is_done() {
                 return Ok(true);
             }
         }
-        // The connection may have ended meanwhile.
-        inner.writable().map(|_| false)
+        // Returns the error if `step` has found the connection broken.
+        inner.open_for_send().map(|_| false)
     }
 
     pub(crate) fn recv(&self, room: &mut Fill<'_, '_>, mode: RecvMode) -> io::Result<usize> {
@@ -466,24 +476,25 @@ impl Stream {
             return Ok(0);
         }
         let done = wait::retry(self, mode.wait, libc::POLLIN, || Ok(self.recv_now(room, mode)?.then_some(())));
-        moved(room.moved(), done)
+        moved_or_error(room.moved(), done)
     }
 
-    /// Receives, and once more after processing events. Returns true if the call is done.
+    /// Receives, and once more after processing events. Returns true if the receive call is
+    /// finished.
     fn recv_now(&self, room: &mut Fill<'_, '_>, mode: RecvMode) -> io::Result<bool> {
         let mut inner = self.inner.lock();
-        for look in [false, true] {
-            if look {
+        for progressed in [false, true] {
+            if progressed {
                 inner.progress(&self.channel);
             }
-            let Some(open) = inner.readable()? else { continue };
+            let Some(open) = inner.open_for_recv()? else { continue };
             open.recv(room, mode.peek);
             if room.is_done() || room.moved() > 0 && (!mode.all || mode.peek) {
                 return Ok(true);
             }
         }
         match &inner.phase {
-            // A broken connection is ECONNRESET, once.
+            // The first call on a broken connection fails with ECONNRESET; later ones return 0.
             Phase::Open(open) if open.stream.at_end() => match std::mem::take(&mut inner.error) {
                 0 => Ok(true),
                 error => Err(os(error)),
@@ -502,7 +513,7 @@ impl Stream {
     pub(crate) fn iomap(&self, region: MemoryRegion, shared: bool, offset: i64) -> io::Result<i64> {
         let mut inner = self.current();
         let open = inner.open().ok_or_else(|| os(libc::EINVAL))?;
-        let room = open.stream.mappable();
+        let room = open.stream.mappable_count();
         open.maps.add(region, shared, offset, room)
     }
 
@@ -512,25 +523,27 @@ impl Stream {
     }
 }
 
-/// Result of a call that moved `count` bytes: an error counts only if nothing was moved.
-fn moved(count: usize, done: io::Result<()>) -> io::Result<usize> {
+/// Returns the result of a call that moved `count` bytes: the error only if it moved none.
+fn moved_or_error(count: usize, done: io::Result<()>) -> io::Result<usize> {
     if count == 0 { done.map(|()| 0) } else { Ok(count) }
 }
 
+/// Locks a direction; EAGAIN if another thread has locked it, without `wait`.
 fn turn<R: Rank>(turns: &Mutex<R, ()>, wait: bool) -> io::Result<MutexGuard<'_, R, ()>> {
     if wait { Ok(turns.lock()) } else { turns.try_lock().ok_or_else(|| os(libc::EAGAIN)) }
 }
 
 impl Inner {
-    /// The connection to send on; `None` while it is not established.
+    /// Returns the connection to send on; `None` while it is not established.
     ///
     /// # Errors
-    /// ENOTCONN, EPIPE after the program's shutdown, ECONNRESET after the peer's disconnect.
-    fn writable(&mut self) -> io::Result<Option<&mut Open>> {
+    /// ENOTCONN, EPIPE after the program's shutdown, ECONNRESET after the peer's disconnect, EBADF
+    /// after `close`, or the stored error.
+    fn open_for_send(&mut self) -> io::Result<Option<&mut Open>> {
         let error = std::mem::take(&mut self.error);
         match &mut self.phase {
             Phase::Opening(_) => Ok(None),
-            Phase::Open(open) if open.stream.shut_by_us() => Err(os(libc::EPIPE)),
+            Phase::Open(open) if open.stream.shut_by_program() => Err(os(libc::EPIPE)),
             Phase::Open(open) if open.stream.is_shut() => Err(os(libc::ECONNRESET)),
             Phase::Open(open) => Ok(open.established.then_some(open)),
             Phase::Closed => Err(os(libc::EBADF)),
@@ -539,8 +552,11 @@ impl Inner {
         }
     }
 
-    /// The connection to receive on; `None` while connecting.
-    fn readable(&mut self) -> io::Result<Option<&mut Open>> {
+    /// Returns the connection to receive on; `None` while the stream is connecting.
+    ///
+    /// # Errors
+    /// ENOTCONN, EBADF after `close`, or the stored error.
+    fn open_for_recv(&mut self) -> io::Result<Option<&mut Open>> {
         match &mut self.phase {
             Phase::Opening(_) => Ok(None),
             Phase::Open(open) => Ok(Some(open)),
@@ -552,7 +568,8 @@ impl Inner {
 }
 
 impl Stream {
-    /// The descriptor and the time for which the background thread waits, if it is needed.
+    /// Returns the descriptor and the time that the background thread waits for; `None` if the
+    /// stream does not need it.
     pub(crate) fn service_due(&self) -> Option<ServiceDue> {
         let inner = self.inner.lock();
         match &inner.phase {
@@ -562,8 +579,9 @@ impl Stream {
         }
     }
 
+    /// Accepts connections, and sends a keepalive probe that is due.
     pub(crate) fn serve(&self, now: Instant) {
-        self.take_requests();
+        self.accept_requests();
         let mut inner = self.inner.lock();
         if inner.next_probe.is_some_and(|due| due <= now) {
             inner.next_probe = now.checked_add(inner.settings.keep_idle);

@@ -1,5 +1,5 @@
-//! A connecting stream, and a connected one: posts the requests of the protocol, and reports
-//! completions and arrivals to it.
+//! The driver of a stream that is connecting or connected. It posts the work requests that the
+//! protocol (`proto/stream.rs`) decides on, and reports completions and received messages to it.
 
 use super::cursor::{Drain, Fill};
 use super::endpoint::Mappings;
@@ -10,37 +10,39 @@ use crate::errno;
 use crate::errno::os;
 use crate::proto::conn::{ConnData, Target};
 use crate::proto::message::Message;
-use crate::proto::stream::{Done, Link, Notice, Stream, Write};
+use crate::proto::stream::{CompletionKind, ConnState, Notice, Stream, Write};
 use roxe::cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, IdOption};
 use roxe::{Sge, WcStatus, WorkCompletion, WorkRequest};
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-const LOOKUP: Duration = Duration::from_secs(8);
+/// Time limit of resolving the address, and again of resolving the route.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(8);
 
+/// A stream that is connecting.
 #[derive(Debug)]
 pub(crate) struct Opening {
     pub(super) id: CmId,
-    /// Present after the request was sent.
+    /// Queue pair and memory; `None` before the connection request is sent.
     endpoint: Option<Endpoint>,
 }
 
 impl Opening {
     pub(crate) fn start(id: CmId, addr: SocketAddr) -> io::Result<Self> {
-        id.resolve_addr(None, addr, LOOKUP).map_err(errno::of)?;
+        id.resolve_addr(None, addr, RESOLVE_TIMEOUT).map_err(errno::of)?;
         Ok(Self { id, endpoint: None })
     }
 
     /// Continues after `event`; returns the connection when it is established.
     ///
     /// # Errors
-    /// The reason of a failure.
+    /// The errno of a failed connection; ENOTSUP if the peer's private data is not of rsockets.
     pub(crate) fn handle(&mut self, event: CmEvent, settings: &Settings) -> io::Result<Option<Open>> {
         match event.kind() {
             CmEventKind::AddrResolved => match settings.path {
                 Some(path) => self.id.set_option(IdOption::Path(path)).map_err(errno::of)?,
-                None => self.id.resolve_route(LOOKUP).map_err(errno::of)?,
+                None => self.id.resolve_route(RESOLVE_TIMEOUT).map_err(errno::of)?,
             },
             CmEventKind::RouteResolved => self.request(settings)?,
             CmEventKind::AddrChange | CmEventKind::TimewaitExit => {}
@@ -69,22 +71,26 @@ impl Opening {
     }
 }
 
-/// Length of the first write of a call, short so that the peer can start early; each further write
-/// may be twice as long.
+/// Longest first WRITE of a call, in bytes. Short, so that the peer can start to read early; the
+/// limit doubles with each further WRITE.
 const FIRST_WRITE: u32 = 2048;
-const LONGEST_WRITE: u32 = 65536;
-const MOST_INLINE: u32 = 512;
+/// Longest WRITE, in bytes.
+const MAX_WRITE: u32 = 65536;
+/// Longest inline data, in bytes.
+const MAX_INLINE: u32 = 512;
 
-/// Kinds of requests in `wr_id`.
+/// `wr_id` of a notice, and of the notice of a disconnect. The `wr_id` of data is the number of
+/// bytes that it holds in the send buffer.
 const NOTICE: u64 = 1 << 32;
 const DISCONNECT: u64 = 2 << 32;
 
+/// A connected stream.
 #[derive(Debug)]
 pub(crate) struct Open {
     pub(crate) endpoint: Endpoint,
     pub(crate) stream: Stream,
     pub(super) id: CmId,
-    /// Data up to this length is sent inline.
+    /// Longest data that is sent inline, in bytes.
     inline: u32,
     /// True once the connection manager or the peer has confirmed the connection.
     pub(crate) established: bool,
@@ -94,16 +100,16 @@ pub(crate) struct Open {
 impl Open {
     pub(crate) fn new(id: CmId, endpoint: Endpoint, peer: ConnData, inline: u32, established: bool) -> Self {
         let stream = Stream::new(&endpoint.sizes, endpoint.buffer(), peer);
-        Self { endpoint, stream, id, inline: inline.min(MOST_INLINE), established, maps: Mappings::default() }
+        Self { endpoint, stream, id, inline: inline.min(MAX_INLINE), established, maps: Mappings::default() }
     }
 
-    pub(crate) fn hang_up(&self) {
+    pub(crate) fn disconnect(&self) {
         // Fails if the peer disconnected first and was answered.
         let _ = self.id.disconnect();
     }
 
-    /// Processes completions and events, and answers them. Returns true if there were any.
-    /// `watched` if a thread sleeps or is about to.
+    /// Processes completions and events, and posts the notices that they cause. Returns true if
+    /// there were any. `watched` is true if a thread sleeps or is about to.
     pub(crate) fn progress(&mut self, channel: &EventChannel, watched: bool) -> bool {
         self.endpoint.completions.take_events(watched);
         let completed = self.take_completions();
@@ -122,7 +128,7 @@ impl Open {
                     // Data that arrived before the disconnect is in the CQ by now.
                     self.take_completions();
                     self.stream.end();
-                    self.hang_up();
+                    self.disconnect();
                 }
                 CmEventKind::Rejected | CmEventKind::Unreachable | CmEventKind::ConnectError => {
                     self.stream.break_off();
@@ -157,10 +163,10 @@ impl Open {
         let success = completion.status() == WcStatus::Success;
         match completion.wr_id() {
             RECV if success => self.received(completion),
-            // Flushed: the connection is over.
+            // A receive fails only when the queue pair is flushed, after the connection has ended.
             RECV => {}
             id => {
-                self.stream.handle_done(done(id));
+                self.stream.handle_completion(completion_kind(id));
                 if !success {
                     self.stream.break_off();
                 }
@@ -169,7 +175,7 @@ impl Open {
     }
 
     fn received(&mut self, completion: &WorkCompletion) {
-        // The peer writes only after it has established the connection.
+        // The peer sends only after it has established the connection.
         self.established = true;
         let Some(imm) = completion.imm_data() else { return self.stream.break_off() };
         if let Ok(Some(index)) = self.stream.handle_message(imm)
@@ -177,25 +183,27 @@ impl Open {
         {
             self.stream.set_iomap(index, iomap);
         }
-        if self.stream.link() == Link::Up && self.endpoint.post_recv().is_err() {
+        if self.stream.state() == ConnState::Up && self.endpoint.post_recv().is_err() {
             self.stream.break_off();
         }
     }
 
-    /// Posts the protocol's messages about the connection.
+    /// Posts the pending notices of the protocol.
     pub(crate) fn post_notices(&mut self) {
         if !self.established {
             return;
         }
         while let Some(notice) = self.stream.poll_notice() {
-            let id = if notice.done() == Done::Disconnect { DISCONNECT } else { NOTICE };
-            let nowhere = remote(&Target::default());
+            let wr_id = if notice.completion_kind() == CompletionKind::Disconnect { DISCONNECT } else { NOTICE };
+            let no_target = remote(&Target::default());
             match notice {
-                Notice::Message(message) => self.post(WorkRequest::write(&[], nowhere).imm(message.encode()).wr_id(id)),
-                Notice::Entry { to, bytes, message } => {
-                    self.post(WorkRequest::write_inline(&bytes, remote(&to)).imm(message.encode()).wr_id(id));
+                Notice::Message(message) => {
+                    self.post(WorkRequest::write(&[], no_target).imm(message.encode()).wr_id(wr_id));
                 }
-                Notice::Probe => self.post(WorkRequest::write(&[], nowhere).wr_id(id)),
+                Notice::Entry { to, bytes, message } => {
+                    self.post(WorkRequest::write_inline(&bytes, remote(&to)).imm(message.encode()).wr_id(wr_id));
+                }
+                Notice::Probe => self.post(WorkRequest::write(&[], no_target).wr_id(wr_id)),
             }
         }
     }
@@ -206,29 +214,31 @@ impl Open {
         }
     }
 
+    /// Sends as much of `data` as possible now.
     pub(crate) fn send(&mut self, data: &mut Drain<'_>) {
         let mut limit = FIRST_WRITE;
         while !data.is_done() && !self.stream.is_shut() && self.announce_maps() {
-            self.look_for_target();
+            self.read_next_target();
             let room = self.stream.outgoing.room();
             if room == 0 {
                 return;
             }
             let len = data.at_most(room.min(limit));
             let buffered = len > self.inline;
-            let write = self.stream.outgoing.data(len, buffered);
+            let write = self.stream.outgoing.start_data(len, buffered);
             self.post_write(&write, data, Some(Message::Data(len)));
-            limit = (limit * 2).min(LONGEST_WRITE);
+            limit = (limit * 2).min(MAX_WRITE);
         }
     }
 
     pub(crate) fn can_send(&mut self) -> bool {
-        self.look_for_target();
+        self.read_next_target();
         self.established && self.stream.can_send()
     }
 
-    fn look_for_target(&mut self) {
-        if let Some(index) = self.stream.outgoing.wants_target() {
+    /// Reads the next target from the list, if the protocol needs one.
+    fn read_next_target(&mut self) {
+        if let Some(index) = self.stream.outgoing.poll_target_index() {
             match self.endpoint.take_target(index) {
                 Ok(target) => self.stream.outgoing.set_target(target),
                 Err(_) => self.stream.break_off(),
@@ -242,16 +252,16 @@ impl Open {
         let mut limit = FIRST_WRITE;
         let mut offset = offset;
         while !data.is_done() && !self.stream.is_shut() && self.announce_maps() {
-            let Some(place) = self.stream.mapped(offset) else { return false };
-            if !self.stream.outgoing.may_write() {
+            let Some(target) = self.stream.find_mapping(offset) else { return false };
+            if !self.stream.outgoing.can_write() {
                 return true;
             }
             let room = self.stream.outgoing.buffer_room();
-            let len = data.at_most(place.len.min(room).min(limit));
-            let write = self.stream.outgoing.write(Target { len, ..place }, len > self.inline);
+            let len = data.at_most(target.len.min(room).min(limit));
+            let write = self.stream.outgoing.start_write(Target { len, ..target }, len > self.inline);
             self.post_write(&write, data, None);
             offset = offset.wrapping_add(u64::from(len));
-            limit = (limit * 2).min(LONGEST_WRITE);
+            limit = (limit * 2).min(MAX_WRITE);
         }
         true
     }
@@ -261,15 +271,15 @@ impl Open {
         let to = remote(&write.to);
         let held = u64::from(write.held());
         let result = if held == 0 {
-            let mut scratch = [0; MOST_INLINE as usize];
+            let mut scratch = [0; MAX_INLINE as usize];
             let bytes = data.take(write.to.len, &mut scratch);
-            self.endpoint.qp.post_send(&announced(WorkRequest::write_inline(bytes, to).wr_id(held), message))
+            self.endpoint.qp.post_send(&with_message(WorkRequest::write_inline(bytes, to).wr_id(held), message))
         } else {
             let mut sges = [Sge::default(); 2];
-            match self.fill(write, data, &mut sges) {
+            match self.fill_send_buffer(write, data, &mut sges) {
                 Ok(count) => {
                     let request = WorkRequest::write(&sges[..count], to).wr_id(held);
-                    self.endpoint.qp.post_send(&announced(request, message))
+                    self.endpoint.qp.post_send(&with_message(request, message))
                 }
                 Err(error) => Err(error),
             }
@@ -279,8 +289,9 @@ impl Open {
         }
     }
 
-    /// Copies the bytes of `write` to the send buffer; returns the number of its parts.
-    fn fill(&self, write: &Write, data: &mut Drain<'_>, sges: &mut [Sge; 2]) -> Result<usize, roxe::Error> {
+    /// Copies the bytes of `write` to the send buffer, and sets `sges` to its parts there. Returns
+    /// the number of parts.
+    fn fill_send_buffer(&self, write: &Write, data: &mut Drain<'_>, sges: &mut [Sge; 2]) -> Result<usize, roxe::Error> {
         let mut count = 0;
         for part in write.parts.iter().filter(|part| !part.is_empty()) {
             let part = span(part);
@@ -294,47 +305,48 @@ impl Open {
     /// Announces new mappings to the peer. Returns false while that is not possible.
     fn announce_maps(&mut self) -> bool {
         while let Some((index, iomap)) = self.maps.unannounced() {
-            if !self.stream.outgoing.may_message() {
+            if !self.stream.outgoing.can_send_message() {
                 return false;
             }
-            let (to, bytes, message) = self.stream.map(index, &iomap);
+            let (to, bytes, message) = self.stream.announce_mapping(index, &iomap);
             self.post(WorkRequest::write_inline(&bytes, remote(&to)).imm(message.encode()).wr_id(0));
-            self.maps.announced(index);
+            self.maps.mark_announced(index);
         }
         true
     }
 
-    /// Copies arrived data to `room` and, unless `peek`, frees its space.
+    /// Copies received data to `room` and, unless `peek`, frees its space in the receive buffer.
     pub(crate) fn recv(&mut self, room: &mut Fill<'_, '_>, peek: bool) {
         let mut seen = 0;
         while !room.is_done() {
-            let place = self.stream.incoming.peek(seen, room.left());
-            if place.is_empty() {
+            let unread = self.stream.incoming.peek(seen, room.left());
+            if unread.is_empty() {
                 break;
             }
-            if room.read_from(&self.endpoint.recv_buffer, span(&place)).is_err() {
+            if room.read_from(&self.endpoint.recv_buffer, span(&unread)).is_err() {
                 return self.stream.break_off();
             }
             match peek {
-                true => seen += place.end - place.start,
-                false => self.stream.incoming.consume(place.end - place.start),
+                true => seen += unread.end - unread.start,
+                false => self.stream.incoming.consume(unread.end - unread.start),
             }
         }
         self.post_notices();
     }
 }
 
-fn announced(request: WorkRequest<'_>, message: Option<Message>) -> WorkRequest<'_> {
+fn with_message(request: WorkRequest<'_>, message: Option<Message>) -> WorkRequest<'_> {
     match message {
         Some(message) => request.imm(message.encode()),
         None => request,
     }
 }
 
-const fn done(id: u64) -> Done {
-    match id {
-        NOTICE => Done::Notice,
-        DISCONNECT => Done::Disconnect,
-        held => Done::Data(held as u32),
+/// Returns the kind of the completion of a send request.
+const fn completion_kind(wr_id: u64) -> CompletionKind {
+    match wr_id {
+        NOTICE => CompletionKind::Notice,
+        DISCONNECT => CompletionKind::Disconnect,
+        held => CompletionKind::Data(held as u32),
     }
 }

@@ -1,7 +1,7 @@
-//! Options of streams. Options without a meaning over RDMA, as many of TCP, are accepted and
-//! ignored. `RDMA_ROUTE` is the path of the connection as path records.
+//! Options of streams. Options that have no meaning over RDMA, such as many of TCP, are accepted
+//! and ignored. `RDMA_ROUTE` is the path of the connection as `struct ibv_path_data`.
 
-use super::settings::queue;
+use super::settings::clamp_queue_len;
 use super::{Inner, Phase, Stream};
 use crate::errno::os;
 use crate::{RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_ROUTE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA};
@@ -15,7 +15,7 @@ const TCP_CLOSE: u8 = 7;
 /// Bytes of `struct tcp_info`, and offset of the congestion window.
 const TCP_INFO_LEN: usize = 104;
 const TCP_INFO_CWND: usize = 80;
-/// TCP_MAXSEG while the path is unknown.
+/// TCP_MAXSEG while the path is unknown, in bytes.
 const DEFAULT_SEGMENT: u32 = 2048;
 
 impl Stream {
@@ -60,7 +60,7 @@ impl Inner {
         match name {
             libc::SO_REUSEADDR => {
                 let on = number(value)? != 0;
-                // No error on a bound socket, as on other sockets.
+                // Ignores the error of a bound socket, because `setsockopt(2)` has none there.
                 let _ = self.set_id_option(IdOption::ReuseAddr(on));
                 self.settings.reuse_addr = on;
             }
@@ -102,11 +102,11 @@ impl Inner {
             return Err(os(libc::EINVAL));
         }
         match name {
-            RDMA_SQSIZE => self.settings.sizes.send_queue = queue(number(value)?),
-            RDMA_RQSIZE => self.settings.sizes.recv_queue = queue(number(value)?),
+            RDMA_SQSIZE => self.settings.sizes.send_queue = clamp_queue_len(number(value)?),
+            RDMA_RQSIZE => self.settings.sizes.recv_queue = clamp_queue_len(number(value)?),
             RDMA_INLINE => self.settings.inline = number(value)?,
             RDMA_IOMAPSIZE => self.settings.set_iomaps(number(value)?),
-            RDMA_ROUTE => self.settings.path = Some(decode(value).ok_or_else(|| os(libc::EINVAL))?),
+            RDMA_ROUTE => self.settings.path = Some(decode_path(value).ok_or_else(|| os(libc::EINVAL))?),
             _ => return Err(os(libc::ENOTSUP)),
         }
         Ok(())
@@ -145,7 +145,8 @@ impl Inner {
         })
     }
 
-    /// `struct tcp_info` with the state, and the send queue as congestion window.
+    /// Returns a `struct tcp_info` whose state is set, and whose congestion window is the length of
+    /// the send queue.
     fn tcp_info(&self) -> Vec<u8> {
         let mut info = vec![0; TCP_INFO_LEN];
         info[0] = if matches!(self.phase, Phase::Open(_)) { TCP_ESTABLISHED } else { TCP_CLOSE };
@@ -163,14 +164,14 @@ impl Inner {
             RDMA_IOMAPSIZE => int(sizes.iomaps.into()),
             RDMA_ROUTE => {
                 let path = self.settings.path.or_else(|| self.phase.id()?.path());
-                path.map_or_else(Vec::new, |path| encode(&path).to_vec())
+                path.map_or_else(Vec::new, |path| encode_path(&path).to_vec())
             }
             _ => return Err(os(libc::ENOTSUP)),
         })
     }
 }
 
-/// The `int` at the beginning of `value`, as unsigned.
+/// Returns the `int` at the start of `value`, as unsigned; EINVAL for too few bytes.
 fn number(value: &[u8]) -> io::Result<u32> {
     value.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes)).ok_or_else(|| os(libc::EINVAL))
 }
@@ -183,18 +184,21 @@ fn flag(on: bool) -> Vec<u8> {
     int(on.into())
 }
 
+/// Bytes of `struct ibv_path_data`.
 const PATH_LEN: usize = 72;
 
-/// Selector in the byte of path MTU, rate and life time: exactly this value.
-const EXACTLY: u8 = 2 << 6;
-const SELECTED: u8 = 0x3f;
+/// Selector in the bytes of path MTU, rate and packet life time: exactly this value.
+const EXACT: u8 = 2 << 6;
+/// Bits of the value in the bytes of path MTU, rate and packet life time.
+const VALUE_MASK: u8 = 0x3f;
+/// A reversible path, and the number of paths: 1.
 const REVERSIBLE_ONE_PATH: u8 = 0x81;
-/// Flags of an only path: `IBV_PATH_FLAG_GMP | _PRIMARY | _BIDIRECTIONAL`.
-const FLAGS: u32 = 0x13;
+/// Flags of the only path: `IBV_PATH_FLAG_GMP | _PRIMARY | _BIDIRECTIONAL`.
+const ONLY_PATH_FLAGS: u32 = 0x13;
 
-pub(crate) fn encode(path: &Path) -> [u8; PATH_LEN] {
+pub(crate) fn encode_path(path: &Path) -> [u8; PATH_LEN] {
     let mut out = [0; PATH_LEN];
-    out[..4].copy_from_slice(&FLAGS.to_ne_bytes());
+    out[..4].copy_from_slice(&ONLY_PATH_FLAGS.to_ne_bytes());
     out[16..32].copy_from_slice(&path.dgid.0);
     out[32..48].copy_from_slice(&path.sgid.0);
     out[52..56].copy_from_slice(&(path.flow_label << 8 | u32::from(path.hop_limit)).to_be_bytes());
@@ -202,14 +206,14 @@ pub(crate) fn encode(path: &Path) -> [u8; PATH_LEN] {
     out[57] = REVERSIBLE_ONE_PATH;
     out[58..60].copy_from_slice(&path.pkey.to_be_bytes());
     out[60..62].copy_from_slice(&u16::from(path.sl).to_be_bytes());
-    out[62] = EXACTLY | path.mtu as u8;
-    out[63] = EXACTLY | path.rate;
-    out[64] = EXACTLY | path.packet_life_time;
+    out[62] = EXACT | path.mtu as u8;
+    out[63] = EXACT | path.rate;
+    out[64] = EXACT | path.packet_life_time;
     out
 }
 
 /// Decodes a path; `None` for too few bytes or an invalid path MTU.
-pub(crate) fn decode(bytes: &[u8]) -> Option<Path> {
+pub(crate) fn decode_path(bytes: &[u8]) -> Option<Path> {
     let bytes: &[u8; PATH_LEN] = bytes.first_chunk()?;
     let flow_and_hops = u32::from_be_bytes(*bytes[52..].first_chunk()?);
     Some(Path {
@@ -220,9 +224,9 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Path> {
         traffic_class: bytes[56],
         pkey: u16::from_be_bytes([bytes[58], bytes[59]]),
         sl: bytes[61] & 0xf,
-        mtu: PathMtu::from_code(bytes[62] & SELECTED)?,
-        rate: bytes[63] & SELECTED,
-        packet_life_time: bytes[64] & SELECTED,
+        mtu: PathMtu::from_code(bytes[62] & VALUE_MASK)?,
+        rate: bytes[63] & VALUE_MASK,
+        packet_life_time: bytes[64] & VALUE_MASK,
     })
 }
 
@@ -247,20 +251,20 @@ mod tests {
 
     #[test]
     fn path_matches_the_structure_of_verbs() {
-        let bytes = encode(&sample());
+        let bytes = encode_path(&sample());
         assert_eq!((bytes[16], bytes[31], bytes[32], bytes[47]), (0xd, 0xd, 0x5, 0x5));
         assert_eq!(
             bytes[52..],
             [0x01, 0x23, 0x45, 64, 0x20, 0x81, 0xff, 0xff, 0, 3, 0x83, 0x87, 0x90, 0, 0, 0, 0, 0, 0, 0]
         );
-        assert_eq!(decode(&bytes), Some(sample()));
+        assert_eq!(decode_path(&bytes), Some(sample()));
     }
 
     #[test]
     fn invalid_paths_are_refused() {
-        let mut bytes = encode(&sample());
-        assert_eq!(decode(&bytes[..71]), None);
+        let mut bytes = encode_path(&sample());
+        assert_eq!(decode_path(&bytes[..71]), None);
         bytes[62] = 0x80 | 9;
-        assert_eq!(decode(&bytes), None);
+        assert_eq!(decode_path(&bytes), None);
     }
 }

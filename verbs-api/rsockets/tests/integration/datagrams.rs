@@ -6,7 +6,7 @@ use libc::{AF_INET, AF_INET6, MSG_DONTWAIT, MSG_PEEK, POLLIN, POLLOUT, SOCK_DGRA
 use roxe_rsockets::{PollFd, poll};
 use std::net::SocketAddr;
 
-/// A datagram socket on a free port.
+/// Returns a datagram socket on a free port.
 fn bound(address: &str) -> (Sock, SocketAddr) {
     let address: SocketAddr = address.parse().unwrap();
     let sock = Sock::open(if address.is_ipv4() { AF_INET } else { AF_INET6 }, SOCK_DGRAM);

@@ -32,7 +32,7 @@ impl Drop for Epoll {
     }
 }
 
-/// Two connected streams.
+/// Returns two connected streams.
 fn pair() -> (Sock, Sock) {
     let listener = Sock::open(AF_INET, SOCK_STREAM);
     listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();

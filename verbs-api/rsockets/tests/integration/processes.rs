@@ -53,7 +53,7 @@ fn child_process() {
     }
 }
 
-/// A connection to another process.
+/// Returns a connection to another process.
 fn with_peer() -> (Sock, Peer) {
     let listener = Sock::open(AF_INET, SOCK_STREAM);
     listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -65,7 +65,7 @@ fn with_peer() -> (Sock, Peer) {
     (sock, peer)
 }
 
-/// A connection whose peer process was just killed.
+/// Returns a connection whose peer process was just killed.
 fn orphan() -> (Sock, Peer) {
     let (sock, mut peer) = with_peer();
     peer.kill();

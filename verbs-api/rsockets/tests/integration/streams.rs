@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::thread;
 
-/// A listener on a free port.
+/// Returns a listener on a free port.
 fn listener(address: &str) -> (Sock, SocketAddr) {
     let address: SocketAddr = address.parse().unwrap();
     let sock = Sock::open(if address.is_ipv4() { AF_INET } else { AF_INET6 }, SOCK_STREAM);

@@ -1,5 +1,5 @@
-//! Two streams with their memory: bytes arrive in order for all sizes, paces and byte orders. Also
-//! protocol violations and ends of a stream.
+//! Two streams that exchange packets through simulated memory: order of the bytes for all sizes and
+//! paces, protocol violations, and ends of a stream.
 
 use super::*;
 use crate::proto::conn::ByteOrder;
@@ -23,22 +23,27 @@ fn stream(sizes: &Sizes) -> Stream {
     Stream::new(sizes, Target { addr: BUFFER, rkey: 1, len: sizes.recv_buffer }, conn_data(sizes))
 }
 
-/// A WRITE: bytes for a place, immediate data, and the kind of its completion.
+/// A posted WRITE.
 struct Packet {
     to: Target,
     bytes: Vec<u8>,
     imm: Option<u32>,
-    done: Done,
+    kind: CompletionKind,
 }
 
-/// One side: its machine and its memory.
+/// One side of a connection, with its memory.
 struct Side {
     stream: Stream,
     buffer: Vec<u8>,
+    /// The target list and the table of mappings.
     list: Vec<u8>,
+    /// Posted packets that the peer has not received.
     wire: VecDeque<Packet>,
-    next_out: u8,
-    next_in: u8,
+    /// Last byte sent.
+    last_out: u8,
+    /// Last byte received.
+    last_in: u8,
+    /// Number of bytes received.
     received: usize,
 }
 
@@ -49,65 +54,66 @@ impl Side {
             buffer: vec![0; sizes.recv_buffer as usize],
             list: vec![0; 2 * TARGET_LEN + usize::from(sizes.iomaps) * IOMAP_LEN],
             wire: VecDeque::new(),
-            next_out: 0,
-            next_in: 0,
+            last_out: 0,
+            last_in: 0,
             received: 0,
         }
     }
 
-    fn notices(&mut self) {
+    fn post_notices(&mut self) {
         while let Some(notice) = self.stream.poll_notice() {
-            let done = notice.done();
+            let kind = notice.completion_kind();
             let (to, bytes, imm) = match notice {
                 Notice::Message(message) => (Target::default(), vec![], Some(message.encode())),
                 Notice::Entry { to, bytes, message } => (to, bytes.to_vec(), Some(message.encode())),
                 Notice::Probe => (Target::default(), vec![], None),
             };
-            self.wire.push_back(Packet { to, bytes, imm, done });
+            self.wire.push_back(Packet { to, bytes, imm, kind });
         }
     }
 
     /// Sends up to `len` bytes; returns how many.
     fn send(&mut self, len: u32) -> u32 {
-        self.look_for_target();
+        self.read_next_target();
         let len = len.min(self.stream.outgoing.room());
         if len == 0 {
             return 0;
         }
-        let write = self.stream.outgoing.data(len, true);
-        let bytes = (0..len).map(|_| next(&mut self.next_out)).collect();
-        let (imm, done) = (Some(Message::Data(len).encode()), Done::Data(write.held()));
-        self.wire.push_back(Packet { to: write.to, bytes, imm, done });
+        let write = self.stream.outgoing.start_data(len, true);
+        let bytes = (0..len).map(|_| advance(&mut self.last_out)).collect();
+        let (imm, kind) = (Some(Message::Data(len).encode()), CompletionKind::Data(write.held()));
+        self.wire.push_back(Packet { to: write.to, bytes, imm, kind });
         len
     }
 
-    fn look_for_target(&mut self) {
-        if let Some(entry) = self.stream.outgoing.wants_target() {
-            let place = &mut self.list[entry * TARGET_LEN..][..TARGET_LEN];
-            self.stream.outgoing.set_target(Target::decode((*place).try_into().unwrap(), ByteOrder::NATIVE));
-            place.fill(0);
+    fn read_next_target(&mut self) {
+        if let Some(index) = self.stream.outgoing.poll_target_index() {
+            let entry = &mut self.list[index * TARGET_LEN..][..TARGET_LEN];
+            self.stream.outgoing.set_target(Target::decode((*entry).try_into().unwrap(), ByteOrder::NATIVE));
+            entry.fill(0);
         }
     }
 
     /// Reads up to `max` bytes and checks each.
     fn recv(&mut self, max: usize) {
-        let place = self.stream.incoming.peek(0, max);
-        for at in place.clone() {
-            assert_eq!(self.buffer[at as usize], next(&mut self.next_in));
+        let unread = self.stream.incoming.peek(0, max);
+        for at in unread.clone() {
+            assert_eq!(self.buffer[at as usize], advance(&mut self.last_in));
         }
-        self.stream.incoming.consume(place.end - place.start);
-        self.received += place.len();
+        self.stream.incoming.consume(unread.end - unread.start);
+        self.received += unread.len();
     }
 }
 
-/// Bytes that reveal shifts: the period is not a power of two.
-fn next(byte: &mut u8) -> u8 {
+/// Advances a counter to the next byte of the test data. The period is not a power of two, so that
+/// shifted data differs.
+fn advance(byte: &mut u8) -> u8 {
     *byte = (*byte + 1) % 251;
     *byte
 }
 
 /// Delivers the oldest packet of `from` to `to` and completes it.
-fn land(from: &mut Side, to: &mut Side) {
+fn deliver(from: &mut Side, to: &mut Side) {
     let Some(packet) = from.wire.pop_front() else { return };
     if packet.to.rkey == 1 {
         let at = (packet.to.addr - BUFFER) as usize;
@@ -119,7 +125,7 @@ fn land(from: &mut Side, to: &mut Side) {
     if let Some(imm) = packet.imm {
         assert_eq!(to.stream.handle_message(imm), Ok(None));
     }
-    from.stream.handle_done(packet.done);
+    from.stream.handle_completion(packet.kind);
 }
 
 struct Random(u64);
@@ -153,11 +159,11 @@ fn bytes_arrive_in_order_at_any_pace() {
             match random.below(4) {
                 0 => sent += a.send((1 + random.below(6000)).min(total - sent)),
                 1 => b.recv(random.below(7000) as usize),
-                2 => land(&mut a, &mut b),
-                _ => land(&mut b, &mut a),
+                2 => deliver(&mut a, &mut b),
+                _ => deliver(&mut b, &mut a),
             }
-            a.notices();
-            b.notices();
+            a.post_notices();
+            b.post_notices();
         }
     }
 }
@@ -168,13 +174,13 @@ fn end_of_stream_follows_the_data() {
     let (mut a, mut b) = (Side::new(&SIZES), Side::new(&SIZES));
     assert_eq!(a.send(100), 100);
     a.stream.shut_down(true, true);
-    a.notices();
-    assert!(a.stream.shut_by_us() && !a.stream.is_settled());
+    a.post_notices();
+    assert!(a.stream.shut_by_program() && !a.stream.is_settled());
     while !a.wire.is_empty() {
-        land(&mut a, &mut b);
+        deliver(&mut a, &mut b);
     }
-    assert_eq!((a.stream.link(), b.stream.link()), (Link::Down, Link::Down));
-    assert!(a.stream.is_settled() && b.stream.at_end() && b.stream.is_shut() && !b.stream.shut_by_us());
+    assert_eq!((a.stream.state(), b.stream.state()), (ConnState::Down, ConnState::Down));
+    assert!(a.stream.is_settled() && b.stream.at_end() && b.stream.is_shut() && !b.stream.shut_by_program());
     b.recv(1000);
     assert_eq!(b.received, 100);
 }
@@ -185,23 +191,23 @@ fn directions_end_independently() {
     let (mut a, mut b) = (Side::new(&SIZES), Side::new(&SIZES));
     a.stream.shut_down(false, true);
     a.stream.shut_down(false, true);
-    a.notices();
+    a.post_notices();
     let sent: Vec<_> = a.wire.iter().filter_map(|packet| packet.imm).collect();
     assert_eq!(sent.last(), Some(&Message::Control(Control::Shutdown).encode()));
-    assert_eq!(sent.len(), 2, "a grant, and the end once");
+    assert_eq!(sent.len(), 2, "a grant and one shutdown");
     while !a.wire.is_empty() {
-        land(&mut a, &mut b);
+        deliver(&mut a, &mut b);
     }
-    assert!(b.stream.at_end() && b.stream.can_send() && b.stream.link() == Link::Up);
+    assert!(b.stream.at_end() && b.stream.can_send() && b.stream.state() == ConnState::Up);
     assert!(a.stream.is_shut() && !a.stream.at_end());
     assert_eq!(b.send(50), 50);
     b.stream.shut_down(false, true);
-    b.notices();
+    b.post_notices();
     assert_eq!(b.wire.back().unwrap().imm, Some(Message::Control(Control::Disconnect).encode()));
     while !b.wire.is_empty() {
-        land(&mut b, &mut a);
+        deliver(&mut b, &mut a);
     }
-    assert_eq!((a.stream.link(), b.stream.link()), (Link::Down, Link::Down));
+    assert_eq!((a.stream.state(), b.stream.state()), (ConnState::Down, ConnState::Down));
     a.recv(100);
     assert_eq!(a.received, 50);
 }
@@ -209,10 +215,10 @@ fn directions_end_independently() {
 #[test]
 fn shutdown_of_reading_sends_nothing() {
     let mut a = Side::new(&SIZES);
-    a.notices();
+    a.post_notices();
     a.wire.clear();
     a.stream.shut_down(true, false);
-    a.notices();
+    a.post_notices();
     assert!(a.wire.is_empty() && a.stream.at_end() && !a.stream.is_shut());
 }
 
@@ -220,11 +226,11 @@ fn shutdown_of_reading_sends_nothing() {
 #[test]
 fn protocol_violation_breaks_the_connection() {
     for imm in [SIZES.recv_buffer + 1, 1 << 29, 3 << 29] {
-        let mut liar = stream(&SIZES);
-        assert_eq!(liar.handle_message(imm), Err(Violation));
-        assert_eq!(liar.link(), Link::Broken);
-        assert_eq!(liar.handle_message(5), Ok(None), "later messages are ignored");
-        assert_eq!(liar.poll_notice(), None);
+        let mut a = stream(&SIZES);
+        assert_eq!(a.handle_message(imm), Err(Violation));
+        assert_eq!(a.state(), ConnState::Broken);
+        assert_eq!(a.handle_message(5), Ok(None), "later messages are ignored");
+        assert_eq!(a.poll_notice(), None);
     }
 }
 
@@ -237,7 +243,7 @@ fn probe_is_an_empty_write() {
     assert_eq!(a.poll_notice(), Some(Notice::Probe));
     assert_eq!(a.poll_notice(), None);
     assert_eq!(a.handle_message(Message::Control(Control::Keepalive).encode()), Ok(None));
-    assert_eq!(a.link(), Link::Up);
+    assert_eq!(a.state(), ConnState::Up);
 }
 
 // clause: RSOCK-CONTROL-SLOTS
@@ -252,7 +258,7 @@ fn notices_stay_within_control_slots() {
     a.keep_alive();
     assert_eq!(a.poll_notice(), None);
     assert!(!a.is_settled());
-    a.handle_done(Done::Notice);
+    a.handle_completion(CompletionKind::Notice);
     assert_eq!(a.poll_notice(), Some(Notice::Probe));
 }
 
@@ -260,23 +266,23 @@ fn notices_stay_within_control_slots() {
 #[test]
 fn mapping_follows_targets_and_is_found_by_offset() {
     let (mut a, mut b) = (stream(&SIZES), stream(&SIZES));
-    let iomap = Iomap { offset: 1000, place: Target { addr: 0x5000, rkey: 9, len: 100 } };
-    let (to, bytes, message) = a.map(1, &iomap);
+    let iomap = Iomap { offset: 1000, target: Target { addr: 0x5000, rkey: 9, len: 100 } };
+    let (to, bytes, message) = a.announce_mapping(1, &iomap);
     assert_eq!(to, Target { addr: LIST + 2 * 16 + 24, rkey: 2, len: 24 });
     assert_eq!(b.handle_message(message.encode()), Ok(Some(1)));
     b.set_iomap(1, Iomap::decode_native(bytes));
     b.set_iomap(7, iomap);
-    assert_eq!(b.mapped(1099), Some(Target { addr: 0x5063, rkey: 9, len: 1 }));
-    assert_eq!(b.mapped(1100), None);
-    assert_eq!(b.mapped(999), None);
-    assert_eq!(a.mappable(), 2);
-    let write = b.outgoing.write(Target { addr: 0x5063, rkey: 9, len: 1 }, true);
+    assert_eq!(b.find_mapping(1099), Some(Target { addr: 0x5063, rkey: 9, len: 1 }));
+    assert_eq!(b.find_mapping(1100), None);
+    assert_eq!(b.find_mapping(999), None);
+    assert_eq!(a.mappable_count(), 2);
+    let write = b.outgoing.start_write(Target { addr: 0x5063, rkey: 9, len: 1 }, true);
     assert_eq!(write.to.len, 1);
 }
 
 // clause: RSOCK-TARGET
 #[test]
-fn entries_use_the_byte_order_of_their_host() {
+fn grant_is_encoded_in_the_byte_order_of_the_peer() {
     let other = match ByteOrder::NATIVE {
         ByteOrder::Big => ByteOrder::Little,
         ByteOrder::Little => ByteOrder::Big,

@@ -48,7 +48,7 @@ impl Drop for Sock {
     }
 }
 
-/// The errno of a call that must fail.
+/// Returns the errno of a call that must fail.
 pub(crate) fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
     result.unwrap_err().raw_os_error().unwrap()
 }
