@@ -1,6 +1,8 @@
-//! The functions that programs call, under their names in libc and as described in their manual
-//! pages. Comments describe only differences on rsockets. Streams of the C library (`fdopen`)
-//! bypass these functions, so they do not work on rsockets.
+//! The functions of libc that programs call. They behave as their manual pages describe; comments
+//! describe the differences on rsockets. `FILE` streams (`fdopen`) bypass these functions, so they
+//! do not work on rsockets.
+//!
+//! A program's descriptor is called `fd`, the descriptor of its rsocket in the RDMA library `number`.
 
 use crate::config::{AF_IB, options};
 use crate::rdma::{Rdma, rdma};
@@ -16,20 +18,21 @@ use libc::{
 };
 use std::os::fd::RawFd;
 
-/// Calls a function of libc or of the RDMA library with arguments of the caller, or with numbers.
+/// Calls a function of libc (`real.name`) or of the RDMA library. Every use passes pointers that the
+/// program has passed to the function of the same contract, or only numbers.
 macro_rules! call {
     (real.$name:ident($($argument:expr),*)) => {
-        // SAFETY: the caller's own arguments, or numbers only.
+        // SAFETY: the pointers come from the program, which keeps them valid during this call.
         unsafe { (real().$name)($($argument),*) }
     };
     ($rdma:ident.$name:ident($($argument:expr),*)) => {
-        // SAFETY: the caller's own arguments, or numbers only.
+        // SAFETY: the pointers come from the program, which keeps them valid during this call.
         unsafe { $rdma.$name($($argument),*) }
     };
 }
 
-/// Declares functions that only pass their arguments on: `name / rsocket function by lookup
-/// (arguments) -> result`, and after `uses` the event that a call consumes.
+/// Declares functions that pass their arguments to the rsocket function or to libc: `name / rsocket
+/// function by lookup (arguments) -> result`, and after `uses` the event that a call consumes.
 macro_rules! forwarded {
     ($($name:ident / $ours:ident by $find:ident ($($argument:ident: $type:ty),*) -> $result:ty
         $(, uses $event:expr)?;)+) => {
@@ -46,34 +49,36 @@ macro_rules! forwarded {
     };
 }
 
-/// Declares the `_FORTIFY_SOURCE` forms of calls: `name = call(arguments [, room: size] more
-/// arguments) if it fits`. They abort if the buffer is too small.
+/// Declares the `_FORTIFY_SOURCE` forms of functions, which get the size `room` of the buffer as an
+/// additional argument and abort if it is too small: `name = function(arguments; room, more
+/// arguments), if it fits`.
 macro_rules! fortified {
     ($($name:ident = $plain:ident($($argument:ident: $type:ty),* ; room $(, $more:ident: $more_type:ty)*) -> $result:ty,
         if |$room:ident| $fits:expr;)+) => {
         $(
-            #[doc = concat!("`", stringify!($plain), "` of a program that was compiled with `_FORTIFY_SOURCE`.")]
+            #[doc = concat!("`", stringify!($plain), "`, as called by programs compiled with `_FORTIFY_SOURCE`.")]
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name($($argument: $type,)* $room: size_t $(, $more: $more_type)*) -> $result {
                 if !$fits {
                     std::process::abort();
                 }
-                // SAFETY: the caller's own arguments.
+                // SAFETY: these are the program's arguments; the plain function has the same contract.
                 unsafe { $plain($($argument),* $(, $more)*) }
             }
         )+
     };
 }
 
-// After the macro, which it uses.
+// Declared after the macros, which it uses.
 mod wait;
 
+/// Returns the rsocket of `fd`, with the RDMA library; `None` for other descriptors.
 fn rsocket_of(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
     Some((rdma()?, table::rsocket(fd)?))
 }
 
-/// Returns the rsocket of `fd` for a transfer of data. A socket that began as TCP moves to RDMA
-/// now.
+/// Returns the rsocket of `fd` for a transfer of data. First moves a socket that began as TCP
+/// ([`fork`]) to RDMA.
 fn rsocket_for_data(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
     match table::fd_kind(fd) {
         FdKind::Plain => None,
@@ -82,7 +87,8 @@ fn rsocket_for_data(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
     }
 }
 
-/// `man 2 socket`. Passes the return address on: sockets of the RDMA library itself stay ordinary.
+/// `man 2 socket`. Passes its return address to [`socket_for`], which creates kernel sockets for
+/// calls from the RDMA library.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
@@ -93,23 +99,24 @@ unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
 }
 
 extern "C" fn socket_for(domain: c_int, kind: c_int, protocol: c_int, caller: *const c_void) -> c_int {
-    let ordinary = || call!(real.socket(domain, kind, protocol));
+    let kernel_socket = || call!(real.socket(domain, kind, protocol));
     let plain_kind = kind & !(SOCK_CLOEXEC | SOCK_NONBLOCK);
     if rdma::is_caller(caller) || !options().want(domain, plain_kind, protocol) {
-        return ordinary();
+        return kernel_socket();
     }
     if options().fork_safe && plain_kind == SOCK_STREAM && domain != AF_IB {
-        let fd = ordinary();
-        table::stage(fd, Stage::Fresh);
+        let fd = kernel_socket();
+        table::set_stage(fd, Stage::Fresh);
         return fd;
     }
-    let Some(rdma) = rdma() else { return ordinary() };
+    let Some(rdma) = rdma() else { return kernel_socket() };
     let number = rdma.create(domain, plain_kind, protocol);
-    if number < 0 { ordinary() } else { behind_new(rdma, number, domain, kind) }
+    if number < 0 { kernel_socket() } else { assign_fd(rdma, number, domain, kind) }
 }
 
-/// Creates the kernel socket whose number stands for an rsocket; `kind` has the program's flags.
-fn behind_new(rdma: &Rdma, number: RawFd, domain: c_int, kind: c_int) -> c_int {
+/// Creates a kernel socket, and assigns its descriptor to the rsocket `number`. `kind` contains the
+/// program's flags. Closes both sockets on failure.
+fn assign_fd(rdma: &Rdma, number: RawFd, domain: c_int, kind: c_int) -> c_int {
     let domain = if domain == AF_IB { libc::AF_INET } else { domain };
     let fd = call!(real.socket(domain, kind, 0));
     let why = if fd < 0 {
@@ -121,7 +128,7 @@ fn behind_new(rdma: &Rdma, number: RawFd, domain: c_int, kind: c_int) -> c_int {
         call!(rdma.rfcntl(number, F_SETFL, c_long::from(flags)));
         return fd;
     };
-    // SAFETY: numbers only.
+    // SAFETY: the calls take no pointers; the program knows neither descriptor.
     unsafe {
         rdma.rclose(number);
         if fd >= 0 {
@@ -136,8 +143,9 @@ unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -
     let Some((rdma, number)) = rsocket_of(fd) else { return call!(real.bind(fd, address, len)) };
     let status = call!(rdma.rbind(number, address, len));
     if status == 0 {
-        // SAFETY: an address that bind accepted has this many bytes.
-        table::bound(number, unsafe { slice::from_raw_parts(address.cast(), len as usize) });
+        // SAFETY: the program passes an address of `len` bytes, valid during the call: `rbind`
+        // accepted it.
+        table::record_bind(number, unsafe { slice::from_raw_parts(address.cast(), len as usize) });
     }
     status
 }
@@ -149,14 +157,14 @@ unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
     }
     let status = call!(real.listen(fd, backlog));
     if status == 0 && table::fd_kind(fd) == FdKind::Fork(Stage::Fresh) {
-        table::stage(fd, Stage::Listening);
+        table::set_stage(fd, Stage::Listening);
     }
     status
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    // SAFETY: the caller's own arguments.
+    // SAFETY: these are the program's arguments; both functions have the same contract.
     unsafe { accept4(fd, address, len, 0) }
 }
 
@@ -165,17 +173,18 @@ unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut sockle
     if let Some((rdma, listener)) = rsocket_of(fd) {
         let number = call!(rdma.raccept(listener, address, len));
         epoll::used(fd, libc::POLLIN);
-        return if number < 0 { number } else { behind_new(rdma, number, domain(fd), SOCK_STREAM | flags) };
+        return if number < 0 { number } else { assign_fd(rdma, number, domain(fd), SOCK_STREAM | flags) };
     }
     let new = call!(real.accept4(fd, address, len, flags));
     if new >= 0 && table::fd_kind(fd) == FdKind::Fork(Stage::Listening) {
-        table::stage(new, Stage::Accepted);
+        table::set_stage(new, Stage::Accepted);
     }
     new
 }
 
-/// `man 2 connect`. If the peer does not accept RDMA, the number becomes an ordinary socket. A
-/// non-blocking connect has no second try: it fails when the program checks its outcome.
+/// `man 2 connect`. If the peer does not accept RDMA, connects the kernel socket instead, and the
+/// descriptor becomes an ordinary one. A non-blocking connect fails without this fallback, because
+/// its outcome is known only after the call.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     if let Some((rdma, number)) = rsocket_of(fd) {
@@ -186,19 +195,21 @@ unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t
         }
         fall_back(rdma, fd, number);
     }
-    let first = table::fd_kind(fd) == FdKind::Fork(Stage::Fresh);
+    let is_fresh = table::fd_kind(fd) == FdKind::Fork(Stage::Fresh);
     let status = call!(real.connect(fd, address, len));
-    if first && (status == 0 || errno() == libc::EINPROGRESS) {
-        table::stage(fd, Stage::Connected);
+    if is_fresh && (status == 0 || errno() == libc::EINPROGRESS) {
+        table::set_stage(fd, Stage::Connected);
     }
     status
 }
 
-/// Makes `fd` its kernel socket, which already has the options and flags.
+/// Closes the rsocket of `fd` and makes `fd` an ordinary descriptor of its kernel socket, which
+/// already has the options and flags.
 fn fall_back(rdma: &Rdma, fd: c_int, number: RawFd) {
-    let bound = table::give_up(number);
+    let bound = table::forget_rsocket(number);
     epoll::move_to_kernel(fd);
-    // SAFETY: numbers, and an address with its length.
+    // SAFETY: `bound` is a local vector that holds an address of this length; the other arguments
+    // are numbers.
     unsafe {
         rdma.rclose(number);
         if !bound.is_empty() {
@@ -257,11 +268,11 @@ unsafe extern "C" fn sendto(
 unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     let Some((rdma, number)) = rsocket_for_data(fd) else { return call!(real.sendmsg(fd, message, flags)) };
     let mut done = call!(rdma.rsendmsg(number, message, flags));
-    // SAFETY: NULL, or the caller's structure.
+    // SAFETY: the program passes NULL or a structure that is valid during the call.
     let named = unsafe { message.as_ref() }.filter(|message| !message.msg_name.is_null());
     if let (true, Some(message)) = (done < 0 && is_stream(fd), named) {
         let nameless = msghdr { msg_name: core::ptr::null_mut(), msg_namelen: 0, ..*message };
-        // SAFETY: the caller's own message but for its name.
+        // SAFETY: a copy of the program's message, which is valid during the call, without its name.
         done = unsafe { rdma.rsendmsg(number, &raw const nameless, flags) };
     }
     epoll::used(fd, libc::POLLOUT);
@@ -273,7 +284,7 @@ fn is_stream(fd: c_int) -> bool {
     number_option(fd, libc::SOL_SOCKET, libc::SO_TYPE, 0) == SOCK_STREAM
 }
 
-/// `man 2 recvmmsg`. Receives from rsockets one by one and ignores `timeout`.
+/// `man 2 recvmmsg`. On rsockets, receives the messages one by one and ignores `timeout`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn recvmmsg(
     fd: c_int,
@@ -287,27 +298,28 @@ unsafe extern "C" fn recvmmsg(
     }
     one_by_one(messages, count, |message, at| {
         let wait = if at > 0 && flags & MSG_WAITFORONE != 0 { MSG_DONTWAIT } else { 0 };
-        // SAFETY: an entry of the caller's array.
+        // SAFETY: an entry of the program's array, which is valid during the call.
         unsafe { recvmsg(fd, message, flags & !MSG_WAITFORONE | wait) }
     })
 }
 
-/// `man 2 sendmmsg`. Sends to rsockets one by one.
+/// `man 2 sendmmsg`. On rsockets, sends the messages one by one.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
     if rsocket_for_data(fd).is_none() {
         return call!(real.sendmmsg(fd, messages, count, flags));
     }
     one_by_one(messages, count, |message, _| {
-        // SAFETY: an entry of the caller's array.
+        // SAFETY: an entry of the program's array, which is valid during the call.
         unsafe { sendmsg(fd, message, flags) }
     })
 }
 
-/// Calls `pass` for each message until it fails; returns the successes, or -1 without one.
+/// Calls `pass` for each message until it fails. Returns the number of successes, or -1 if the first
+/// message fails.
 fn one_by_one(messages: *mut mmsghdr, count: c_uint, mut pass: impl FnMut(*mut msghdr, usize) -> ssize_t) -> c_int {
     for at in 0..count as usize {
-        // SAFETY: the caller's array has `count` entries.
+        // SAFETY: the program passes an array of `count` entries, valid during the call.
         let entry = unsafe { &mut *messages.add(at) };
         let done = pass(&raw mut entry.msg_hdr, at);
         if done < 0 {
@@ -318,23 +330,23 @@ fn one_by_one(messages: *mut mmsghdr, count: c_uint, mut pass: impl FnMut(*mut m
     count as c_int
 }
 
-/// `man 2 sendfile`. Copies through a buffer to rsockets.
+/// `man 2 sendfile`. On rsockets, copies the file through a buffer.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendfile(out: c_int, file: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
     if rsocket_for_data(out).is_none() {
         return call!(real.sendfile(out, file, offset, count));
     }
-    // SAFETY: NULL, or the caller's variable.
+    // SAFETY: the program passes NULL or a variable that is valid during the call.
     let start = match unsafe { offset.as_ref() } {
         Some(start) => *start,
-        // SAFETY: numbers only.
+        // SAFETY: the call takes no pointers.
         None => unsafe { libc::lseek(file, 0, libc::SEEK_CUR) },
     };
     if start < 0 {
         return -1;
     }
     let (done, failed) = copy(out, file, start, count);
-    // SAFETY: numbers, or the caller's variable.
+    // SAFETY: the program passes NULL or a variable that is valid during the call.
     unsafe {
         match offset.as_mut() {
             Some(offset) => *offset = start + done as off_t,
@@ -344,26 +356,27 @@ unsafe extern "C" fn sendfile(out: c_int, file: c_int, offset: *mut off_t, count
     if failed && done == 0 { -1 } else { done as ssize_t }
 }
 
-/// `sendfile` under its other name, on 64-bit systems the same function.
+/// The name of `sendfile` for 64-bit offsets, which all offsets are here.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendfile64(out: c_int, file: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
-    // SAFETY: the caller's own arguments.
+    // SAFETY: these are the program's arguments; both functions have the same contract.
     unsafe { sendfile(out, file, offset, count) }
 }
 
-/// Sends at most `count` bytes of a file. Returns the sent bytes, and true after a failure.
+/// Sends at most `count` bytes of a file. Returns the number of sent bytes, and true if a call
+/// failed.
 fn copy(out: c_int, file: c_int, start: off_t, count: usize) -> (usize, bool) {
     let mut buffer = vec![0u8; count.min(1 << 16)];
     let mut done = 0;
     while done < count {
         let want = buffer.len().min(count - done);
-        // SAFETY: a buffer of at least `want` bytes.
+        // SAFETY: `buffer` has at least `want` bytes.
         let got = unsafe { libc::pread(file, buffer.as_mut_ptr().cast(), want, start + done as off_t) };
         let Ok(got) = usize::try_from(got) else { return (done, true) };
         if got == 0 {
             break;
         }
-        // SAFETY: `got` bytes of the buffer were filled.
+        // SAFETY: `buffer` has at least `got` bytes.
         let sent = unsafe { write(out, buffer.as_ptr().cast(), got) };
         let Ok(sent) = usize::try_from(sent) else { return (done, true) };
         done += sent;
@@ -378,23 +391,23 @@ forwarded! {
     shutdown / rshutdown by rsocket_of (how: c_int) -> c_int;
 }
 
-/// `man 2 close`. Closing the last number of an rsocket closes it.
+/// `man 2 close`. Closing the last descriptor of an rsocket closes the rsocket.
 #[unsafe(no_mangle)]
 extern "C" fn close(fd: c_int) -> c_int {
     let special = table::fd_kind(fd) != FdKind::Plain || epoll::in_use();
-    let last = if special && table::is_ours() { forget(fd) } else { None };
+    let unused = if special && table::is_ours() { forget(fd) } else { None };
     let status = call!(real.close(fd));
-    end(last).unwrap_or(status)
+    close_rsocket(unused).unwrap_or(status)
 }
 
-/// Drops `fd` from the tables. Returns its rsocket if this was its last number.
+/// Removes `fd` from the tables. Returns its rsocket if this was its last descriptor.
 fn forget(fd: c_int) -> Option<c_int> {
     epoll::closed(fd);
     table::forget(fd)
 }
 
-fn end(last: Option<c_int>) -> Option<c_int> {
-    let (number, rdma) = (last?, rdma()?);
+fn close_rsocket(unused: Option<c_int>) -> Option<c_int> {
+    let (number, rdma) = (unused?, rdma()?);
     Some(call!(rdma.rclose(number)))
 }
 
@@ -405,78 +418,82 @@ extern "C" fn dup(old: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
-    copied(old, new, || call!(real.dup2(old, new)))
+    duplicate(old, new, || call!(real.dup2(old, new)))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
-    copied(old, new, || call!(real.dup3(old, new, flags)))
+    duplicate(old, new, || call!(real.dup3(old, new, flags)))
 }
 
-/// Runs `copy`, which makes `new` a duplicate of `old`, and updates the tables.
-fn copied(old: c_int, new: c_int, copy: impl FnOnce() -> c_int) -> c_int {
+/// Runs `dup`, which makes `new` a duplicate of `old` in the kernel, and updates the tables.
+fn duplicate(old: c_int, new: c_int, dup: impl FnOnce() -> c_int) -> c_int {
     fork::move_over(old);
-    let done = copy();
-    if done < 0 || old == new || !table::is_ours() {
-        return done;
+    let status = dup();
+    if status < 0 || old == new || !table::is_ours() {
+        return status;
     }
-    let last = forget(new);
-    share(old, new);
-    end(last);
-    done
+    let unused = forget(new);
+    copy_entry(old, new);
+    close_rsocket(unused);
+    status
 }
 
-/// Gives `new`, a kernel duplicate, the meaning of `old`. Numbers beyond the table are ignored.
-fn share(old: c_int, new: c_int) {
+/// Copies the table entry of `old` to `new`, its duplicate in the kernel. A descriptor beyond the
+/// table stays ordinary.
+fn copy_entry(old: c_int, new: c_int) {
     match table::fd_kind(old) {
         FdKind::Plain => {}
         FdKind::Rsocket(number) => _ = table::open(new, number),
-        FdKind::Fork(stage) => table::stage(new, stage),
+        FdKind::Fork(stage) => table::set_stage(new, stage),
     }
 }
 
-/// `man 2 fcntl`. Reading the argument is safe without one: it is in a register.
+/// `man 2 fcntl`. The C declaration is variadic; a caller that passes no `arg` leaves an arbitrary
+/// value in its register, which is not used then.
 #[unsafe(no_mangle)]
 extern "C" fn fcntl(fd: c_int, command: c_int, arg: c_long) -> c_int {
-    let copies = matches!(command, F_DUPFD | F_DUPFD_CLOEXEC);
-    if copies && table::is_ours() {
+    let duplicates = matches!(command, F_DUPFD | F_DUPFD_CLOEXEC);
+    if duplicates && table::is_ours() {
         fork::move_over(fd);
     }
     if command == F_SETFL && set_nonblocking(fd, arg as c_int & O_NONBLOCK != 0) < 0 {
         return -1;
     }
     let status = call!(real.fcntl(fd, command, arg));
-    if copies && status >= 0 && table::is_ours() {
-        share(fd, status);
+    if duplicates && status >= 0 && table::is_ours() {
+        copy_entry(fd, status);
     }
     status
 }
 
-/// `fcntl` under its other name, on 64-bit systems the same function.
+/// The name of `fcntl` for 64-bit offsets, which all offsets are here.
 #[unsafe(no_mangle)]
 extern "C" fn fcntl64(fd: c_int, command: c_int, arg: c_long) -> c_int {
     fcntl(fd, command, arg)
 }
 
-/// Sets if calls on the rsocket of `fd`, if any, block; -1 on failure.
+/// Makes the rsocket of `fd`, if any, non-blocking or blocking. Returns -1 on failure.
 fn set_nonblocking(fd: c_int, on: bool) -> c_int {
     let flags = if on { O_NONBLOCK } else { 0 };
     rsocket_of(fd).map_or(0, |(rdma, number)| call!(rdma.rfcntl(number, F_SETFL, c_long::from(flags))))
 }
 
-/// `man 2 ioctl`: `FIONBIO` and `FIONREAD` (up to 64 KiB); the kernel socket handles the others.
+/// `man 2 ioctl`. Rsockets have `FIONBIO` and `FIONREAD`, which counts at most 64 KiB; the kernel
+/// socket handles other requests.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
     if let Some((rdma, number)) = rsocket_of(fd) {
         if request == libc::FIONBIO as c_ulong {
-            // SAFETY: this request passes a variable.
+            // SAFETY: with this request the program passes an `int` that is valid during the call.
             if set_nonblocking(fd, unsafe { *arg.cast::<c_int>() } != 0) < 0 {
                 return -1;
             }
         } else if request == libc::FIONREAD as c_ulong {
             let mut bytes = vec![0u8; 1 << 16];
             let look = libc::MSG_PEEK | MSG_DONTWAIT;
-            // SAFETY: a buffer and its size; this request passes a variable.
+            // SAFETY: `bytes` is a local vector of this length. With this request the program passes
+            // an `int` that is valid during the call.
             unsafe {
                 let ready = rdma.rrecv(number, bytes.as_mut_ptr().cast(), bytes.len(), look);
                 *arg.cast::<c_int>() = ready.max(0) as c_int;
@@ -487,24 +504,24 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_i
     call!(real.ioctl(fd, request, arg))
 }
 
-/// `man 2 setsockopt`. The kernel socket stores options of TCP and IP that an rsocket lacks: they
-/// are hints for the network.
+/// `man 2 setsockopt`. Options of TCP and IP that an rsocket lacks succeed, because they are hints
+/// for the network; the kernel socket stores them.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
-    let plain = || call!(real.setsockopt(fd, level, name, value, len));
-    let Some((rdma, number)) = rsocket_of(fd) else { return plain() };
+    let set_on_kernel_socket = || call!(real.setsockopt(fd, level, name, value, len));
+    let Some((rdma, number)) = rsocket_of(fd) else { return set_on_kernel_socket() };
     let status = call!(rdma.rsetsockopt(number, level, name, value, len));
     let why = errno();
-    let stored = plain();
-    let advice = matches!(level, libc::IPPROTO_TCP | libc::IPPROTO_IP | libc::IPPROTO_IPV6);
+    let kernel_status = set_on_kernel_socket();
+    let is_hint = matches!(level, libc::IPPROTO_TCP | libc::IPPROTO_IP | libc::IPPROTO_IPV6);
     match status {
         0 => 0,
-        _ if advice && is_unknown(why) => stored,
+        _ if is_hint && is_unknown_option(why) => kernel_status,
         _ => fail(why),
     }
 }
 
-/// `man 2 getsockopt`. The kernel socket answers for options that an rsocket lacks.
+/// `man 2 getsockopt`. Reads options that an rsocket lacks from the kernel socket.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getsockopt(
     fd: c_int,
@@ -515,13 +532,13 @@ unsafe extern "C" fn getsockopt(
 ) -> c_int {
     if let Some((rdma, number)) = rsocket_of(fd) {
         let status = call!(rdma.rgetsockopt(number, level, name, value, len));
-        if status == 0 || !is_unknown(errno()) {
+        if status == 0 || !is_unknown_option(errno()) {
             return status;
         }
     }
     call!(real.getsockopt(fd, level, name, value, len))
 }
 
-fn is_unknown(why: c_int) -> bool {
+fn is_unknown_option(why: c_int) -> bool {
     matches!(why, libc::EOPNOTSUPP | libc::ENOPROTOOPT)
 }

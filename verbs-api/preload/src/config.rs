@@ -1,10 +1,15 @@
 //! Configuration from the environment (`RS_SQ_SIZE`, `RS_RQ_SIZE`, `RS_INLINE`, `RDMAV_FORK_SAFE`)
 //! and from `/etc/rdma/rsocket/preload_config`.
 //!
-//! The file has lines `program domain type protocol`: a prefix of the program's name, `INET`
-//! `INET6` `IB`, `STREAM` `DGRAM`, `TCP` `UDP`, in any case and with their `AF_` `PF_` `SOCK_`
-//! `IPPROTO_`, or `*`. A socket that no line matches stays ordinary. Without a valid line, every
-//! program and socket matches.
+//! Each line of the file is a rule of four words, any of which may be `*`:
+//!
+//! - a prefix of the program's name,
+//! - the domain `INET`, `INET6` or `IB`, optionally with `AF_` or `PF_`,
+//! - the type `STREAM` or `DGRAM`, optionally with `SOCK_`,
+//! - the protocol `TCP` or `UDP`, optionally with `IPPROTO_`.
+//!
+//! Upper and lower case are equal. A socket becomes an rsocket if a rule matches it. Without a valid
+//! line, all sockets of all programs match.
 
 use core::ffi::c_int;
 use std::sync::OnceLock;
@@ -19,10 +24,11 @@ pub(crate) struct Options {
     sizes: [Option<c_int>; 3],
     /// True if connections begin as TCP, for programs that fork and continue in the child.
     pub(crate) fork_safe: bool,
+    /// Rules that match this program.
     rules: Vec<Rule>,
 }
 
-/// Domain, kind and protocol of a line; `None` is `*`.
+/// Domain, type and protocol of a rule; `None` is `*`.
 type Rule = [Option<c_int>; 3];
 
 pub(crate) fn options() -> &'static Options {
@@ -33,6 +39,7 @@ pub(crate) fn options() -> &'static Options {
     })
 }
 
+/// Returns the file name of this program.
 fn program() -> String {
     let path = std::env::args_os().next().unwrap_or_default().to_string_lossy().into_owned();
     path.rsplit('/').next().unwrap_or_default().to_owned()
@@ -44,7 +51,7 @@ impl Options {
         let lines: Vec<_> = file.lines().filter_map(parse).collect();
         let rules = match lines.is_empty() {
             true => vec![[None; 3]],
-            false => lines.iter().filter(|(start, _)| begins_so(program, start)).map(|(_, rule)| *rule).collect(),
+            false => lines.iter().filter(|(prefix, _)| has_prefix(program, prefix)).map(|(_, rule)| *rule).collect(),
         };
         Self {
             sizes: ["RS_SQ_SIZE", "RS_RQ_SIZE", "RS_INLINE"].map(number),
@@ -53,12 +60,12 @@ impl Options {
         }
     }
 
-    /// Options of level `SOL_RDMA` to set, with their values.
+    /// Returns the options of level `SOL_RDMA` to set, with their values.
     pub(crate) fn sizes(&self) -> impl Iterator<Item = (c_int, c_int)> {
         (0..).zip(self.sizes).filter_map(|(name, size)| Some((name, size?)))
     }
 
-    /// Returns true if such a socket becomes an rsocket. `kind` has no flags.
+    /// Returns true if such a socket becomes an rsocket. `kind` is the type without flags.
     pub(crate) fn want(&self, domain: c_int, kind: c_int, protocol: c_int) -> bool {
         let default = match kind {
             libc::SOCK_STREAM => libc::IPPROTO_TCP,
@@ -66,10 +73,10 @@ impl Options {
             _ => return false,
         };
         let protocol = if protocol == 0 { default } else { protocol };
-        let is = |rule: &Rule| {
+        let matches = |rule: &Rule| {
             rule.iter().zip([domain, kind, protocol]).all(|(rule, value)| rule.is_none_or(|rule| rule == value))
         };
-        protocol == default && [libc::AF_INET, libc::AF_INET6, AF_IB].contains(&domain) && self.rules.iter().any(is)
+        protocol == default && [libc::AF_INET, libc::AF_INET6, AF_IB].contains(&domain) && self.rules.iter().any(matches)
     }
 }
 
@@ -80,7 +87,7 @@ fn number(text: &str) -> c_int {
     text[..digits].parse().unwrap_or(0)
 }
 
-/// Program and rule of a line; `None` for comments and invalid lines.
+/// Parses a line: prefix of the program's name, and rule. `None` for comments and invalid lines.
 fn parse(line: &str) -> Option<(&str, Rule)> {
     let mut words = line.split_whitespace();
     let program = words.next().filter(|word| !word.starts_with('#'))?;
@@ -90,15 +97,15 @@ fn parse(line: &str) -> Option<(&str, Rule)> {
     Some((program, [domain, kind, protocol]))
 }
 
-fn begins_so(program: &str, start: &str) -> bool {
-    start == "*" || program.get(..start.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(start))
+fn has_prefix(program: &str, prefix: &str) -> bool {
+    prefix == "*" || program.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix))
 }
 
 const DOMAINS: [(&str, c_int); 3] = [("INET", libc::AF_INET), ("INET6", libc::AF_INET6), ("IB", AF_IB)];
 const KINDS: [(&str, c_int); 2] = [("STREAM", libc::SOCK_STREAM), ("DGRAM", libc::SOCK_DGRAM)];
 const PROTOCOLS: [(&str, c_int); 2] = [("TCP", libc::IPPROTO_TCP), ("UDP", libc::IPPROTO_UDP)];
 
-/// Value of a word: `Some(None)` for `*`, `None` if invalid.
+/// Parses a word: `Some(None)` for `*`, `None` if it is invalid.
 fn value(word: &str, prefixes: &[&str], names: &[(&str, c_int)]) -> Option<Option<c_int>> {
     if word == "*" {
         return Some(None);
@@ -129,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn line_matches_programs_by_prefix() {
+    fn rule_matches_programs_by_prefix() {
         let file = "# comment\ncurl inet SOCK_STREAM ipproto_tcp\n* PF_INET6 dgram *\n";
         let curl = with_file(file, "Curl-7");
         assert!(curl.want(AF_INET, SOCK_STREAM, 0) && !curl.want(AF_INET, SOCK_DGRAM, 0));

@@ -1,9 +1,11 @@
 //! `epoll` sets with rsockets.
 //!
-//! The kernel keeps the other members; a wait is a `poll` of the rsockets and of the kernel's set.
-//! Level-triggered, one-shot and edge-triggered members work. An edge is a state that was not
-//! reported since the program last used the socket: it is reported whenever the kernel would, and
-//! sometimes once more, as `man 7 epoll` allows. Sets inside sets or in `poll` show only the
+//! This module keeps the rsockets of a set, the kernel the other members; a wait polls the rsockets
+//! and the kernel's set together. Members may be level-triggered, one-shot or edge-triggered. An
+//! edge is an event that is true and was not reported since the program last used the socket. It is
+//! reported whenever the kernel would report it, and sometimes once more, as `man 7 epoll` allows.
+//!
+//! A set that is a member of another set, or that a program passes to `poll`, reports only the
 //! kernel's members.
 
 use crate::rdma::rdma;
@@ -19,84 +21,99 @@ use std::os::fd::RawFd;
 
 #[derive(Debug)]
 struct Member {
+    /// The rsocket.
     number: RawFd,
+    /// Requested events and flags.
     events: u32,
+    /// The program's data.
     data: u64,
-    /// Edge-triggered: events reported since the program last used the socket.
-    seen: u32,
-    /// Edge-triggered: true if there is nothing to report until the program uses the socket.
+    /// If edge-triggered, events reported since the program last used the socket.
+    reported: u32,
+    /// True if the member is edge-triggered and has nothing to report until the program uses the
+    /// socket.
     parked: bool,
 }
 
 impl Member {
-    fn is(&self, flag: c_int) -> bool {
+    fn has_flag(&self, flag: c_int) -> bool {
         self.events & flag.cast_unsigned() != 0
     }
 
-    /// Events to poll; `None` for none.
+    /// Returns the events to poll; `None` if the member is not to be polled.
     fn interest(&self) -> Option<c_short> {
         let events = self.events as u16;
-        (events != 0 && !self.parked).then_some((events & !self.seen as u16).cast_signed())
+        (events != 0 && !self.parked).then_some((events & !self.reported as u16).cast_signed())
     }
 
-    /// Returns the event to report for the state `now`, and records it.
+    /// Returns the event to report if the events `now` are true, and records it; `None` if there is
+    /// nothing to report.
     fn report(&mut self, now: u32) -> Option<epoll_event> {
         let wanted = now & (self.events | (EPOLLERR | EPOLLHUP).cast_unsigned());
-        if self.is(EPOLLET) {
-            self.parked = wanted & !self.seen == 0;
-            self.seen |= wanted;
+        if self.has_flag(EPOLLET) {
+            self.parked = wanted & !self.reported == 0;
+            self.reported |= wanted;
         }
         if wanted == 0 || self.parked {
             return None;
         }
-        if self.is(EPOLLONESHOT) {
+        if self.has_flag(EPOLLONESHOT) {
             self.events &= !0xffff;
         }
         Some(epoll_event { events: wanted, u64: self.data })
     }
 }
 
+/// The rsockets of an epoll set.
 #[derive(Debug)]
 struct Set {
+    /// Members by the program's descriptor.
     members: BTreeMap<RawFd, Member>,
-    /// An eventfd in the kernel's set, readable while a thread waits for an old list of members.
+    /// An eventfd in the kernel's set. It is readable while a thread waits with an outdated list of
+    /// members.
     changed: RawFd,
+    /// Number of changes of `members`.
     generation: u64,
-    /// Waiting threads, and those of them that began before the last change.
+    /// Number of waiting threads.
     waiting: usize,
+    /// Number of waiting threads whose list of members is outdated.
     stale: usize,
-    /// Last reported member; the next report begins after it.
+    /// Last reported member. The next report begins after it, so that members take turns.
     last: RawFd,
 }
 
+/// Sets that have had an rsocket, by the program's descriptor.
 static SETS: Mutex<BTreeMap<RawFd, Set>> = Mutex::new(BTreeMap::new());
 
+/// True once any set has had an rsocket.
 static IN_USE: AtomicBool = AtomicBool::new(false);
 
-/// Returns true if any set ever had an rsocket; until then the kernel handles everything.
+/// Returns true once any set has had an rsocket. Until then the kernel handles all sets alone.
 pub(crate) fn in_use() -> bool {
     IN_USE.load(Ordering::Relaxed)
 }
 
-/// Data of `changed` in the kernel's set: an address in this library, which no program uses.
+/// Returns the data of `changed` in the kernel's set: an address in this library, which no program
+/// uses as data.
 fn mark() -> u64 {
     (&raw const SETS).addr() as u64
 }
 
 impl Set {
-    /// Creates a set and adds `changed` to the kernel's. `None` with `errno` set on failure.
+    /// Creates a set, and adds `changed` to the kernel's set. On failure sets `errno` and returns
+    /// `None`.
     fn new(epfd: RawFd) -> Option<Self> {
-        // Readable at first: threads that already wait know only the kernel's set.
-        // SAFETY: numbers only.
+        // The initial value 1 makes it readable: threads that wait already must learn that the set
+        // has rsockets.
+        // SAFETY: the call takes no pointers.
         let changed = unsafe { libc::eventfd(1, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if changed < 0 {
             return None;
         }
         let mut event = epoll_event { events: EPOLLIN.cast_unsigned(), u64: mark() };
-        // SAFETY: numbers and a variable.
+        // SAFETY: `event` is a local variable.
         if unsafe { (real().epoll_ctl)(epfd, EPOLL_CTL_ADD, changed, &raw mut event) } < 0 {
             let why = errno();
-            // SAFETY: a number of our own, closed once.
+            // SAFETY: this function created the descriptor, and closes it once.
             unsafe { (real().close)(changed) };
             fail(why);
             return None;
@@ -104,35 +121,37 @@ impl Set {
         Some(Self { members: BTreeMap::new(), changed, generation: 0, waiting: 0, stale: 0, last: -1 })
     }
 
-    /// Makes waiting threads read the members again.
-    fn change(&mut self) {
+    /// Makes waiting threads read the members again, after a change.
+    fn wake_waiting(&mut self) {
         self.generation += 1;
         self.stale = self.waiting;
         if self.waiting > 0 {
             let one = 1u64;
-            // SAFETY: eight bytes, as an eventfd requires.
+            // SAFETY: a local variable of eight bytes, as an eventfd requires.
             unsafe { (real().write)(self.changed, (&raw const one).cast(), size_of::<u64>()) };
         }
     }
 
-    /// Clears `changed` once no waiting thread is stale.
-    fn settle(&self) {
+    /// Clears `changed` if no waiting thread is stale.
+    fn clear_if_current(&self) {
         let mut count = 0u64;
         if self.stale == 0 {
-            // SAFETY: eight bytes, as an eventfd requires.
+            // SAFETY: a local variable of eight bytes, as an eventfd requires.
             unsafe { (real().read)(self.changed, (&raw mut count).cast(), size_of::<u64>()) };
         }
     }
 }
 
-/// Runs `body` and restores `errno`.
-fn quietly<T>(body: impl FnOnce() -> T) -> T {
+/// Runs `body`, and restores `errno`.
+fn keeping_errno<T>(body: impl FnOnce() -> T) -> T {
     let before = errno();
     let done = body();
     fail(before);
     done
 }
 
+/// Does `epoll_ctl` for the rsocket `number` of `fd`. `event` has the requested events and the
+/// program's data.
 pub(crate) fn control(epfd: RawFd, op: c_int, fd: RawFd, number: RawFd, event: Option<(u32, u64)>) -> c_int {
     let mut sets = SETS.lock();
     if op == EPOLL_CTL_ADD && !sets.contains_key(&epfd) {
@@ -146,52 +165,55 @@ pub(crate) fn control(epfd: RawFd, op: c_int, fd: RawFd, number: RawFd, event: O
         (EPOLL_CTL_ADD, Some(_)) if known => return fail(libc::EEXIST),
         (EPOLL_CTL_MOD | EPOLL_CTL_DEL, _) if !known => return fail(libc::ENOENT),
         (EPOLL_CTL_ADD | EPOLL_CTL_MOD, Some((events, data))) => {
-            set.members.insert(fd, Member { number, events, data, seen: 0, parked: false });
+            set.members.insert(fd, Member { number, events, data, reported: 0, parked: false });
         }
         (EPOLL_CTL_DEL, _) => _ = set.members.remove(&fd),
         _ => return fail(libc::EINVAL),
     }
-    set.change();
+    set.wake_waiting();
     0
 }
 
-/// Makes `event` (`POLLIN` or `POLLOUT`) reportable again after the program used the socket.
+/// Makes `event` (`POLLIN` or `POLLOUT`) of an edge-triggered member reportable again, after the
+/// program used the socket.
 pub(crate) fn used(fd: RawFd, event: c_short) {
     if !in_use() {
         return;
     }
-    quietly(|| {
+    keeping_errno(|| {
         for set in SETS.lock().values_mut() {
-            let Some(member) = set.members.get_mut(&fd).filter(|member| member.is(EPOLLET)) else { continue };
+            let Some(member) = set.members.get_mut(&fd).filter(|member| member.has_flag(EPOLLET)) else { continue };
             let event = u32::from(event.cast_unsigned());
-            let news = member.parked || member.seen & event != 0;
-            member.seen &= !event;
+            let changes_interest = member.parked || member.reported & event != 0;
+            member.reported &= !event;
             member.parked = false;
-            if news {
-                set.change();
+            if changes_interest {
+                set.wake_waiting();
             }
         }
     });
 }
 
+/// Removes a descriptor that the program closes: a set, or a member of sets.
 pub(crate) fn closed(fd: RawFd) {
     if !in_use() {
         return;
     }
-    quietly(|| {
+    keeping_errno(|| {
         let mut sets = SETS.lock();
         if let Some(set) = sets.remove(&fd) {
-            // SAFETY: a number of our own, closed once.
+            // SAFETY: `Set::new` created the descriptor, and the set that owned it is gone.
             unsafe { (real().close)(set.changed) };
         }
         for set in sets.values_mut() {
             if set.members.remove(&fd).is_some() {
-                set.change();
+                set.wake_waiting();
             }
         }
     });
 }
 
+/// Moves a member to the kernel's sets, because its descriptor becomes an ordinary one.
 pub(crate) fn move_to_kernel(fd: RawFd) {
     if !in_use() {
         return;
@@ -199,80 +221,85 @@ pub(crate) fn move_to_kernel(fd: RawFd) {
     for (epfd, set) in SETS.lock().iter_mut() {
         if let Some(Member { events, data, .. }) = set.members.remove(&fd) {
             let mut event = epoll_event { events, u64: data };
-            // SAFETY: numbers and a variable.
+            // SAFETY: `event` is a local variable.
             unsafe { (real().epoll_ctl)(*epfd, EPOLL_CTL_ADD, fd, &raw mut event) };
-            set.change();
+            set.wake_waiting();
         }
     }
 }
 
-/// Locks the sets during a fork, so that no change is half done; both processes unlock.
-pub(crate) fn hold() {
+/// Locks the sets before a fork, so that the child's copy is consistent. Parent and child then call
+/// [`unlock_after_fork`].
+pub(crate) fn lock_for_fork() {
     core::mem::forget(SETS.lock());
 }
 
+/// Unlocks the sets after a fork.
+///
 /// # Safety
 ///
-/// The calling thread has called `hold` before.
-pub(crate) unsafe fn release() {
-    // SAFETY: the caller's promise.
+/// The calling thread, or its parent in the child, has called [`lock_for_fork`].
+pub(crate) unsafe fn unlock_after_fork() {
+    // SAFETY: the caller guarantees that this thread holds the lock.
     unsafe { SETS.force_unlock() };
 }
 
 /// One wait for the kernel's set and the rsockets together.
 struct Round {
     epfd: RawFd,
+    /// Generation of the set when the wait began.
     generation: u64,
-    /// The kernel's set, then the members by number.
+    /// Entry of the kernel's set, then entries of the rsockets.
     entries: Vec<pollfd>,
-    /// Members by the program's number.
-    numbers: Vec<RawFd>,
+    /// The program's descriptors of the rsockets in `entries`, in the same order.
+    fds: Vec<RawFd>,
 }
 
 impl Round {
-    /// `None` if the set never had an rsocket.
+    /// Begins a wait; returns `None` if the set never had an rsocket.
     fn begin(epfd: RawFd) -> Option<Self> {
         let mut sets = SETS.lock();
         let set = sets.get_mut(&epfd)?;
         set.waiting += 1;
         let mut entries = vec![pollfd { fd: epfd, events: POLLIN, revents: 0 }];
-        let mut numbers = Vec::new();
+        let mut fds = Vec::new();
         for (fd, member) in &set.members {
             if let Some(events) = member.interest() {
                 entries.push(pollfd { fd: member.number, events, revents: 0 });
-                numbers.push(*fd);
+                fds.push(*fd);
             }
         }
-        Some(Self { epfd, generation: set.generation, entries, numbers })
+        Some(Self { epfd, generation: set.generation, entries, fds })
     }
 
-    /// Ends the wait and reports ready members, as many as fit.
+    /// Ends the wait. Reports as many ready members as `out` holds; returns their number.
     fn end(self, out: &mut [epoll_event]) -> usize {
-        let (kernel, entries) =
+        let (kernel_ready, entries) =
             self.entries.split_first().map_or((false, &[][..]), |(set, rest)| (set.revents != 0, rest));
-        let room = if kernel && out.len() > 1 { out.len() - 1 } else { out.len() };
-        let ours = self.report(entries, &mut out[..room]);
-        if kernel { ours + poll_kernel(self.epfd, &mut out[ours..]) } else { ours }
+        // Rsockets leave space for one event of the kernel, so that its members are not starved.
+        let room = if kernel_ready && out.len() > 1 { out.len() - 1 } else { out.len() };
+        let count = self.report_rsockets(entries, &mut out[..room]);
+        if kernel_ready { count + poll_kernel(self.epfd, &mut out[count..]) } else { count }
     }
 
-    fn report(&self, entries: &[pollfd], out: &mut [epoll_event]) -> usize {
+    fn report_rsockets(&self, entries: &[pollfd], out: &mut [epoll_event]) -> usize {
         let mut sets = SETS.lock();
         let Some(set) = sets.get_mut(&self.epfd) else { return 0 };
         set.waiting = set.waiting.saturating_sub(1);
         if set.generation != self.generation {
             set.stale = set.stale.saturating_sub(1);
-            set.settle();
+            set.clear_if_current();
         }
         let mut count = 0;
-        let first = self.numbers.partition_point(|fd| *fd <= set.last);
-        for at in (first..self.numbers.len()).chain(0..first) {
-            let (fd, entry) = (self.numbers[at], entries[at]);
-            let Some(place) = out.get_mut(count) else { break };
+        let first = self.fds.partition_point(|fd| *fd <= set.last);
+        for at in (first..self.fds.len()).chain(0..first) {
+            let (fd, entry) = (self.fds[at], entries[at]);
+            let Some(slot) = out.get_mut(count) else { break };
             let member = set.members.get_mut(&fd).filter(|member| member.number == entry.fd && entry.revents != 0);
             let Some(event) = member.and_then(|member| member.report(u32::from(entry.revents.cast_unsigned()))) else {
                 continue;
             };
-            (*place, set.last) = (event, fd);
+            (*slot, set.last) = (event, fd);
             count += 1;
         }
         count
@@ -284,29 +311,29 @@ fn poll_kernel(epfd: RawFd, out: &mut [epoll_event]) -> usize {
     if out.is_empty() {
         return 0;
     }
-    // SAFETY: an array and its length.
+    // SAFETY: pointer and length are those of `out`, which is borrowed during the call.
     let got = unsafe { (real().epoll_pwait)(epfd, out.as_mut_ptr(), out.len() as c_int, 0, core::ptr::null()) };
     without_mark(epfd, out, usize::try_from(got).unwrap_or(0))
 }
 
-/// Removes the event of `changed` from the first `count`; returns the remaining count.
+/// Removes the event of `changed` from the first `count` events; returns the number of the others.
 pub(crate) fn without_mark(epfd: RawFd, out: &mut [epoll_event], count: usize) -> usize {
     let Some(at) = out[..count].iter().position(|event| { event.u64 } == mark()) else { return count };
     out.copy_within(at + 1..count, at);
     if let Some(set) = SETS.lock().get(&epfd) {
-        set.settle();
+        set.clear_if_current();
     }
     count - 1
 }
 
-/// Waits once for rsockets and other members; `None` if the set never had an rsocket. May return 0
-/// when only the members have changed.
+/// Waits once for rsockets and other members, and returns the number of events. Returns `None` if
+/// the set never had an rsocket. May return 0 before the timeout, when the members have changed.
 pub(crate) fn wait(epfd: RawFd, out: &mut [epoll_event], timeout: c_int) -> Option<c_int> {
     let rdma = rdma()?;
     let mut round = Round::begin(epfd)?;
-    // SAFETY: an array and its length.
+    // SAFETY: pointer and length are those of `entries`, which `round` owns.
     let ready = unsafe { rdma.rpoll(round.entries.as_mut_ptr(), round.entries.len() as nfds_t, timeout) };
-    let reported = quietly(|| round.end(if ready > 0 { out } else { &mut [] }));
+    let reported = keeping_errno(|| round.end(if ready > 0 { out } else { &mut [] }));
     Some(if ready < 0 { ready } else { reported as c_int })
 }
 
@@ -319,7 +346,7 @@ mod tests {
     const OUT: u32 = EPOLLOUT as u32;
 
     fn member(events: u32) -> Member {
-        Member { number: 9, events, data: 7, seen: 0, parked: false }
+        Member { number: 9, events, data: 7, reported: 0, parked: false }
     }
 
     fn reported(member: &mut Member, now: u32) -> Option<u32> {
@@ -327,35 +354,35 @@ mod tests {
     }
 
     #[test]
-    fn level_is_reported_as_long_as_it_lasts() {
+    fn level_triggered_event_is_reported_while_true() {
         let mut level = member(IN);
         assert_eq!((reported(&mut level, IN), reported(&mut level, IN)), (Some(IN), Some(IN)));
         assert_eq!(reported(&mut level, OUT), None, "not requested");
         let hup = EPOLLHUP.cast_unsigned();
-        assert_eq!(reported(&mut level, hup), Some(hup), "always reported");
+        assert_eq!(reported(&mut level, hup), Some(hup), "reported without a request");
     }
 
     #[test]
-    fn edge_is_reported_once_until_the_socket_is_used() {
+    fn edge_triggered_event_is_reported_once_per_use() {
         let mut edge = member(IN | OUT | EPOLLET.cast_unsigned());
         assert_eq!(reported(&mut edge, OUT), Some(OUT));
-        assert_eq!(edge.interest(), Some(EPOLLIN as c_short), "the other event is still waited for");
-        assert_eq!(reported(&mut edge, IN | OUT), Some(IN | OUT), "a new event with the lasting one");
+        assert_eq!(edge.interest(), Some(EPOLLIN as c_short), "the other event is still polled");
+        assert_eq!(reported(&mut edge, IN | OUT), Some(IN | OUT), "a new event is reported with the old one");
         assert_eq!((reported(&mut edge, IN | OUT), edge.interest()), (None, None));
-        edge.seen &= !IN;
+        edge.reported &= !IN;
         edge.parked = false;
         assert_eq!(reported(&mut edge, IN), Some(IN));
     }
 
     #[test]
-    fn one_shot_is_reported_once() {
+    fn one_shot_event_is_reported_once() {
         let mut once = member(IN | EPOLLONESHOT.cast_unsigned());
         assert_eq!((reported(&mut once, IN), once.interest()), (Some(IN), None));
     }
 
     #[test]
     fn control_reports_the_errors_of_epoll_ctl() {
-        // SAFETY: numbers only; closed at the end.
+        // SAFETY: the call takes no pointers.
         let epfd = unsafe { libc::epoll_create1(0) };
         assert_eq!((control(epfd, EPOLL_CTL_MOD, 700, 9, Some((IN, 1))), errno()), (-1, libc::ENOENT));
         assert_eq!(control(epfd, EPOLL_CTL_ADD, 700, 9, Some((IN, 1))), 0);
@@ -364,11 +391,11 @@ mod tests {
         assert_eq!(control(epfd, EPOLL_CTL_DEL, 700, 9, None), 0);
         assert_eq!((control(epfd, EPOLL_CTL_DEL, 700, 9, None), errno()), (-1, libc::ENOENT));
         assert_eq!((control(1 << 20, EPOLL_CTL_ADD, 700, 9, Some((IN, 1))), errno()), (-1, libc::EBADF));
-        // The event of `changed` is removed.
+        // `poll_kernel` removes the event of `changed`, which is the only one.
         let mut out = [epoll_event { events: 0, u64: 0 }; 4];
         assert_eq!(poll_kernel(epfd, &mut out), 0);
         closed(epfd);
-        // SAFETY: numbers only; closed at the end.
+        // SAFETY: this test created the descriptor, and closes it once.
         unsafe { libc::close(epfd) };
     }
 }

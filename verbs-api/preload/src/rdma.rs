@@ -1,7 +1,8 @@
 //! The rsocket functions, from the `librdmacm.so.1` that the loader finds.
 //!
-//! Sockets that a thread creates while it runs one of them belong to the library and stay ordinary,
-//! as do those that the library creates on its own threads ([`is_caller`]).
+//! Sockets that the library itself creates must stay in the kernel. [`is_caller`] recognises them:
+//! the thread is inside one of these functions, or the call of `socket` comes from the library's
+//! code on one of its own threads.
 
 use crate::config::options;
 use crate::real::{absent, functions};
@@ -11,7 +12,8 @@ use core::mem::MaybeUninit;
 use libc::{iovec, msghdr, nfds_t, pollfd, size_t, sockaddr, socklen_t, ssize_t};
 use std::sync::OnceLock;
 
-/// Declares a table of functions with a method for each that runs it inside the library.
+/// Declares a table of functions, and for each a method that calls it and marks the thread as inside
+/// the library.
 macro_rules! guarded {
     ($(#[$doc:meta])* $table:ident: $($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)+) => {
         functions! {
@@ -24,10 +26,10 @@ macro_rules! guarded {
             $(
                 /// # Safety
                 ///
-                /// The arguments are as required by the manual page of the socket call.
+                /// The arguments are valid as the manual page of the socket call demands.
                 pub(crate) unsafe fn $name(&self, $($arg: $type),*) -> $result {
                     let _inside = Inside::enter();
-                    // SAFETY: the caller's promise.
+                    // SAFETY: the caller guarantees valid arguments.
                     unsafe { (self.$name)($($arg),*) }
                 }
             )+
@@ -36,8 +38,8 @@ macro_rules! guarded {
 }
 
 guarded! {
-    /// `rsocket.h`. `rfcntl` is variadic; three register arguments are compatible with it on every
-    /// Linux ABI with RDMA.
+    /// The functions of `rsocket.h`. `rfcntl` is variadic; on every Linux ABI that has RDMA, its
+    /// arguments are passed like those of this type.
     Rdma:
     rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
     rbind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
@@ -66,13 +68,17 @@ guarded! {
 
 static RDMA: OnceLock<Option<Rdma>> = OnceLock::new();
 
-/// Returns the functions; `None`, reported once, without a usable `librdmacm.so.1`.
+/// Returns the functions; `None` if there is no usable `librdmacm.so.1`, which the first call
+/// reports on standard error.
 pub(crate) fn rdma() -> Option<&'static Rdma> {
     RDMA.get_or_init(|| {
         let _inside = Inside::enter();
         let loaded = open();
         if loaded.is_none() {
-            eprintln!("librspreload: librdmacm.so.1 cannot be loaded; sockets stay those of the kernel");
+            eprintln!(
+                "librspreload: cannot load librdmacm.so.1: sockets stay in the kernel; \
+                 add the library's directory to LD_LIBRARY_PATH"
+            );
         }
         loaded
     })
@@ -80,27 +86,29 @@ pub(crate) fn rdma() -> Option<&'static Rdma> {
 }
 
 fn open() -> Option<Rdma> {
-    // SAFETY: a C string; the library is the one that every RDMA program loads.
+    // SAFETY: the name is a C string; librdmacm's initialisers have no preconditions.
     let library = unsafe { libc::dlopen(c"librdmacm.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if library.is_null() {
         return None;
     }
     let mut missing = false;
     let find = |name: &CStr| {
-        // SAFETY: a loaded library and a C string.
+        // SAFETY: `library` is loaded and never unloaded; `name` is a C string.
         let found = unsafe { libc::dlsym(library, name.as_ptr()) };
         missing |= found.is_null();
         if found.is_null() { absent() } else { found }
     };
-    // SAFETY: the types are those of `rsocket.h`; `absent` is compatible with all of them.
+    // SAFETY: `guarded!` declares the functions with the types of `rsocket.h`; `absent` reads no
+    // arguments, so it can stand for each of them.
     let rdma = unsafe { Rdma::load(find) };
     (!missing).then_some(rdma)
 }
 
 impl Rdma {
-    /// Creates an rsocket with the sizes of the environment, or the defaults if they are refused.
+    /// Creates an rsocket, with the sizes that the environment sets. Ignores sizes that the library
+    /// refuses.
     pub(crate) fn create(&self, domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-        // SAFETY: numbers only.
+        // SAFETY: the call takes no pointers.
         let number = unsafe { self.rsocket(domain, kind, protocol) };
         for (name, size) in options().sizes().filter(|_| number >= 0) {
             self.set_number(number, SOL_RDMA, name, size);
@@ -111,7 +119,7 @@ impl Rdma {
     /// Sets a numeric option; ignores failures.
     pub(crate) fn set_number(&self, number: c_int, level: c_int, name: c_int, value: c_int) {
         let value = &raw const value;
-        // SAFETY: a variable of this size.
+        // SAFETY: `value` is a local variable of this size.
         unsafe { self.rsetsockopt(number, level, name, value.cast(), size_of::<c_int>() as socklen_t) };
     }
 }
@@ -119,11 +127,11 @@ impl Rdma {
 const SOL_RDMA: c_int = 0x10000;
 
 thread_local! {
-    /// Nesting depth of this thread's calls of the library.
+    /// Number of calls of the library that this thread is in.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Marks this thread as running code of the library.
+/// Marks this thread as inside the library until it is dropped.
 struct Inside;
 
 impl Inside {
@@ -139,17 +147,19 @@ impl Drop for Inside {
     }
 }
 
-/// Returns true if the library creates the socket: on this thread, or `from` returns into it.
+/// Returns true if the RDMA library calls `socket`: this thread is inside the library, or the return
+/// address `from` is in the library's code.
 pub(crate) fn is_caller(from: *const c_void) -> bool {
     DEPTH.get() > 0 || RDMA.get().and_then(Option::as_ref).is_some_and(|rdma| same_object(from, rdma.rsocket as _))
 }
 
+/// Returns true if both addresses are in the same shared object.
 fn same_object(one: *const c_void, other: *const c_void) -> bool {
     let base = |address| {
         let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
-        // SAFETY: any address is allowed; the structure is a variable, valid when all zero.
+        // SAFETY: `dladdr` accepts any address; `info` is a local variable.
         let found = unsafe { libc::dladdr(address, info.as_mut_ptr()) };
-        // SAFETY: zeroed, or filled in.
+        // SAFETY: all fields are initialised: zeroed above, and set by `dladdr`.
         (found != 0).then(|| unsafe { info.assume_init() }.dli_fbase)
     };
     base(one).is_some_and(|object| base(other) == Some(object))
@@ -160,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn library_depth_is_per_thread() {
+    fn inside_marks_only_its_thread() {
         let outer = Inside::enter();
         drop(Inside::enter());
         assert!(is_caller(core::ptr::null()));
@@ -175,7 +185,7 @@ mod tests {
         let libcs = libc::dladdr as unsafe extern "C" fn(_, _) -> _ as *const c_void;
         assert!(same_object(ours, ours_too));
         assert!(!same_object(ours, core::ptr::null()) && !same_object(core::ptr::null(), core::ptr::null()));
-        // SAFETY: a C string.
+        // SAFETY: the name is a C string.
         let libcs = if libcs.is_null() { libcs } else { unsafe { libc::dlsym(libc::RTLD_NEXT, c"dladdr".as_ptr()) } };
         assert!(!same_object(ours, libcs));
     }

@@ -6,6 +6,7 @@ use libc::{epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd, s
 use libc::{ssize_t, timespec, timeval};
 use std::sync::OnceLock;
 
+/// Declares a table of functions, and `load`, which looks them up by name.
 macro_rules! functions {
     ($(#[$doc:meta])* $table:ident: $($name:ident: $function:ty;)+) => {
         $(#[$doc])*
@@ -29,7 +30,8 @@ macro_rules! functions {
                 Self {
                     $($name: {
                         const NAME: &CStr = name(concat!(stringify!($name), "\0"));
-                        // SAFETY: the caller's promise; data and code pointers have one size.
+                        // SAFETY: the caller guarantees a function of this type; function pointers
+                        // have the size of data pointers.
                         unsafe { core::mem::transmute::<*mut c_void, $function>(find(NAME)) }
                     },)+
                 }
@@ -76,23 +78,25 @@ functions! {
     dup2: unsafe extern "C" fn(c_int, c_int) -> c_int;
 }
 
+/// Returns the functions of libc.
 pub(crate) fn real() -> &'static Real {
     static REAL: OnceLock<Real> = OnceLock::new();
-    // SAFETY: the types are those of the manual pages; `absent` is compatible with all of them.
+    // SAFETY: `functions!` declares the functions with the types of their manual pages; `absent`
+    // reads no arguments, so it can stand for each of them.
     REAL.get_or_init(|| unsafe { Real::load(next) })
 }
 
-/// Returns the function of this name in the libraries after this one.
+/// Returns the function of this name in the libraries that the loader searches after this one.
 fn next(name: &CStr) -> *mut c_void {
-    // SAFETY: a C string.
+    // SAFETY: `name` is a C string.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     if found.is_null() { absent() } else { found }
 }
 
-/// Returns a numeric option of a kernel socket; `otherwise` if it has none.
-pub(crate) fn number_option(fd: c_int, level: c_int, name: c_int, otherwise: c_int) -> c_int {
-    let (mut value, mut len) = (otherwise, size_of::<c_int>() as socklen_t);
-    // SAFETY: numbers, and a variable with its size.
+/// Returns a numeric option of a kernel socket; `default` if it has none.
+pub(crate) fn number_option(fd: c_int, level: c_int, name: c_int, default: c_int) -> c_int {
+    let (mut value, mut len) = (default, size_of::<c_int>() as socklen_t);
+    // SAFETY: `value` is a local variable of this size.
     unsafe { (real().getsockopt)(fd, level, name, (&raw mut value).cast(), &raw mut len) };
     value
 }
@@ -101,7 +105,7 @@ pub(crate) fn domain(fd: c_int) -> c_int {
     number_option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN, libc::AF_INET)
 }
 
-/// Stands in for a missing function; it reads no arguments.
+/// Returns a function that stands for a missing one: it reads no arguments and fails with ENOSYS.
 pub(crate) fn absent() -> *mut c_void {
     extern "C" fn no_such_call() -> c_long {
         c_long::from(fail(libc::ENOSYS))

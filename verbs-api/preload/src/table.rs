@@ -1,7 +1,8 @@
-//! The meaning of the program's descriptors.
+//! The table of the program's descriptors: which of them are rsockets.
 //!
-//! Every `read` and `write` looks one up, so a lookup is two loads without a lock: one word per
-//! number, in pages that are allocated on demand and never freed. Rarely needed state has a lock.
+//! Every `read` and `write` looks a descriptor up, so a lookup is two loads without a lock. The
+//! table has a word per descriptor, in pages that are allocated on demand and never freed. A lock
+//! guards state that is rarely needed ([`SHARED`]).
 
 use crate::epoll;
 use crate::real::{domain, real};
@@ -16,21 +17,23 @@ use std::sync::Once;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FdKind {
+    /// Any descriptor that this library leaves to the kernel.
     Plain,
+    /// Stands for the rsocket with this number.
     Rsocket(RawFd),
     /// A TCP socket that becomes an rsocket; see [`crate::fork`].
     Fork(Stage),
 }
 
-/// Progress of a socket from TCP to RDMA.
+/// State of a TCP socket that becomes an rsocket. The values are those of the table's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// Neither listening nor connected.
     Fresh = 2,
     Listening = 3,
-    /// Accepted, before the first byte.
+    /// Accepted, before the first transfer of data.
     Accepted = 4,
-    /// Connected, before the first byte.
+    /// Connected, before the first transfer of data.
     Connected = 5,
 }
 
@@ -55,23 +58,27 @@ impl FdKind {
     }
 }
 
-const PAGE: usize = 1024;
+/// Words per page.
+const PAGE_LEN: usize = 1024;
 
-type Page = [AtomicU64; PAGE];
+type Page = [AtomicU64; PAGE_LEN];
 
-/// Room for the default limit of descriptors of Linux (`fs.nr_open`).
+/// The table, with a word for each descriptor below Linux's default limit (`fs.nr_open`, 2^20).
 static PAGES: [AtomicPtr<Page>; 1024] = [const { AtomicPtr::new(ptr::null_mut()) }; 1024];
 
+/// State of an rsocket that its descriptors share.
 #[derive(Debug, Default)]
 struct Shared {
-    /// The program's numbers for it; more than one after `dup`.
-    numbers: Vec<RawFd>,
+    /// The program's descriptors; more than one after `dup`.
+    fds: Vec<RawFd>,
+    /// The address of the program's `bind`; empty without one.
     bound: Vec<u8>,
 }
 
+/// Shared state by rsocket.
 static SHARED: Mutex<BTreeMap<RawFd, Shared>> = Mutex::new(BTreeMap::new());
 
-/// The process that the table describes.
+/// Id of the process whose descriptors the table describes.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
 pub(crate) fn fd_kind(fd: c_int) -> FdKind {
@@ -82,130 +89,138 @@ pub(crate) fn rsocket(fd: c_int) -> Option<RawFd> {
     if let FdKind::Rsocket(number) = fd_kind(fd) { Some(number) } else { None }
 }
 
-/// Returns the word of a number, if its page exists.
+/// Returns the word of a descriptor, if its page exists.
 fn word(fd: c_int) -> Option<&'static AtomicU64> {
-    let at = usize::try_from(fd).ok()?;
-    let page = PAGES.get(at / PAGE)?.load(Ordering::Acquire);
-    // SAFETY: NULL or a leaked page.
-    unsafe { page.as_ref() }?.get(at % PAGE)
+    let index = usize::try_from(fd).ok()?;
+    let page = PAGES.get(index / PAGE_LEN)?.load(Ordering::Acquire);
+    // SAFETY: NULL, or a page from `word_or_alloc`, which is never freed.
+    unsafe { page.as_ref() }?.get(index % PAGE_LEN)
 }
 
-/// Returns the word of a number; allocates its page. `None` for a number beyond all pages.
+/// Returns the word of a descriptor; allocates its page if needed. `None` for a descriptor beyond
+/// the table.
 fn word_or_alloc(fd: c_int) -> Option<&'static AtomicU64> {
-    let slot = PAGES.get(usize::try_from(fd).ok()? / PAGE)?;
+    let slot = PAGES.get(usize::try_from(fd).ok()? / PAGE_LEN)?;
     if slot.load(Ordering::Acquire).is_null() {
         let fresh = Box::into_raw(Box::new(array::from_fn(|_| AtomicU64::new(0))));
         if slot.compare_exchange(ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            // SAFETY: made above; another thread's page is in use.
+            // SAFETY: a `Box` made the page above, and no other thread has it: the slot holds the
+            // page of the thread that was faster.
             drop(unsafe { Box::from_raw(fresh) });
         }
     }
     word(fd)
 }
 
-/// Sets the kind of `fd`; returns false if the table has no room for it.
+/// Sets the kind of `fd`; returns false if `fd` is beyond the table.
 fn set(fd: c_int, kind: FdKind) -> bool {
     follow_forks();
     word_or_alloc(fd).map(|word| word.store(kind.word(), Ordering::Release)).is_some()
 }
 
-/// Makes `fd` a number of the rsocket `number`; returns false if the table has no room for it.
+/// Makes `fd` a descriptor of the rsocket `number`; returns false if `fd` is beyond the table.
 pub(crate) fn open(fd: c_int, number: RawFd) -> bool {
     let mut shared = SHARED.lock();
-    let room = set(fd, FdKind::Rsocket(number));
-    if room {
-        shared.entry(number).or_default().numbers.push(fd);
+    let is_set = set(fd, FdKind::Rsocket(number));
+    if is_set {
+        shared.entry(number).or_default().fds.push(fd);
     }
-    room
+    is_set
 }
 
-/// Records the progress of a TCP socket; without room in the table it stays TCP.
-pub(crate) fn stage(fd: c_int, stage: Stage) {
+/// Records the state of a TCP socket. A socket beyond the table stays TCP.
+pub(crate) fn set_stage(fd: c_int, stage: Stage) {
     set(fd, FdKind::Fork(stage));
 }
 
-/// Makes `fd` plain. Returns its rsocket if this was its last number; the caller closes it.
+/// Makes `fd` plain. Returns its rsocket if this was its last descriptor; the caller closes it.
 pub(crate) fn forget(fd: c_int) -> Option<RawFd> {
     let word = word(fd)?;
     let mut shared = SHARED.lock();
     let FdKind::Rsocket(number) = FdKind::from_word(word.swap(0, Ordering::AcqRel)) else { return None };
-    let numbers = &mut shared.get_mut(&number)?.numbers;
-    numbers.retain(|known| *known != fd);
-    if !numbers.is_empty() {
+    let fds = &mut shared.get_mut(&number)?.fds;
+    fds.retain(|known| *known != fd);
+    if !fds.is_empty() {
         return None;
     }
     shared.remove(&number);
     Some(number)
 }
 
-/// Makes all numbers of an rsocket plain. Returns the address of the program's `bind`.
-pub(crate) fn give_up(number: RawFd) -> Vec<u8> {
+/// Makes all descriptors of an rsocket plain. Returns the address of the program's `bind`; empty
+/// without one.
+pub(crate) fn forget_rsocket(number: RawFd) -> Vec<u8> {
     let Some(shared) = SHARED.lock().remove(&number) else { return Vec::new() };
-    for word in shared.numbers.iter().filter_map(|fd| word(*fd)) {
+    for word in shared.fds.iter().filter_map(|fd| word(*fd)) {
         word.store(0, Ordering::Release);
     }
     shared.bound
 }
 
-pub(crate) fn bound(number: RawFd, address: &[u8]) {
+/// Records the address of the program's `bind`.
+pub(crate) fn record_bind(number: RawFd, address: &[u8]) {
     if let Some(shared) = SHARED.lock().get_mut(&number) {
         shared.bound = address.to_vec();
     }
 }
 
-/// Returns true if this process owns the table. A child of `vfork` runs in its parent's memory and
-/// must not change the parent's entries.
+/// Returns true if the table describes the descriptors of this process. A child of `vfork` runs in
+/// its parent's memory, and must not change its parent's table.
 pub(crate) fn is_ours() -> bool {
-    // SAFETY: takes no pointers.
+    // SAFETY: the call takes no pointers.
     OWNER.load(Ordering::Relaxed) == unsafe { libc::getpid() }
 }
 
-/// Sets the owner once, and again in every child of `fork`, which has its own table.
+/// Records this process as the owner of the table, and every child of `fork` as the owner of its
+/// copy.
 fn follow_forks() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        own();
-        // SAFETY: three functions of this library, which is never unloaded.
+        record_owner();
+        // SAFETY: the functions are part of this library, which is never unloaded.
         unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child)) };
     });
 }
 
-extern "C" fn own() {
-    // SAFETY: takes no pointers.
+fn record_owner() {
+    // SAFETY: the call takes no pointers.
     OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
 }
 
-/// Takes the locks, so that the child's copy of the tables is consistent.
+/// Locks the tables, so that the child's copy is consistent.
 extern "C" fn before_fork() {
-    epoll::hold();
+    epoll::lock_for_fork();
     core::mem::forget(SHARED.lock());
 }
 
 extern "C" fn after_fork() {
-    // SAFETY: this thread locked both in `before_fork`.
+    // SAFETY: `before_fork` locked both on this thread, or on the parent's thread that this child
+    // continues.
     unsafe {
         SHARED.force_unlock();
-        epoll::release();
+        epoll::unlock_after_fork();
     }
 }
 
 extern "C" fn after_fork_in_child() {
-    own();
+    record_owner();
     after_fork();
 }
 
-pub(crate) fn replace(fd: c_int) -> bool {
+/// Replaces the kernel socket of `fd` by a new unconnected one with the same flags. Returns false on
+/// failure.
+pub(crate) fn replace_with_new_socket(fd: c_int) -> bool {
     let (real, domain) = (real(), domain(fd));
-    // SAFETY: numbers only.
+    // SAFETY: the calls take no pointers. This function created `fresh`, and closes it once.
     unsafe {
         let fresh = (real.socket)(domain, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
         if fresh < 0 {
             return false;
         }
         let flags = (real.fcntl)(fd, libc::F_GETFL);
-        let kept = (real.fcntl)(fd, libc::F_GETFD) & libc::FD_CLOEXEC != 0;
+        let close_on_exec = (real.fcntl)(fd, libc::F_GETFD) & libc::FD_CLOEXEC != 0;
         (real.fcntl)(fresh, libc::F_SETFL, flags);
-        let done = (real.dup3)(fresh, fd, if kept { libc::O_CLOEXEC } else { 0 }) == fd;
+        let done = (real.dup3)(fresh, fd, if close_on_exec { libc::O_CLOEXEC } else { 0 }) == fd;
         (real.close)(fresh);
         done
     }
@@ -224,19 +239,19 @@ mod tests {
     }
 
     #[test]
-    fn rsocket_ends_with_its_last_number() {
+    fn forgetting_the_last_descriptor_returns_the_rsocket() {
         assert!(open(5000, 9000) && open(5001, 9000) && open(5002, 9001));
         assert_eq!((rsocket(5000), rsocket(5001), rsocket(5002)), (Some(9000), Some(9000), Some(9001)));
-        assert_eq!(forget(5000), None, "another number is left");
+        assert_eq!(forget(5000), None, "another descriptor is left");
         assert_eq!((forget(5001), forget(5001)), (Some(9000), None));
-        bound(9001, &[2, 0, 1]);
+        record_bind(9001, &[2, 0, 1]);
         assert!(open(5003, 9001));
-        assert_eq!(give_up(9001), [2, 0, 1]);
+        assert_eq!(forget_rsocket(9001), [2, 0, 1]);
         assert_eq!((fd_kind(5002), fd_kind(5003)), (FdKind::Plain, FdKind::Plain));
     }
 
     #[test]
-    fn impossible_numbers_are_plain() {
+    fn descriptors_beyond_the_table_are_plain() {
         assert_eq!(
             (fd_kind(-1), fd_kind(i32::MAX), forget(-1), forget(i32::MAX)),
             (FdKind::Plain, FdKind::Plain, None, None)
@@ -246,16 +261,16 @@ mod tests {
 
     #[test]
     fn table_belongs_to_the_forking_process_only() {
-        stage(5010, Stage::Fresh);
+        set_stage(5010, Stage::Fresh);
         assert!(is_ours());
-        // SAFETY: the child only asks and leaves.
+        // SAFETY: the child calls only `getpid` and `_exit`, which are async-signal-safe.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: ends the child at once, without the exit handlers of the test program.
+            // SAFETY: ends the child; `_exit` runs no exit handlers of the test program.
             unsafe { libc::_exit(c_int::from(!is_ours())) };
         }
         let mut status = -1;
-        // SAFETY: a variable for the status of our own child.
+        // SAFETY: `status` is a local variable; `child` is a child of this process.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0);
     }

@@ -2,9 +2,10 @@
 //! COUNTED [MANY]`.
 //!
 //! Both queue pairs are in this process and one thread runs everything, so that every run executes
-//! the same instructions. It first sends WARM_UP messages. [`mark`] is called before and after the
-//! COUNTED messages; `tests/tests/suites/speed/instructions.rs` counts the instructions between the
-//! calls. Some paths alternate between MANY pairs of queue pairs, or memory regions.
+//! the same instructions. The program first sends WARM_UP messages, then calls [`mark`], sends
+//! COUNTED messages, and calls [`mark`] again. `tests/tests/suites/speed/instructions.rs` counts the
+//! instructions between the two calls. Some paths alternate between MANY pairs of queue pairs, or
+//! MANY memory regions.
 
 use roxe::{
     Access, AddressHandle, CompletionQueue, Context, MemoryRegion, ProtectionDomain, Qkey, QueuePair, Service, Sge,
@@ -13,13 +14,15 @@ use roxe::{
 use std::error::Error;
 
 const REMOTE: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
+/// Bytes of the longest message.
 const LARGEST: usize = 64 << 10;
+/// Requests of a posted list.
 const LIST: u32 = 16;
 const QKEY: Qkey = Qkey(0x1111_1111);
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// A hot path; sends as many messages as its argument says.
+/// A hot path. Its argument is the number of messages to send.
 type Path = Box<dyn Fn(u32) -> Outcome<()>>;
 
 fn main() -> Outcome<()> {
@@ -36,9 +39,9 @@ fn main() -> Outcome<()> {
 }
 
 fn path(name: &str, many: usize) -> Outcome<Path> {
-    let round_qps = |len, under_way| {
+    let round_qps = |len, outstanding| {
         let pairs = Pairs::new(many)?;
-        Ok(Box::new(move |messages| pairs.write(len, under_way, messages)) as Path)
+        Ok(Box::new(move |messages| pairs.write(len, outstanding, messages)) as Path)
     };
     match name {
         "round_qps_64" => return round_qps(64, 64),
@@ -61,7 +64,7 @@ fn path(name: &str, many: usize) -> Outcome<Path> {
     })
 }
 
-/// Marks the start and the end of the counted instructions.
+/// Marks the start and the end of the counted instructions. The test looks for this name.
 #[inline(never)]
 fn mark() {
     // Keeps the compiler from merging this function with another empty one.
@@ -96,13 +99,13 @@ impl Pairs {
     }
 
     /// Posts WRITEs to the queue pairs in turn, `outstanding` at a time.
-    fn write(&self, len: usize, under_way: usize, messages: u32) -> Outcome<()> {
+    fn write(&self, len: usize, outstanding: usize, messages: u32) -> Outcome<()> {
         let source = [self.region.slice(..len)?];
         let request = WorkRequest::write(&source, self.region.remote().offset(LARGEST as u64)).signaled();
         let mut turns = self.pairs.iter().cycle();
         let mut left = messages as usize;
         while left > 0 {
-            let count = under_way.min(left);
+            let count = outstanding.min(left);
             turns.by_ref().take(count).try_for_each(|(from, _)| from.post_send(&request))?;
             finish(&self.cq, count)?;
             left -= count;
@@ -142,7 +145,7 @@ impl Pair {
         Ok(Self { pd, from, to, cq, region, ah })
     }
 
-    /// Sends one message at a time, each with its receive.
+    /// Sends one message at a time, each to a new receive request.
     fn send(&self, len: usize, messages: u32) -> Outcome<()> {
         let (source, landing) = (self.source(len)?, [self.region.slice(LARGEST..LARGEST + len + 40)?]);
         for _ in 0..messages {
@@ -167,7 +170,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Writes from and to the regions in turn.
+    /// Writes from one region to another, alternating between all.
     fn write_between(&self, len: usize, regions: &[MemoryRegion], messages: u32) -> Outcome<()> {
         let turns = regions.iter().zip(regions.iter().rev()).cycle();
         for (source, target) in turns.take(messages as usize) {

@@ -1,12 +1,12 @@
-//! Two processes send a message back and forth and measure the round trip. A complete program.
+//! A complete program: two processes send a message back and forth and measure the round trip.
 //!
 //! ```sh
 //! cargo run --release -p roxe --example ping_pong              # one terminal: the server
 //! cargo run --release -p roxe --example ping_pong 127.0.0.1    # another terminal: the client
 //! ```
 //!
-//! Before RDMA works, the two need another channel to exchange the endpoints of their queue pairs.
-//! Here it is a TCP connection that carries one line each way.
+//! The processes first exchange the endpoints of their queue pairs over another channel: a TCP
+//! connection, which carries one line each way.
 
 use roxe::{Access, CompletionQueue, Context, Endpoint, MemoryRegion, QueuePair, WcOpcode, WorkRequest};
 use std::error::Error;
@@ -78,11 +78,11 @@ impl Side {
             let ping = message(round);
             self.send(&ping)?;
             if self.receive()? != ping {
-                return Err(format!("round {round}: another message came back").into());
+                return Err(format!("round {round}: the answer differs from the message").into());
             }
         }
         let half = start.elapsed() / ROUNDS / 2;
-        println!("{ROUNDS} messages of {MESSAGE} bytes went and came back right; {half:?} one way");
+        println!("{ROUNDS} round trips of {MESSAGE} bytes; {half:?} one way");
         Ok(())
     }
 
@@ -92,8 +92,8 @@ impl Side {
             let ping = self.receive()?;
             self.send(&ping)?;
         }
-        // Stay until the client has received the last answer and closes the TCP connection: a lost
-        // packet must be retransmitted.
+        // Stay until the client closes the TCP connection, because it has received the last answer
+        // then: a lost packet must be retransmitted.
         (&self.tcp).read_to_end(&mut Vec::new())?;
         println!("answered {ROUNDS} messages");
         Ok(())
@@ -110,7 +110,7 @@ impl Side {
     fn receive(&self) -> Result<Vec<u8>, roxe::Error> {
         loop {
             let completion = self.cq.wait(TIMEOUT)?;
-            // A failed request returns the reason: no answer, no access, flushed, ...
+            // Returns the reason if the request failed: no acknowledgement, no access, flushed, ...
             completion.check()?;
             // The completion of our SEND is in the same queue.
             if completion.opcode() == WcOpcode::Recv {
@@ -126,7 +126,7 @@ impl Side {
     }
 }
 
-/// Sends our endpoint as a line of text and reads the peer's.
+/// Sends the endpoint of this side as a line of text, and reads the peer's.
 fn exchange(mut tcp: &TcpStream, own: &Endpoint) -> Result<Endpoint, Box<dyn Error>> {
     writeln!(tcp, "{own}")?;
     let mut line = String::new();

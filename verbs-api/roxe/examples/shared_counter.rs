@@ -1,5 +1,5 @@
 //! A server with a counter in its memory, and clients that draw numbers from it by FETCH_ADD. No
-//! number is drawn twice, and the server's program sleeps meanwhile.
+//! number is drawn twice, and the server's program sleeps while clients draw.
 //!
 //! ```sh
 //! cargo run -p roxe --example shared_counter 127.0.0.1:7471 serve    # one terminal

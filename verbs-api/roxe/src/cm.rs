@@ -1,8 +1,8 @@
-//! Connection management: from an address to a connected queue pair, as `librdmacm` does it.
+//! Connection management: connects queue pairs by IP address and port, as `librdmacm` does.
 //!
-//! Queue pairs are addressed by numbers, programs by IP address and port. The connection managers
-//! of both devices exchange messages of the InfiniBand connection management protocol and configure
-//! the two queue pairs. The peer may be roxe, the Linux kernel or a hardware card.
+//! The connection managers of both devices exchange messages of the InfiniBand connection
+//! management protocol (REQ, REP, RTU ...) and configure the two queue pairs. The peer may be roxe,
+//! the Linux kernel or a hardware card.
 //!
 //! # One thread for each connection
 //!
@@ -20,7 +20,7 @@
 //!     let connection = listener.accept()?;
 //!     let qp = connection.qp();
 //!     qp.post_send(&WorkRequest::send_inline(b"hello").signaled())?;
-//!     qp.send_cq().wait(timeout)?.check().map(drop) // the client has it
+//!     qp.send_cq().wait(timeout)?.check().map(drop) // the client has received the message
 //! });
 //!
 //! let connection = Connection::connect(address)?;
@@ -33,17 +33,18 @@
 //! # Ok::<(), roxe::Error>(())
 //! ```
 //!
-//! [`Outgoing`] and [`Incoming`] split the setup in two steps: in between, the program creates its
-//! queues and memory, reads the private data of the peer, and sends its own.
+//! [`Outgoing`] and [`Incoming`] split the setup in two steps. Between them the program creates its
+//! queues and memory, reads the peer's private data, and chooses its own.
 //!
 //! # Many connections and one event loop
 //!
 //! [`CmId`] and [`EventChannel`] do not block: each verb returns at once, and its result is a
 //! [`CmEvent`] on the channel. The descriptor of a channel ([`AsFd`](std::os::fd::AsFd)) is
-//! readable while events are pending; `try_next` and `try_get_event` return them without waiting.
-//! With any runtime, loop: wait until the descriptor is readable, try, and repeat while nothing is
-//! returned. The crate `roxe-tokio` does so for tokio; its `examples/tokio_echo.rs` is a complete
-//! server.
+//! readable while events are pending; [`EventChannel::try_next`] and
+//! [`CompletionChannel::try_get_event`](crate::CompletionChannel::try_get_event) return them without
+//! waiting. With any runtime: wait until the descriptor is readable, call one of them until it
+//! returns `None`, and wait again. The crate `roxe-tokio` does so for tokio; its
+//! `examples/tokio_echo.rs` is a complete server.
 
 mod connection;
 mod event;

@@ -54,8 +54,8 @@ impl CompletionQueue {
         Ok(Self { cq, id })
     }
 
-    /// Moves completions into `out`, oldest first, until `out` is full or the queue is empty;
-    /// returns them. Polling an empty queue drives the device: this thread receives packets.
+    /// Moves completions to `out`, oldest first, until `out` is full or the queue is empty; returns
+    /// them. If the queue is empty, this thread receives and processes packets.
     ///
     /// # Errors
     /// [`Error::Argument`] if the queue has overflowed.
@@ -74,8 +74,8 @@ impl CompletionQueue {
     /// threads.
     ///
     /// # Errors
-    /// [`Error::Peer`] after `timeout`, and as [`poll`](Self::poll). A completion with a failed
-    /// status is not an error here: see [`WorkCompletion::check`].
+    /// [`Error::Peer`] after `timeout`; errors of [`poll`](Self::poll). A completion with a failed
+    /// status is not an error of this method: see [`WorkCompletion::check`].
     pub fn wait(&self, timeout: Duration) -> Result<WorkCompletion, Error> {
         let deadline = Instant::now().checked_add(timeout);
         let mut one = [WorkCompletion::default()];
@@ -92,20 +92,20 @@ impl CompletionQueue {
     }
 
     /// Requests one event on the channel for the next completion; with `solicited_only`, for the
-    /// next one that is solicited or failed. Poll once more after this call before waiting:
-    /// completions that are already queued raise no event.
+    /// next one that is solicited or failed. Completions that are already queued raise no event, so
+    /// poll once more between this call and the wait.
     pub fn req_notify(&self, solicited_only: bool) {
         self.cq.req_notify(solicited_only);
     }
 
-    /// Raises one event per `count` completions, or for those within `period` of the first (at most
-    /// 65 ms). A count of 1 or a period of 0 restores one event per completion.
+    /// Raises one event per `count` completions, or `period` (at most 65 ms) after the first
+    /// completion without an event. A count of 1 or a period of 0 restores one event per completion.
     pub fn moderate(&self, count: u16, period: Duration) {
         let period = u16::try_from(period.as_micros()).unwrap_or(u16::MAX);
         self.cq.moderate(provider::Moderation { count, period });
     }
 
-    /// Changes the capacity; queued completions stay.
+    /// Changes the capacity to at least `cqe` completions; queued completions stay.
     ///
     /// # Errors
     /// [`Error::Argument`] if more than `cqe` completions are queued, or `cqe` is zero or exceeds
@@ -114,7 +114,7 @@ impl CompletionQueue {
         Ok(self.cq.resize(cqe)?)
     }
 
-    /// Identity of the queue, which [`CompletionChannel::get_event`] returns.
+    /// Returns the identity of the queue, as [`CompletionChannel::get_event`] does.
     pub const fn id(&self) -> ObjectId {
         self.id
     }
@@ -124,13 +124,13 @@ impl CompletionQueue {
     }
 }
 
-/// A channel on which completion queues announce completions: a blocking wait, or a descriptor for
-/// `poll` and `epoll`.
+/// A channel on which completion queues raise events. A program waits on it, or polls its
+/// descriptor with `poll` or `epoll`.
 #[derive(Clone, Debug)]
 pub struct CompletionChannel(Arc<provider::CompChannel>);
 
 impl CompletionChannel {
-    /// Waits for an event; returns the identity of its queue.
+    /// Waits for an event; returns the identity of the queue that raised it.
     ///
     /// # Errors
     /// [`Error::Environment`] if the wait fails. [`Error::NotYet`] if a signal interrupts it or,
@@ -139,9 +139,9 @@ impl CompletionChannel {
         Ok(ObjectId(self.0.get_event()?))
     }
 
-    /// Returns the queue of the oldest event, if there is one; never waits. An event loop calls it
-    /// until there is none, and then waits until the descriptor is readable. The crate `roxe-tokio`
-    /// does so for tokio.
+    /// Removes the oldest event, and returns the identity of its queue; `None` without an event.
+    /// Never waits. An event loop calls it until it returns `None`, and then waits until the
+    /// descriptor is readable. The crate `roxe-tokio` does so for tokio.
     pub fn try_get_event(&self) -> Option<ObjectId> {
         self.0.try_get_event().map(ObjectId)
     }
@@ -170,7 +170,7 @@ impl WorkCompletion {
         self.0.wr_id
     }
 
-    /// Success, or the reason of the failure.
+    /// Returns `Success`, or the reason of the failure.
     pub const fn status(&self) -> WcStatus {
         self.0.status
     }
@@ -187,18 +187,18 @@ impl WorkCompletion {
         }
     }
 
-    /// Returns the operation of the request.
+    /// Returns the operation that completed.
     pub const fn opcode(&self) -> WcOpcode {
         self.0.opcode
     }
 
-    /// Bytes received, read or returned by an atomic. On UD this includes the 40 bytes before
-    /// the data.
+    /// Returns the number of bytes that were received, read or returned by an atomic. On UD it
+    /// includes the 40 bytes of the GRH before the data.
     pub const fn byte_len(&self) -> u32 {
         self.0.byte_len
     }
 
-    /// Returns the immediate data of the message, as the number passed to
+    /// Returns the immediate data of the message: the number that the sender passed to
     /// [`WorkRequest::imm`](crate::WorkRequest::imm).
     pub const fn imm_data(&self) -> Option<u32> {
         match self.0.extra {
@@ -215,22 +215,22 @@ impl WorkCompletion {
         }
     }
 
-    /// Returns the local queue pair.
+    /// Returns the number of the local queue pair.
     pub const fn qp_num(&self) -> Qpn {
         self.0.qpn
     }
 
-    /// Returns the sender's queue pair, on UD.
+    /// Returns the number of the sender's queue pair, on UD.
     pub const fn src_qp(&self) -> Qpn {
         self.0.src_qpn
     }
 
-    /// Returns true if the first 40 bytes of the buffer hold the GRH, as for every UD message.
+    /// Returns true if the first 40 bytes of the buffer are the GRH, as in every UD message.
     pub const fn has_grh(&self) -> bool {
         self.0.grh
     }
 
-    /// Detail of a failure: a number from the list in docs/reference/use.md, 0 if there is none.
+    /// Returns the detail of a failure: a number that docs/reference/completions.md lists; 0 if there is none.
     pub const fn vendor_err(&self) -> u32 {
         self.0.vendor_err.0
     }

@@ -1,5 +1,5 @@
-//! Devices and contexts. The methods of a context that create other objects are in the files of
-//! those objects.
+//! Devices and contexts. The methods of a context that create other objects are in those objects'
+//! files.
 
 use crate::lock::SharedContexts;
 use crate::{ArgumentError, EnvironmentError, Error, ObjectId};
@@ -53,18 +53,18 @@ impl Deref for DeviceList {
 pub struct Device(pub(crate) Arc<provider::Device>);
 
 impl Device {
-    /// Name of the device: `roxe0`, `roxe1`, ..., or the names of the profile or of
-    /// `ROXE_DEVICE_NAME`.
+    /// Returns the name of the device: `roxe0`, `roxe1`, ... unless a profile or `ROXE_DEVICE_NAME`
+    /// sets another.
     pub fn name(&self) -> &str {
         self.0.name()
     }
 
-    /// Network interface of the device.
+    /// Returns the network interface of the device.
     pub fn netdev(&self) -> &str {
         self.0.netdev()
     }
 
-    /// GUID of the device, host byte order.
+    /// Returns the GUID of the device, in host byte order.
     pub fn node_guid(&self) -> u64 {
         self.0.node_guid()
     }
@@ -83,7 +83,7 @@ impl Device {
         let mut shared = SHARED.lock();
         shared.retain(|(_, context)| context.strong_count() > 0);
         if let Some(context) =
-            shared.iter().find(|(index, _)| *index == self.0.index()).and_then(|(_, it)| it.upgrade())
+            shared.iter().find(|(index, _)| *index == self.0.index()).and_then(|(_, context)| context.upgrade())
         {
             return Ok(Context(context));
         }
@@ -104,8 +104,8 @@ impl Context {
     /// Errors of [`devices`] and [`Device::open`].
     pub fn open_first() -> Result<Self, Error> {
         let devices = devices()?;
-        let nothing = || EnvironmentError::NoDevice { name: "at all".into(), present: "none".into() };
-        devices.first().ok_or_else(nothing)?.open()
+        let none = || EnvironmentError::NoDevice { name: "at all".into(), present: "none".into() };
+        devices.first().ok_or_else(none)?.open()
     }
 
     /// Returns the device that was opened.
@@ -113,12 +113,12 @@ impl Context {
         Device(Arc::clone(self.0.device()))
     }
 
-    /// Limits and abilities of the device.
+    /// Returns the limits and capabilities of the device.
     pub fn attr(&self) -> DeviceAttr {
         self.0.device().attr()
     }
 
-    /// State and MTU of the port.
+    /// Returns the state and MTU of the port.
     ///
     /// # Errors
     /// [`Error::Environment`] if the interface is gone.
@@ -131,7 +131,7 @@ impl Context {
         self.0.gid_entries()
     }
 
-    /// Returns one address of the port.
+    /// Returns the address of the port at `index` of the GID table.
     ///
     /// # Errors
     /// [`Error::Argument`] if the table has no address at `index`; the text lists the used indexes.
@@ -165,6 +165,7 @@ impl Context {
         self.0.try_next_async_event().map(AsyncEvent::new)
     }
 
+    /// Returns the address vector of a peer, sent to from entry `sgid_index` of the GID table.
     pub(crate) fn resolve(&self, dgid: Gid, sgid_index: u8) -> Result<Av, Error> {
         let attr = AhAttr { dgid, sgid_index, hop_limit: 64, port: PORT, has_grh: true, ..AhAttr::default() };
         Ok(self.0.resolve_av(&attr)?)

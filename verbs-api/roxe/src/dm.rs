@@ -1,4 +1,4 @@
-//! Regions without memory of the process: device memory, DMA-bufs, and the null region.
+//! Regions that are not memory of the process: device memory, dma-bufs, and the null region.
 
 use crate::mr::{bounds, region_keys, slice};
 use crate::{Access, Context, Error, ProtectionDomain};
@@ -19,8 +19,8 @@ impl Context {
     }
 }
 
-/// A buffer of device memory, for data that peers use more than this program. Clones are the same
-/// buffer. It lives as long as one of them or a region in it.
+/// A buffer of device memory, for data that peers access more often than this program. Clones are
+/// the same buffer. The device frees it when all clones and all regions in it are dropped.
 #[derive(Clone, Debug)]
 pub struct DeviceMemory {
     dm: Arc<provider::Dm>,
@@ -28,7 +28,7 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[allow(clippy::len_without_is_empty)] // An empty buffer cannot be allocated.
     pub const fn len(&self) -> usize {
         self.len
@@ -54,7 +54,8 @@ impl DeviceMemory {
 }
 
 impl ProtectionDomain {
-    /// Registers a part of a buffer of device memory. Rights as for [`alloc_mr`](Self::alloc_mr).
+    /// Registers a part of a buffer of device memory. [`alloc_mr`](Self::alloc_mr) explains the
+    /// rights.
     ///
     /// # Errors
     /// [`Error::Argument`] if the range is not inside the buffer, the buffer is of another context,
@@ -71,9 +72,8 @@ impl ProtectionDomain {
     }
 }
 
-/// A registered part of a buffer of device memory. Its addresses begin at 0.
-///
-/// The part is registered, and the buffer lives, as long as this value.
+/// A registered part of a buffer of device memory. Its addresses begin at 0. Dropping it
+/// deregisters the part.
 #[derive(Debug)]
 pub struct DeviceMemoryRegion {
     mr: Arc<provider::Mr>,
@@ -81,7 +81,7 @@ pub struct DeviceMemoryRegion {
 }
 
 impl DeviceMemoryRegion {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub const fn len(&self) -> usize {
         self.len
     }
@@ -104,8 +104,8 @@ region_keys!(DeviceMemoryRegion);
 
 impl ProtectionDomain {
     /// Registers `len` bytes of a dma-buf, or of a file that can be mapped shared, starting at byte
-    /// `offset`. Rights as for [`alloc_mr`](Self::alloc_mr), without `MW_BIND`, `ZERO_BASED` and
-    /// `ON_DEMAND`.
+    /// `offset`. [`alloc_mr`](Self::alloc_mr) explains the rights; `MW_BIND`, `ZERO_BASED` and
+    /// `ON_DEMAND` are not allowed.
     ///
     /// # Errors
     /// [`Error::Argument`] if the descriptor is not open for these rights, cannot be mapped, or has
@@ -122,10 +122,10 @@ impl ProtectionDomain {
     }
 }
 
-/// A registered part of a dma-buf, or of a file that can be mapped.
+/// A registered part of a dma-buf, or of a file that can be mapped. Dropping it deregisters the
+/// part. The descriptor may be closed earlier.
 ///
-/// The program has no address of the bytes, so registration is safe. The part is registered as long
-/// as the value lives; the descriptor may be closed.
+/// Registration is safe, because the program has no address of the bytes.
 #[derive(Debug)]
 pub struct DmaBufRegion {
     mr: Arc<provider::Mr>,
@@ -133,7 +133,7 @@ pub struct DmaBufRegion {
 }
 
 impl DmaBufRegion {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[allow(clippy::len_without_is_empty)] // An empty part cannot be registered.
     pub const fn len(&self) -> usize {
         self.len
@@ -151,7 +151,7 @@ impl DmaBufRegion {
 region_keys!(DmaBufRegion);
 
 impl ProtectionDomain {
-    /// Creates a region for list elements whose bytes do not matter.
+    /// Creates a region for parts of a scatter/gather list whose bytes are not needed.
     ///
     /// # Errors
     /// [`Error::Resources`] beyond the limit of the device.
@@ -185,7 +185,7 @@ impl ProtectionDomain {
 pub struct NullRegion(Arc<provider::Mr>);
 
 impl NullRegion {
-    /// `len` bytes as an element of a scatter/gather list.
+    /// Returns `len` bytes of the region as an element of a scatter/gather list.
     pub fn slice(&self, len: u32) -> Sge {
         Sge { addr: 0, length: len, lkey: self.0.lkey() }
     }

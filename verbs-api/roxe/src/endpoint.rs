@@ -1,6 +1,6 @@
-//! Endpoints and remote addresses, which two programs exchange before they communicate. Both print
-//! as one line without spaces, which parses back, so any channel can carry them: a TCP connection,
-//! a file, two terminals.
+//! Endpoints and remote addresses, which two programs exchange before they communicate. Both are
+//! printed as one line without spaces and can be parsed from it, so any channel can carry them: a
+//! TCP connection, a file, two terminals.
 
 use crate::{ArgumentError, Error};
 use roxe_wire::{Gid, Psn, Qpn, RKey};
@@ -39,7 +39,7 @@ impl FromStr for Endpoint {
 
     fn from_str(text: &str) -> Result<Self, Error> {
         let parsed = || {
-            let mut parts = line(text).splitn(3, '/');
+            let mut parts = strip_padding(text).splitn(3, '/');
             let gid = Gid(parts.next()?.parse::<Ipv6Addr>().ok()?.octets());
             let qpn = number_24(parts.next()?)?;
             let psn = number_24(parts.next()?)?;
@@ -49,8 +49,8 @@ impl FromStr for Endpoint {
     }
 }
 
-/// Memory of a peer: an address and its remote key. Its text may be padded with zeros, as private
-/// data of a connection is.
+/// Memory of a peer: an address and its remote key. Zero bytes around its text are ignored, because
+/// the private data of a connection is padded with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RemoteAddr {
     /// Virtual address in the peer's process.
@@ -78,19 +78,19 @@ impl FromStr for RemoteAddr {
 
     fn from_str(text: &str) -> Result<Self, Error> {
         let parsed = || {
-            let (addr, rkey) = line(text).split_once('@')?;
+            let (addr, rkey) = strip_padding(text).split_once('@')?;
             Some(Self { addr: number(addr)?, rkey: RKey(u32::try_from(number(rkey)?).ok()?) })
         };
         Ok(parsed().ok_or_else(|| ArgumentError::Parse { text: text.into(), expected: "ADDRESS@RKEY" })?)
     }
 }
 
-/// Strips white space and the zeros that pad private data.
-pub(crate) fn line(text: &str) -> &str {
+/// Strips white space, and the zero bytes that pad private data.
+pub(crate) fn strip_padding(text: &str) -> &str {
     text.trim_matches(|c: char| c.is_whitespace() || c == '\0')
 }
 
-/// Returns a number, hexadecimal with `0x` or decimal.
+/// Parses a number: hexadecimal with `0x`, else decimal.
 fn number(text: &str) -> Option<u64> {
     match text.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(hex, 16).ok(),
@@ -110,7 +110,7 @@ mod tests {
     fn endpoint_roundtrips_as_text() {
         let endpoint = Endpoint { gid: Gid([7; 16]), qpn: Qpn::new(0xff_ffff), psn: Psn::new(1) };
         assert_eq!(endpoint.to_string().parse::<Endpoint>().unwrap(), endpoint);
-        assert!("::1/17/255\n".parse::<Endpoint>().is_ok(), "decimal, and the end of a line");
+        assert!("::1/17/255\n".parse::<Endpoint>().is_ok(), "decimal numbers, and a newline");
     }
 
     #[test]

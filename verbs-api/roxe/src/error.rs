@@ -1,5 +1,5 @@
-//! The errors of this crate, by the party that can fix them. Each text says what failed and what to
-//! do.
+//! The errors of this crate, grouped by the party that can fix them. Each text says what failed and
+//! what to do.
 
 use crate::cm::CmEventKind;
 use crate::{QpState, Service, WcOpcode, WcStatus};
@@ -9,7 +9,7 @@ use roxe_wire::Qpn;
 use std::fmt;
 use std::time::Duration;
 
-/// An error, by the party that can fix it.
+/// An error; the variant names the party that can fix it.
 ///
 /// ```
 /// use roxe::{Access, Context, Error};
@@ -183,8 +183,8 @@ pub enum PeerError {
 }
 
 impl Error {
-    /// Returns the positive errno of the verb, or the closest one. EIO for a request that failed
-    /// after the post; see [`completion`](Self::completion).
+    /// Returns the positive errno of the verb in C, or the closest one. EIO for a request that
+    /// failed after it was posted; see [`completion`](Self::completion).
     pub fn errno(&self) -> i32 {
         match self {
             Self::Argument(ArgumentError::Refused(refusal))
@@ -343,9 +343,9 @@ impl From<Refusal> for provider::Error {
 pub struct RefusedRequest {
     /// The queue pair and its current state; `None` for a shared receive queue.
     pub qp: Option<(Qpn, QpState)>,
-    /// The request, in words.
+    /// Name of the operation, with an article.
     pub what: &'static str,
-    /// Position in the posted list; the requests before it were accepted.
+    /// Index in the posted list; the requests before it were accepted.
     pub index: usize,
     /// Reason of the refusal.
     pub source: PostError,
@@ -447,7 +447,7 @@ const fn explain(status: WcStatus) -> &'static str {
             "it was not executed, because the queue pair is in the error state (WR_FLUSH_ERR); look at the first failed completion for the reason"
         }
         WcStatus::MwBindErr => {
-            "the memory window could not be bound or closed (MW_BIND_ERR); its region needs MW_BIND, and LOCAL_WRITE if the peer may write; a window for a queue pair must be closed, on that one, before it is bound again"
+            "the memory window could not be bound or closed (MW_BIND_ERR); its region needs MW_BIND, and LOCAL_WRITE if the peer may write; a window of a queue pair must be closed, on that queue pair, before it is bound again"
         }
         WcStatus::BadRespErr => "the peer sent an invalid response (BAD_RESP_ERR)",
         WcStatus::LocAccessErr => "a local buffer refused the data of a WRITE with immediate (LOC_ACCESS_ERR)",
@@ -486,12 +486,12 @@ fn failure_text(kind: CmEventKind, status: i32) -> String {
         (CmEventKind::Unreachable, status) if status > 0 => {
             format!("there is no such datagram service (status {status})")
         }
-        _ => "it arrived instead of the expected event".into(),
+        _ => "this event arrived instead of the expected one".into(),
     };
     format!("{}: {because}", event_text(kind))
 }
 
-/// Reason codes of a REJ with texts of their own.
+/// Reason codes of a REJ that [`failure_text`] explains.
 const NO_LISTENER: i32 = 8;
 const STALE: i32 = 10;
 const CONSUMER: i32 = 28;
@@ -533,7 +533,7 @@ mod tests {
         let of = |errno| Error::from(provider::Error::host(errno, "text"));
         assert!(matches!(of(libc::EINVAL), Error::Environment(_)));
         assert!(matches!(of(libc::EMFILE), Error::Resources(_)));
-        // Too few threads, not a wait that found no event.
+        // EAGAIN of the host means that no thread could be started, not that there was no event.
         assert!(matches!(of(libc::EAGAIN), Error::Resources(_)) && !of(libc::EAGAIN).is_would_block());
     }
 

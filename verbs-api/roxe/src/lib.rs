@@ -41,15 +41,17 @@
 //! - [`devices`] and [`Context`]: find and open a device; every other object is created from it.
 //! - [`ProtectionDomain`]: creates [`MemoryRegion`]s, [`QueuePair`]s and [`SharedReceiveQueue`]s.
 //! - [`WorkRequest`]: SEND, WRITE, READ and atomics. [`WorkCompletion`]: their results.
-//! - [`CompletionQueue::wait`] polls; [`CompletionChannel`] sleeps, also in `poll` and `epoll`.
+//! - [`CompletionQueue::wait`] polls; a program sleeps on a [`CompletionChannel`], directly or in
+//!   `poll` and `epoll`.
 //! - [`cm`]: connects by IP address and port, blocking or in an event loop.
-//! - [`DeviceMemory`], [`DmaBufRegion`], [`NullRegion`]: memory of the device, of a descriptor,
-//!   or discarded.
+//! - [`DeviceMemory`], [`DmaBufRegion`], [`NullRegion`]: regions in memory of the device, in a
+//!   dma-buf or file, and without memory.
 //! - [`MemoryWindow`]: opens part of a region to a peer, and closes it again.
 //! - [`XrcDomain`]: many receive queues for one connection.
 //! - [`QueuePair::attach_mcast`]: multicast. [`QueuePair::offer_path`]: a failover path.
-//! - `examples/ping_pong.rs`: two processes, complete. `examples/shared_counter.rs`: atomics on the
-//!   memory of a sleeping server, in 60 lines. The crate `roxe-tokio` provides futures.
+//! - `examples/ping_pong.rs`: a complete program for two processes. `examples/shared_counter.rs`:
+//!   atomics on the memory of a sleeping server, in 60 lines. The crate `roxe-tokio` provides
+//!   futures.
 //!
 //! # Errors
 //!
@@ -116,9 +118,9 @@ pub use xrc::XrcDomain;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Identity of a queue or queue pair in this process. Events carry it, and `id` of the object
-/// returns it.
-// The provider calls it `user`.
+/// Identity of a queue, queue pair or connection id in this process. Events carry it, and the
+/// method `id` of the object returns it.
+// The provider's field for it is `user`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ObjectId(u64);
 

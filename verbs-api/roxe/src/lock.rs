@@ -2,7 +2,7 @@
 //! ([`roxe_provider::lock`]).
 
 roxe_provider::ranks! { pub(crate), 8_000.. ;
-    /// `device`: the contexts that connection ids share; held while one is opened.
+    /// `device`: the contexts that connection ids share; held while a context is opened.
     SharedContexts,
     /// `cm::id`: the assignment of an identity to a connection id.
     IdNames,

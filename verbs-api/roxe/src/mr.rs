@@ -2,10 +2,10 @@
 //!
 //! A peer may change registered memory at any moment, so a region never lends a `&[u8]`, whose
 //! bytes must not change. [`MemoryRegion`] owns its bytes and copies them in and out with relaxed
-//! atomic accesses. Rust does not define overlapping atomic accesses of different sizes, so every
-//! byte is always accessed by the same size. Each aligned word inside the region is accessed as a
-//! word, even for one of its bytes. Bytes before the first word and after the last are
-//! accessed singly. The device's accesses are assembly, which the compiler does not see.
+//! atomic accesses. Rust does not define concurrent atomic accesses of different sizes that overlap,
+//! so every byte is always accessed with the same size: as part of its aligned 8-byte word, or
+//! singly before the first and after the last word of the region. The device accesses the memory in
+//! assembly, to which this rule of the compiler does not apply.
 //!
 //! No other module of the crate has unsafe code.
 #![allow(unsafe_code)]
@@ -22,7 +22,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 pub use roxe_transport::wr::Sge;
 
-/// Alignment of owned regions: a page, so that every atomic word and every 4 KiB block is aligned.
+/// Alignment of allocated regions, in bytes: a page, so that atomic words and 4 KiB blocks are
+/// aligned.
 const PAGE: usize = 4096;
 
 impl ProtectionDomain {
@@ -50,16 +51,15 @@ impl ProtectionDomain {
     /// # Errors
     /// [`Error::Argument`] if the memory is not mapped, or the device refuses length or rights.
     pub unsafe fn register_raw(&self, ptr: NonNull<u8>, len: usize, access: Access) -> Result<MemoryRegion, Error> {
-        // All accesses to these bytes rely on the caller's guarantee.
         MemoryRegion::register(self, Bytes { ptr, len, owned: None }, access)
     }
 }
 
 /// Registered memory of this process.
 ///
-/// The memory is registered as long as the value lives. Dropping it while requests still use it is
-/// allowed: the keys become invalid, memory windows on the region close, drop returns when no
-/// access is in progress, and the requests complete with an error.
+/// Dropping the value deregisters the memory. This is allowed while requests still use the region:
+/// the keys become invalid, memory windows on the region close, `drop` waits for accesses in
+/// progress, and the requests complete with an error.
 pub struct MemoryRegion {
     pub(crate) mr: Arc<provider::Mr>,
     bytes: Bytes,
@@ -68,19 +68,19 @@ pub struct MemoryRegion {
 impl MemoryRegion {
     fn register(pd: &ProtectionDomain, bytes: Bytes, access: Access) -> Result<Self, Error> {
         let addr = bytes.ptr.as_ptr().expose_provenance() as u64;
-        // SAFETY: the bytes live as long as the region, which deregisters them on drop, and are
-        // accessed through it only. For `register_raw` the caller guarantees that.
+        // SAFETY: `Bytes` keeps allocated memory valid, and the caller of `register_raw` its own,
+        // until the region is dropped. `MemoryRegion::drop` ends the device's access before that.
         let mr = unsafe { pd.pd.reg_mr(addr, bytes.len as u64, addr, access) }?;
         Ok(Self { mr, bytes })
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[allow(clippy::len_without_is_empty)] // An empty region cannot be registered.
     pub const fn len(&self) -> usize {
         self.bytes.len
     }
 
-    /// Address of the first byte.
+    /// Returns the address of the first byte.
     pub const fn as_ptr(&self) -> *mut u8 {
         self.bytes.ptr.as_ptr()
     }
@@ -125,8 +125,8 @@ impl MemoryRegion {
     }
 
     /// Loads the byte at `offset`, for programs that poll on memory. The load has acquire ordering,
-    /// and the device writes a WRITE in increasing order. So once the last byte of a WRITE is
-    /// visible, the bytes before it are visible too.
+    /// and the device stores the bytes of a WRITE in increasing order. So once this method returns
+    /// the new last byte of a WRITE, the bytes before it are visible too.
     ///
     /// # Errors
     /// [`Error::Argument`] if `offset` is not inside the region.
@@ -157,11 +157,11 @@ impl MemoryRegion {
     fn word(&self, offset: usize) -> Result<&AtomicU64, Error> {
         self.check(offset, 8)?;
         let words = self.bytes.words();
-        let is_one = words.contains(&offset) && (offset - words.start).is_multiple_of(8);
-        if is_one { Ok(self.bytes.word(offset)) } else { Err(self.outside(offset, 8)) }
+        let is_aligned = words.contains(&offset) && (offset - words.start).is_multiple_of(8);
+        if is_aligned { Ok(self.bytes.word(offset)) } else { Err(self.outside(offset, 8)) }
     }
 
-    /// Checks that `len` bytes at `offset` are inside the region.
+    /// Returns an error unless `len` bytes at `offset` are inside the region.
     fn check(&self, offset: usize, len: usize) -> Result<(), Error> {
         match offset.checked_add(len) {
             Some(end) if end <= self.len() => Ok(()),
@@ -178,12 +178,12 @@ impl MemoryRegion {
 macro_rules! region_keys {
     ($region:ident) => {
         impl $region {
-            /// Returns the key for local work requests.
+            /// Returns the lkey, for local work requests.
             pub fn lkey(&self) -> roxe_wire::LKey {
                 self.mr.lkey()
             }
 
-            /// Returns the key for the peer's requests.
+            /// Returns the rkey, for requests of peers.
             pub fn rkey(&self) -> roxe_wire::RKey {
                 self.mr.rkey()
             }
@@ -209,8 +209,8 @@ pub(crate) fn slice(mr: &provider::Mr, region: usize, range: impl RangeBounds<us
     Ok(Sge { addr: mr.base() + offset as u64, length, lkey: mr.lkey() })
 }
 
-/// Offset and length of `range` in a region of `region` bytes. [`Error::Argument`] if it is not
-/// inside.
+/// Returns offset and length of `range` in a region of `region` bytes; [`Error::Argument`] if it is
+/// not inside.
 pub(crate) fn bounds(range: impl RangeBounds<usize>, region: usize) -> Result<(usize, usize), Error> {
     let start = match range.start_bound() {
         Bound::Included(start) => *start,
@@ -230,7 +230,7 @@ pub(crate) fn bounds(range: impl RangeBounds<usize>, region: usize) -> Result<(u
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // Before the bytes are freed: invalidates the keys and waits for accesses in progress.
+        // Invalidates the keys and waits for accesses in progress, before the bytes are freed.
         self.mr.revoke();
     }
 }
@@ -244,13 +244,13 @@ impl fmt::Debug for MemoryRegion {
 struct Bytes {
     ptr: NonNull<u8>,
     len: usize,
-    /// Layout of the allocation, if owned.
+    /// Layout of the allocation; `None` for memory of the program.
     owned: Option<Layout>,
 }
 
-// SAFETY: every access through the pointer is atomic (see the module) or made by the device.
+// SAFETY: this module accesses the bytes with atomics only, so every thread may use the pointer.
 unsafe impl Send for Bytes {}
-// SAFETY: as for `Send`.
+// SAFETY: this module accesses the bytes with atomics only, so threads may share the pointer.
 unsafe impl Sync for Bytes {}
 
 impl Bytes {
@@ -271,31 +271,32 @@ impl Bytes {
     #[allow(clippy::cast_ptr_alignment)] // [`Bytes::words`] are aligned.
     fn word(&self, offset: usize) -> &AtomicU64 {
         debug_assert!(self.words().contains(&offset));
-        // SAFETY: 8 aligned bytes of the region, which live as long as `self`; all accesses to them
-        // are by words.
+        // SAFETY: `words` yields offsets of 8 aligned bytes inside the region, which are valid as
+        // long as `self`. This module accesses them as words only.
         unsafe { AtomicU64::from_ptr(self.ptr.as_ptr().wrapping_add(offset).cast()) }
     }
 
-    /// Returns the byte at `offset`, which must be inside and in no word ([`Bytes::words`]).
+    /// Returns the byte at `offset`, which must be inside the region and in no word
+    /// ([`Bytes::words`]).
     fn byte(&self, offset: usize) -> &AtomicU8 {
         debug_assert!(offset < self.len && !self.words().contains(&offset));
-        // SAFETY: a byte of the region, which lives as long as `self`; all accesses to it are by
-        // bytes.
+        // SAFETY: the offset is inside the region, whose bytes are valid as long as `self`. This
+        // module accesses bytes outside of words singly only.
         unsafe { AtomicU8::from_ptr(self.ptr.as_ptr().wrapping_add(offset)) }
     }
 
     /// Splits `len` bytes at `offset` into those before, in and after the words; returns the three
     /// lengths.
-    fn parts(&self, offset: usize, len: usize) -> [usize; 3] {
+    fn split_lengths(&self, offset: usize, len: usize) -> [usize; 3] {
         let words = self.words();
         let before = words.start.saturating_sub(offset).min(len);
         let inside = words.end.saturating_sub(offset + before).min(len - before);
         [before, inside, len - before - inside]
     }
 
-    /// Copies `data` to `offset`. The range must be inside.
+    /// Copies `data` to `offset`. The range must be inside the region.
     fn store(&self, offset: usize, data: &[u8]) {
-        let [before, inside, _] = self.parts(offset, data.len());
+        let [before, inside, _] = self.split_lengths(offset, data.len());
         let (head, rest) = data.split_at(before);
         let (body, tail) = rest.split_at(inside);
         let bytes = |at: usize, data: &[u8]| {
@@ -323,8 +324,8 @@ impl Bytes {
         self.merge(at, 0, tail);
     }
 
-    /// Replaces the bytes from `within` of the word at `at`, and keeps concurrent changes of the
-    /// others.
+    /// Replaces the bytes from `within` on of the word at `at`. Keeps concurrent changes of its
+    /// other bytes.
     fn merge(&self, at: usize, within: usize, data: &[u8]) {
         if data.is_empty() {
             return;
@@ -338,9 +339,9 @@ impl Bytes {
         let _ = self.word(at).fetch_update(Ordering::Relaxed, Ordering::Relaxed, merged);
     }
 
-    /// Fills `out` from `offset`. The range must be inside.
+    /// Fills `out` from `offset`. The range must be inside the region.
     fn load(&self, offset: usize, out: &mut [u8]) {
-        let [before, inside, _] = self.parts(offset, out.len());
+        let [before, inside, _] = self.split_lengths(offset, out.len());
         let (head, rest) = out.split_at_mut(before);
         let (body, tail) = rest.split_at_mut(inside);
         let bytes = |at: usize, out: &mut [u8]| {
@@ -368,7 +369,7 @@ impl Bytes {
         }
     }
 
-    /// Loads the byte at `offset`, which must be inside.
+    /// Loads the byte at `offset`, which must be inside the region.
     fn load_byte(&self, offset: usize, ordering: Ordering) -> u8 {
         if !self.words().contains(&offset) {
             return self.byte(offset).load(ordering);
@@ -377,7 +378,7 @@ impl Bytes {
         self.word(offset - within).load(ordering).to_ne_bytes()[within]
     }
 
-    /// Position in its word of an offset among [`Bytes::words`].
+    /// Returns the position in its word of an offset that is in [`Bytes::words`].
     fn within_word(&self, offset: usize) -> usize {
         (offset - self.words().start) % 8
     }
@@ -386,7 +387,7 @@ impl Bytes {
 impl Drop for Bytes {
     fn drop(&mut self) {
         if let Some(layout) = self.owned {
-            // SAFETY: `zeroed` allocated the bytes with this layout, and only this frees them.
+            // SAFETY: `zeroed` allocated the bytes with this layout, and only `drop` frees them.
             unsafe { dealloc(self.ptr.as_ptr(), layout) };
         }
     }
@@ -403,12 +404,12 @@ mod tests {
     }
 
     #[test]
-    fn copies_are_exact_at_every_alignment_and_length() {
+    fn copy_is_exact_at_every_alignment_and_length() {
         let step = if cfg!(miri) { 7 } else { 1 };
         for (offset, len) in (0..9).flat_map(|offset| (0..40).step_by(step).map(move |len| (offset, len))) {
             for first in [0, 3, offset] {
                 let all = Bytes::zeroed(64).unwrap();
-                // A region whose ends are not aligned, and the position in it.
+                // A region whose ends are not aligned.
                 let region = part(&all, first, 64 - first - 5);
                 let at = offset - first.min(offset);
                 let data: Vec<u8> = (1..=len).collect();
@@ -425,9 +426,9 @@ mod tests {
         }
     }
 
-    /// Miri also checks that no accesses of different sizes overlap.
+    // Miri also checks that no accesses of different sizes overlap.
     #[test]
-    fn threads_with_copies_bytes_and_words_lose_nothing() {
+    fn concurrent_copies_and_word_accesses_lose_no_bytes() {
         let bytes = Bytes::zeroed(24).unwrap();
         std::thread::scope(|scope| {
             for place in [0, 3, 6, 9, 15, 21] {

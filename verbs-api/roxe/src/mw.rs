@@ -1,4 +1,4 @@
-//! Memory windows: rights of peers on part of a region, granted and revoked by work requests.
+//! Memory windows: work requests grant and revoke the rights of peers on part of a region.
 
 use crate::mr::bounds;
 use crate::{Access, Error, MemoryRegion, ProtectionDomain, WindowBinding, WorkRequest};
@@ -10,7 +10,7 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// The permitted users of a [`MemoryWindow`].
+/// The peers that a [`MemoryWindow`] grants access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WindowKind {
     /// The peer of the queue pair that opened the window. That peer can also close it, with
@@ -35,7 +35,7 @@ impl ProtectionDomain {
     }
 }
 
-/// A key that opens a part of a region to peers for a limited time.
+/// A memory window: an rkey that opens part of a region to peers until it is revoked.
 ///
 /// A region registered with [`Access::MW_BIND`] but without remote rights is closed to all peers. A
 /// window opens part of it: [`bind`](Self::bind) describes the binding, posting
@@ -81,12 +81,12 @@ impl ProtectionDomain {
 pub struct MemoryWindow {
     mw: Arc<provider::Mw>,
     kind: WindowKind,
-    /// Last byte of the latest key.
+    /// Last byte of the latest rkey.
     tag: AtomicU8,
 }
 
 impl MemoryWindow {
-    /// Returns the permitted users.
+    /// Returns which peers the window grants access.
     pub const fn kind(&self) -> WindowKind {
         self.kind
     }
@@ -134,7 +134,7 @@ impl MemoryWindow {
         self.key(self.tag.fetch_add(1, Ordering::Relaxed).wrapping_add(1))
     }
 
-    /// Returns the window's key with this last byte.
+    /// Returns the window's rkey whose last byte is `tag`.
     fn key(&self, tag: u8) -> RKey {
         RKey(self.mw.rkey().0 & !0xff | u32::from(tag))
     }

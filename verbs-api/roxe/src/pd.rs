@@ -1,5 +1,5 @@
 //! Protection domains and address handles. The methods of a domain that create other objects are in
-//! the files of those objects.
+//! those objects' files.
 
 use crate::{AhAttr, Context, Error, Gid};
 use roxe_provider as provider;
@@ -40,7 +40,7 @@ impl ProtectionDomain {
         Ok(AddressHandle { av })
     }
 
-    /// Creates an address from all its attributes, for example those of
+    /// Creates the address of a UD peer from all its attributes, for example those of
     /// [`CmEvent::ud_param`](crate::cm::CmEvent::ud_param).
     ///
     /// # Errors

@@ -11,7 +11,7 @@ use roxe_transport::qp::{PostError, QpCaps};
 use roxe_transport::wr::RecvRequest;
 use std::sync::Arc;
 
-/// A second path to the peer, for [`QueuePair::offer_path`].
+/// An alternate path to the peer, for [`QueuePair::offer_path`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AlternatePath {
     /// Another address of the peer.
@@ -36,7 +36,7 @@ pub struct QueuePair {
     pub(crate) service: Service,
     pub(crate) gid: Gid,
     gid_index: u8,
-    /// Settings of the builder, for later state changes.
+    /// Attributes that the builder set, for later state changes.
     pub(crate) attr: QpAttr,
     /// The connection id that the queue pair was built on.
     pub(crate) cm: Option<CmId>,
@@ -71,7 +71,7 @@ impl QueuePair {
         self.qp.query().0
     }
 
-    /// Identity of the queue pair in asynchronous events.
+    /// Returns the identity of the queue pair in asynchronous events.
     pub const fn id(&self) -> ObjectId {
         self.id
     }
@@ -91,15 +91,15 @@ impl QueuePair {
         CompletionQueue::wrap(self.qp.recv_cq())
     }
 
-    /// Returns the endpoint that the peer passes to [`connect`](Self::connect). Not needed for a
-    /// queue pair built on a [`CmId`].
+    /// Returns the endpoint of this side, which the peer passes to [`connect`](Self::connect). Not
+    /// needed for a queue pair built on a [`CmId`].
     pub fn endpoint(&self) -> Endpoint {
         Endpoint { gid: self.gid, qpn: self.qp_num(), psn: self.attr.sq_psn }
     }
 
     /// Connects the queue pair to `peer` and makes it ready to receive and send (RC, UC and XRC).
-    /// The peer does the same with the [`endpoint`](Self::endpoint) of this side. The order does
-    /// not matter: an RC request that arrives too early is retransmitted.
+    /// The peer must connect to the [`endpoint`](Self::endpoint) of this side. Either side may
+    /// connect first: an RC request that arrives too early is retransmitted.
     ///
     /// # Errors
     /// [`Error::Argument`] on UD, if it is connected already, or if a setting is out of range.
@@ -163,9 +163,9 @@ impl QueuePair {
     }
 
     /// Offers `path` to the peer as an alternate path of the connection (RC, UC and XRC). The path
-    /// is armed when the peer has offered one too, and packets have arrived at both ends. Then
-    /// either end may [`migrate`](Self::migrate) to it, and a reliable end does so on its own when
-    /// the first path fails. Migration uses the offer up.
+    /// is armed when the peer has offered one too and packets have arrived at both ends. Then either
+    /// end can [`migrate`](Self::migrate) to it; a reliable end migrates on its own when the first
+    /// path fails. After a migration the program must offer a path again.
     ///
     /// ```
     /// use roxe::{AlternatePath, AsyncEventKind, Context, MigState, WorkRequest};
@@ -264,7 +264,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// [`Error::Argument`] if `group` is not a multicast address, the queue pair is not UD, or it
-    /// joins too many groups.
+    /// is a member of too many groups.
     pub fn attach_mcast(&self, group: Gid) -> Result<(), Error> {
         Ok(self.qp.attach_mcast(group)?)
     }
@@ -286,7 +286,7 @@ impl QueuePair {
         self.post_send_list(std::slice::from_ref(request))
     }
 
-    /// Posts several send requests at once; their packets leave together.
+    /// Posts several send requests at once; the device sends their packets together.
     ///
     /// # Errors
     /// Errors of [`post_send`](Self::post_send), for the first refused request
@@ -308,7 +308,7 @@ impl QueuePair {
     }
 
     /// Posts a receive request for one message. The device writes the message to `sges`, in order,
-    /// and the completion carries `wr_id`. On UD, the first 40 bytes are the network header.
+    /// and the completion carries `wr_id`. On UD, the first 40 bytes are the GRH.
     ///
     /// # Errors
     /// [`Error::Resources`] if the queue is full, [`Error::Argument`] if the list is too long or
@@ -323,22 +323,23 @@ impl QueuePair {
 }
 
 impl ProtectionDomain {
-    /// Returns a builder for a queue pair that completes in these queues, which may be the same.
+    /// Returns a builder for a queue pair whose requests complete in these queues, which may be the
+    /// same queue.
     pub fn create_qp<'a>(&'a self, send_cq: &'a CompletionQueue, recv_cq: &'a CompletionQueue) -> QueuePairBuilder<'a> {
         QueuePairBuilder::with_parent(Parent::Pd { pd: self, send_cq, recv_cq }, Service::Rc)
     }
 }
 
 impl XrcDomain {
-    /// Returns a builder for the receiving end of a connection ([`Service::XrcTgt`]). It has no
-    /// queues, so the builder's settings of queues have no effect.
+    /// Returns a builder for the receiving end of a connection ([`Service::XrcTgt`]). An XRC target
+    /// has no queues, so the builder's settings of queues have no effect.
     pub fn create_target(&self) -> QueuePairBuilder<'_> {
         QueuePairBuilder::with_parent(Parent::Xrc(self), Service::XrcTgt)
     }
 }
 
-/// Builds a queue pair; from [`ProtectionDomain::create_qp`] or [`XrcDomain::create_target`]. Every
-/// setting has a working default.
+/// Builds a queue pair. [`ProtectionDomain::create_qp`] and [`XrcDomain::create_target`] return it.
+/// Every setting has a working default.
 #[derive(Debug)]
 #[must_use = "a builder does nothing before `build`"]
 pub struct QueuePairBuilder<'a> {
@@ -352,7 +353,7 @@ pub struct QueuePairBuilder<'a> {
     attr: QpAttr,
 }
 
-/// The domain of a queue pair.
+/// The object that creates a queue pair.
 #[derive(Clone, Copy, Debug)]
 enum Parent<'a> {
     /// A protection domain and completion queues.
@@ -361,7 +362,7 @@ enum Parent<'a> {
     Xrc(&'a XrcDomain),
 }
 
-/// Default rights of the peer. The rights of each memory region apply too.
+/// Default rights of the peer: all. The rights of each memory region limit them.
 const ALL_REMOTE: Access =
     Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC).union(Access::FLUSH_GLOBAL);
 
@@ -381,53 +382,54 @@ macro_rules! settings {
 }
 
 settings! {
-    /// Transport service; RC if not set. No effect on a target of an XRC domain.
+    /// Sets the transport service; RC if not set. No effect on a target of an XRC domain.
     service(service: Service) sets service = service;
 
-    /// Send requests that may be outstanding; 128 if not set.
+    /// Sets the number of send requests that may be outstanding; 128 if not set.
     max_send_wr(n: u32) sets caps.max_send_wr = n;
 
-    /// Receive requests that may be outstanding; 128 if not set.
+    /// Sets the number of receive requests that may be outstanding; 128 if not set.
     max_recv_wr(n: u32) sets caps.max_recv_wr = n;
 
-    /// List elements of one send request; 4 if not set.
+    /// Sets the number of list elements of one send request; 4 if not set.
     max_send_sge(n: u32) sets caps.max_send_sge = n;
 
-    /// List elements of one receive request; 4 if not set.
+    /// Sets the number of list elements of one receive request; 4 if not set.
     max_recv_sge(n: u32) sets caps.max_recv_sge = n;
 
-    /// Bytes of inline data; 256 if not set.
+    /// Sets the number of bytes of inline data; 256 if not set.
     max_inline_data(bytes: u32) sets caps.max_inline_data = bytes;
 
-    /// Makes every successful send request complete, signaled or not.
+    /// Makes every send request complete on success, as if it were signaled.
     sq_sig_all() sets sq_sig_all = true;
 
     /// Takes receive requests from `srq` instead of its own receive queue.
     srq(srq: &'a SharedReceiveQueue) sets srq = Some(srq);
 
-    /// Rights of the peer, in addition to those of each memory region; all if not set.
+    /// Sets the rights of the peer, which the rights of each memory region limit; all if not set.
     access(access: Access) sets attr.access = access;
 
-    /// Local address: index in the GID table; 0 if not set.
+    /// Sets the local address, by its index in the GID table; 0 if not set.
     gid_index(index: u8) sets gid_index = index;
 
-    /// Path MTU; the maximum of the port if not set. Both ends must agree.
+    /// Sets the path MTU; the active MTU of the port if not set. Both ends need the same.
     path_mtu(mtu: PathMtu) sets path_mtu = Some(mtu);
 
-    /// Local ACK timeout: 4.096 µs · 2^code, 1..=31, 0 for none; 14 (67 ms) if not set.
+    /// Sets the local ACK timeout, 4.096 µs · 2^code: 1..=31, 0 for none; 14 (67 ms) if not set.
     timeout(code: u8) sets attr.timeout = code;
 
-    /// Retries after a timeout, 0..=7; 7 if not set.
+    /// Sets the number of retries after a timeout, 0..=7; 7 if not set.
     retry_cnt(n: u8) sets attr.retry_cnt = n;
 
-    /// Retries while the peer has no receive request, 0..=6, or 7 for no limit; 7 if not set.
+    /// Sets the number of retries while the peer has no receive request: 0..=6, or 7 for no limit; 7
+    /// if not set.
     rnr_retry(n: u8) sets attr.rnr_retry = n;
 
-    /// Time that the peer waits when this side has no receive request: code 0..=31; 12 (0.64 ms) if
-    /// not set.
+    /// Sets the time after which the peer retries when this side has no receive request: code
+    /// 0..=31; 12 (0.64 ms) if not set.
     min_rnr_timer(code: u8) sets attr.min_rnr_timer = code;
 
-    /// The Q_Key that a datagram must carry to be received (UD); 0x11111111 if not set.
+    /// Sets the Q_Key that a datagram must carry to be received (UD); 0x11111111 if not set.
     qkey(qkey: Qkey) sets attr.qkey = qkey;
 }
 
@@ -449,15 +451,16 @@ impl<'a> QueuePairBuilder<'a> {
         Self { parent, srq: None, service, caps, sq_sig_all: false, gid_index: 0, path_mtu: None, attr }
     }
 
-    /// Maximum outstanding READs and atomics of this side and of the peer; 16 and 16 if not set.
+    /// Sets the number of outstanding READs and atomics of this side and of the peer; 16 and 16 if
+    /// not set.
     pub const fn max_rd_atomic(mut self, own: u8, peers: u8) -> Self {
         self.attr.max_rd_atomic = own;
         self.attr.max_dest_rd_atomic = peers;
         self
     }
 
-    /// Creates the queue pair in state INIT: receive requests can be posted, and its
-    /// [`endpoint`](QueuePair::endpoint) can be sent to the peer.
+    /// Creates the queue pair in state INIT: the program can post receive requests, and send its
+    /// [`endpoint`](QueuePair::endpoint) to the peer.
     ///
     /// # Errors
     /// [`Error::Argument`] if a setting exceeds the limits of the device.
@@ -478,14 +481,14 @@ impl<'a> QueuePairBuilder<'a> {
         Ok(qp)
     }
 
-    /// Creates the queue pair on a connection id. It is in state INIT, so receive requests can be
-    /// posted. From now on the verbs of the id change its state: [`connect`](CmId::connect),
-    /// [`accept`](CmId::accept), [`disconnect`](CmId::disconnect). A UD queue pair can send and
-    /// receive at once.
+    /// Creates the queue pair on a connection id, in state INIT: the program can post receive
+    /// requests. From now on the verbs of the id change the state of the queue pair:
+    /// [`connect`](CmId::connect), [`accept`](CmId::accept), [`disconnect`](CmId::disconnect). A UD
+    /// queue pair is in state RTS at once.
     ///
-    /// Service, addresses, path MTU, rights, keys, timeouts, retries, READs and atomics come from
-    /// the connection; the builder's settings of these have no effect. The connection lasts as long
-    /// as the queue pair or the id.
+    /// The connection determines service, addresses, path MTU, rights, keys, timeouts, retries, and
+    /// the numbers of READs and atomics; the builder's settings of these have no effect. The
+    /// connection ends when both the queue pair and the id are dropped.
     ///
     /// # Errors
     /// [`Error::Argument`] if a setting exceeds the limits of the device, the id has no address yet
@@ -533,7 +536,7 @@ fn own_address(context: &Context, cm: &CmId) -> (Gid, u8) {
     entry.map_or_else(Default::default, |entry| (entry.gid, entry.index))
 }
 
-/// Returns a random first PSN, so that packets of an old connection are not accepted by a new one.
+/// Returns a random first PSN, so that a new connection does not accept packets of an old one.
 fn random_psn() -> Psn {
     use std::hash::{BuildHasher, RandomState};
     Psn::new((RandomState::new().hash_one(0) & 0xff_ffff) as u32)

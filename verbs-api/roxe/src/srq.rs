@@ -1,4 +1,4 @@
-//! Shared receive queues: receive requests for many queue pairs; and their numbers in XRC domains.
+//! Shared receive queues, and their numbers in XRC domains.
 
 use crate::{ArgumentError, Error, ObjectId, ProtectionDomain, RefusedRequest, Sge};
 use roxe_provider as provider;
@@ -11,8 +11,7 @@ impl ProtectionDomain {
     /// Creates a shared receive queue for `max_wr` requests of at most `max_sge` list elements.
     ///
     /// # Errors
-    /// [`Error::Resources`] beyond the device's number of queues, [`Error::Argument`] if `max_wr`
-    /// or
+    /// [`Error::Resources`] beyond the device's number of queues, [`Error::Argument`] if `max_wr` or
     /// `max_sge` exceeds its limit.
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue, Error> {
         let id = ObjectId::next();
@@ -29,7 +28,7 @@ pub struct SharedReceiveQueue {
 }
 
 impl SharedReceiveQueue {
-    /// Returns the number by which messages name the queue, if it belongs to an
+    /// Returns the number of the queue, which messages carry, if it belongs to an
     /// [`XrcDomain`](crate::XrcDomain).
     pub fn number(&self) -> Option<SrqNumber> {
         self.srq.number().map(SrqNumber)
@@ -45,12 +44,12 @@ impl SharedReceiveQueue {
         Ok(self.srq.post_recv(&RecvRequest { wr_id, sges }).map_err(refused)?)
     }
 
-    /// Identity of the queue in asynchronous events.
+    /// Returns the identity of the queue in asynchronous events.
     pub const fn id(&self) -> ObjectId {
         self.id
     }
 
-    /// Requests one asynchronous event when fewer than `limit` requests are left; 0 cancels it.
+    /// Requests one asynchronous event when fewer than `limit` requests are queued; 0 cancels it.
     ///
     /// # Errors
     /// [`Error::Argument`] if `limit` exceeds the capacity of the queue.
@@ -80,8 +79,8 @@ impl FromStr for SrqNumber {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        let number = crate::endpoint::number_24(crate::endpoint::line(text)).map(Self);
-        let wrong = || ArgumentError::Parse { text: text.into(), expected: "number of an SRQ, 24 bits" };
-        Ok(number.ok_or_else(wrong)?)
+        let number = crate::endpoint::number_24(crate::endpoint::strip_padding(text)).map(Self);
+        let malformed = || ArgumentError::Parse { text: text.into(), expected: "number of an SRQ, 24 bits" };
+        Ok(number.ok_or_else(malformed)?)
     }
 }

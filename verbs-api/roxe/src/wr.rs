@@ -1,5 +1,4 @@
-//! Work requests of the send queue, as builders over borrowed lists. Nothing is copied before the
-//! post.
+//! Work requests of the send queue, as builders that borrow their lists. Only posting copies data.
 
 use crate::{Access, AddressHandle, RemoteAddr, Sge, SrqNumber};
 use roxe_transport::wr::{self, Bind, SendData, SendFlags, SendOp, UdDest};
@@ -36,13 +35,13 @@ impl<'a> WorkRequest<'a> {
         Self { request, srq: None, is_impossible: false }
     }
 
-    /// SEND: the bytes of `sges`, in order, to the next receive request of the peer.
+    /// SEND: sends the bytes of `sges`, in order, to the next receive request of the peer.
     pub const fn send(sges: &'a [Sge]) -> Self {
         Self::new(SendOp::Send, SendData::Sges(sges))
     }
 
-    /// SEND of bytes that the post copies: they need no registration and may change afterwards. At
-    /// most `max_inline_data` bytes of the queue pair.
+    /// SEND of inline data: posting copies `bytes`, so they need no registration and may change
+    /// afterwards. At most the `max_inline_data` of the queue pair.
     pub const fn send_inline(bytes: &'a [u8]) -> Self {
         Self::new(SendOp::Send, SendData::Inline(bytes))
     }
@@ -53,7 +52,7 @@ impl<'a> WorkRequest<'a> {
         Self::new(SendOp::Write { remote_addr: remote.addr, rkey: remote.rkey }, SendData::Sges(sges))
     }
 
-    /// RDMA WRITE of bytes that the post copies, as [`send_inline`](Self::send_inline).
+    /// RDMA WRITE of inline data, which posting copies as for [`send_inline`](Self::send_inline).
     pub const fn write_inline(bytes: &'a [u8], remote: RemoteAddr) -> Self {
         Self::new(SendOp::Write { remote_addr: remote.addr, rkey: remote.rkey }, SendData::Inline(bytes))
     }
@@ -76,23 +75,23 @@ impl<'a> WorkRequest<'a> {
         Self::new(SendOp::FetchAdd { remote_addr: remote.addr, rkey: remote.rkey, add }, SendData::Sges(sges))
     }
 
-    /// Opens a memory window as [`MemoryWindow::bind`](crate::MemoryWindow::bind) described. Sends
-    /// nothing. Starts when all earlier requests of the queue are complete; later requests start
+    /// Opens a memory window, as [`MemoryWindow::bind`](crate::MemoryWindow::bind) describes. Sends
+    /// no packet. Starts when all earlier requests of the queue are complete; later requests start
     /// when it is complete. RC and UC.
     pub const fn bind(binding: &WindowBinding) -> Self {
         let Bind { rkey, lkey, access, addr, length } = binding.0;
         Self::new(SendOp::BindWindow { rkey, lkey, access, addr, length }, SendData::Sges(&[]))
     }
 
-    /// Closes the local memory window with this key, which this queue pair must have opened. Sends
-    /// nothing; ordered like [`bind`](Self::bind). RC and UC.
+    /// Closes the local memory window with this rkey, which this queue pair must have opened. Sends
+    /// no packet. Ordered like [`bind`](Self::bind). RC and UC.
     pub const fn local_invalidate(rkey: RKey) -> Self {
         Self::new(SendOp::LocalInvalidate(rkey), SendData::Sges(&[]))
     }
 
-    /// ATOMIC WRITE: writes the 8 bytes of `word`, which the post copies, to `remote` (aligned),
-    /// after all earlier writes. A reader sees all 8 bytes or none. Completes when they are in
-    /// memory. RC only.
+    /// ATOMIC WRITE: writes the 8 bytes of `word`, which posting copies, to `remote` (aligned),
+    /// after all earlier writes. A reader sees all 8 bytes or none. Completes when the bytes are in
+    /// the peer's memory. RC only.
     pub const fn atomic_write(word: &'a [u8; 8], remote: RemoteAddr) -> Self {
         Self::new(SendOp::AtomicWrite { remote_addr: remote.addr, rkey: remote.rkey }, SendData::Inline(word))
     }
@@ -115,16 +114,15 @@ impl<'a> WorkRequest<'a> {
         Self::new(op, SendData::Sges(&[]))
     }
 
-    /// Sets the number that the completion carries.
+    /// Sets the `wr_id`, which the completion carries.
     #[must_use]
     pub const fn wr_id(mut self, wr_id: u64) -> Self {
         self.request.wr_id = wr_id;
         self
     }
 
-    /// Adds immediate data: a number for the peer's completion, 4 bytes in network order. A WRITE
-    /// then consumes a receive request of the peer. Only for SEND and WRITE; posting other
-    /// operations is refused.
+    /// Adds immediate data: a number that the peer's completion carries. A WRITE then consumes a
+    /// receive request of the peer. Only for SEND and WRITE: a post of another operation is refused.
     #[must_use]
     pub const fn imm(mut self, imm: u32) -> Self {
         let imm = ImmDt(imm.to_be_bytes());
@@ -141,10 +139,9 @@ impl<'a> WorkRequest<'a> {
         self
     }
 
-    /// Closes the peer's memory window `rkey` on arrival; its kind must be
-    /// [`WindowKind::QueuePair`](crate::WindowKind::QueuePair). Only for SEND on RC; posting other
-    /// operations is refused. Add [`fence`](Self::fence) if a READ of that window may be
-    /// outstanding.
+    /// Makes the peer close its memory window `rkey` when the message arrives; the kind of the
+    /// window must be [`WindowKind::QueuePair`](crate::WindowKind::QueuePair). Only for SEND on RC: a post of another
+    /// operation is refused. Add [`fence`](Self::fence) if a READ of that window may be outstanding.
     #[must_use]
     pub const fn invalidate(mut self, rkey: RKey) -> Self {
         if let SendOp::Send | SendOp::SendImm(_) = self.request.op {
@@ -155,14 +152,14 @@ impl<'a> WorkRequest<'a> {
         self
     }
 
-    /// Makes the request complete on success too.
+    /// Makes the request complete on success too, not only on failure.
     #[must_use]
     pub const fn signaled(mut self) -> Self {
         self.request.flags = self.request.flags.union(SendFlags::SIGNALED);
         self
     }
 
-    /// Starts the request when the earlier READs and atomics of this queue pair are complete.
+    /// Delays the request until the earlier READs and atomics of this queue pair are complete.
     #[must_use]
     pub const fn fence(mut self) -> Self {
         self.request.flags = self.request.flags.union(SendFlags::FENCE);
@@ -184,8 +181,8 @@ impl<'a> WorkRequest<'a> {
         self
     }
 
-    /// Sets the peer's shared receive queue of an XRC message. READ, WRITE and atomics need one
-    /// too: they access memory of its protection domain.
+    /// Sets the shared receive queue of the peer that an XRC message is for. READ, WRITE and atomics
+    /// need one too, because they access memory of its protection domain.
     #[must_use]
     pub const fn to_srq(mut self, number: SrqNumber) -> Self {
         self.srq = Some(number);
@@ -216,8 +213,8 @@ impl<'a> WorkRequest<'a> {
 pub struct WindowBinding(pub(crate) Bind);
 
 impl WindowBinding {
-    /// Returns the remote address of the first byte, for the peer. Send it when the binding is
-    /// complete, or with a SEND on the same queue pair, which starts after it.
+    /// Returns the remote address of the first byte, for the peer. Give it to the peer when the
+    /// binding is complete, or in a later SEND on the same queue pair, which starts after it.
     pub const fn remote(&self) -> RemoteAddr {
         let addr = if self.0.access.contains(Access::ZERO_BASED) { 0 } else { self.0.addr };
         RemoteAddr { addr, rkey: self.0.rkey }
@@ -244,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn unsupported_option_makes_a_request_invalid() {
+    fn option_that_does_not_fit_makes_a_request_impossible() {
         let remote = RemoteAddr { addr: 8, rkey: RKey(9) };
         assert!(WorkRequest::read(&[], remote).imm(1).is_impossible);
         assert!(WorkRequest::fetch_add(&[], remote, 1).imm(1).is_impossible);

@@ -1,5 +1,5 @@
-//! XRC domains and their shared receive queues. One connection per process is enough, because each
-//! message carries the number of the peer's shared receive queue that it is for.
+//! XRC domains and their shared receive queues. Each message carries the number of the peer's shared
+//! receive queue that it is for, so one connection between two processes is enough.
 
 use crate::{CompletionQueue, Context, Error, ObjectId, ProtectionDomain, SharedReceiveQueue};
 use roxe_provider as provider;
@@ -15,9 +15,9 @@ impl Context {
         XrcDomain::open(self, None)
     }
 
-    /// Opens the XRC domain identified by `file`; creates it if there is none. Opening the same
-    /// file on the same device again, in this process, opens the same domain. In another process
-    /// the file identifies another domain. The file may be closed afterwards.
+    /// Opens the XRC domain identified by `file`; creates it if there is none. The same file on the
+    /// same device identifies the same domain within this process, and another domain in another
+    /// process. The file may be closed afterwards.
     ///
     /// # Errors
     /// [`Error::Environment`] if the file cannot be inspected.

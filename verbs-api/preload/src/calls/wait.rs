@@ -15,9 +15,10 @@ use std::time::{Duration, Instant};
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn poll(entries: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    // SAFETY: the caller's own arguments.
+    // SAFETY: the program passes NULL or an array of `count` entries, which no other code uses
+    // during the call.
     match unsafe { with_rsockets(entries, count) } {
-        Some((rdma, entries)) => poll_ours(rdma, entries, timeout),
+        Some((rdma, entries)) => poll_translated(rdma, entries, timeout),
         None => call!(real.poll(entries, count, timeout)),
     }
 }
@@ -30,13 +31,14 @@ unsafe extern "C" fn ppoll(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the caller's own arguments.
+    // SAFETY: the program passes NULL or an array of `count` entries, which no other code uses
+    // during the call.
     let Some((rdma, entries)) = (unsafe { with_rsockets(entries, count) }) else {
         return call!(real.ppoll(entries, count, timeout, mask));
     };
-    // SAFETY: NULL, or the caller's variable.
+    // SAFETY: the program passes NULL or a variable that is valid during the call.
     let Some(timeout) = milliseconds(unsafe { timeout.as_ref() }) else { return fail(libc::EINVAL) };
-    with_mask(mask, || poll_ours(rdma, entries, timeout))
+    with_mask(mask, || poll_translated(rdma, entries, timeout))
 }
 
 fortified! {
@@ -46,37 +48,39 @@ fortified! {
     ) -> c_int, if |room| holds(room, count);
 }
 
+/// Returns true if `count` entries fit in `room` bytes.
 fn holds(room: size_t, count: nfds_t) -> bool {
     room / size_of::<pollfd>() >= count as usize
 }
 
-/// Returns the entries, if any is an rsocket.
+/// Returns the entries and the RDMA library, if any entry is an rsocket.
 ///
 /// # Safety
 ///
-/// An array of `count` entries that no other code uses now.
+/// `entries` is NULL or points to `count` entries that are valid for `'a` and used by no other code.
 unsafe fn with_rsockets<'a>(entries: *mut pollfd, count: nfds_t) -> Option<(&'static Rdma, &'a mut [pollfd])> {
     if entries.is_null() {
         return None;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: not NULL; the caller guarantees `count` entries, valid and unshared for `'a`.
     let entries = unsafe { slice::from_raw_parts_mut(entries, count as usize) };
     if entries.iter().any(|entry| table::rsocket(entry.fd).is_some()) { Some((rdma()?, entries)) } else { None }
 }
 
-/// Calls `rpoll` with rsocket numbers in place of the program's.
-fn poll_ours(rdma: &Rdma, entries: &mut [pollfd], timeout: c_int) -> c_int {
+/// Calls `rpoll` with the program's descriptors replaced by their rsockets.
+fn poll_translated(rdma: &Rdma, entries: &mut [pollfd], timeout: c_int) -> c_int {
     let translate = |entry: &pollfd| pollfd { fd: table::rsocket(entry.fd).unwrap_or(entry.fd), revents: 0, ..*entry };
-    let mut ours: Vec<pollfd> = entries.iter().map(translate).collect();
-    // SAFETY: an array and its length.
-    let ready = unsafe { rdma.rpoll(ours.as_mut_ptr(), ours.len() as nfds_t, timeout) };
+    let mut translated: Vec<pollfd> = entries.iter().map(translate).collect();
+    // SAFETY: pointer and length are those of a local vector.
+    let ready = unsafe { rdma.rpoll(translated.as_mut_ptr(), translated.len() as nfds_t, timeout) };
     if ready >= 0 {
-        entries.iter_mut().zip(ours).for_each(|(entry, ours)| entry.revents = ours.revents);
+        entries.iter_mut().zip(translated).for_each(|(entry, polled)| entry.revents = polled.revents);
     }
     ready
 }
 
-/// Rounded up and limited to an `int`; -1 for no limit. `None` for an invalid time.
+/// Converts a timeout to milliseconds, rounded up and limited to an `int`; -1 without a timeout.
+/// `None` for an invalid time.
 fn milliseconds(time: Option<&timespec>) -> Option<c_int> {
     let Some(time) = time else { return Some(-1) };
     if time.tv_sec < 0 || !(0..1_000_000_000).contains(&time.tv_nsec) {
@@ -86,18 +90,20 @@ fn milliseconds(time: Option<&timespec>) -> Option<c_int> {
     Some(c_int::try_from(total).unwrap_or(c_int::MAX))
 }
 
+/// Runs `wait` with the signal mask `mask`, unless it is NULL.
 fn with_mask(mask: *const sigset_t, wait: impl FnOnce() -> c_int) -> c_int {
     if mask.is_null() {
         return wait();
     }
     let mut old = MaybeUninit::uninit();
-    // SAFETY: a mask of the caller, and a variable for the old one.
+    // SAFETY: not NULL; the program passes a mask that is valid during the call. `old` is a local
+    // variable.
     let refused = unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, old.as_mut_ptr()) };
     if refused != 0 {
         return fail(refused);
     }
     let ready = wait();
-    // SAFETY: filled in above.
+    // SAFETY: the first call has initialised `old`.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), ptr::null_mut()) };
     ready
 }
@@ -112,14 +118,14 @@ unsafe extern "C" fn select(
     timeout: *mut timeval,
 ) -> c_int {
     let sets = [Set(read), Set(write), Set(except)];
-    let Some(rdma) = first_rsocket(count, &sets) else {
+    let Some(rdma) = rdma_if_needed(count, &sets) else {
         return call!(real.select(count, read, write, except, timeout));
     };
-    // SAFETY: NULL, or the caller's variable.
+    // SAFETY: the program passes NULL or a variable that is valid during the call.
     let time = unsafe { timeout.as_ref() };
     let time = time.map(|time| timespec { tv_sec: time.tv_sec, tv_nsec: time.tv_usec.saturating_mul(1000) });
     let Some(timeout) = milliseconds(time.as_ref()) else { return fail(libc::EINVAL) };
-    select_ours(rdma, count, &sets, timeout)
+    select_by_poll(rdma, count, &sets, timeout)
 }
 
 /// `man 2 pselect`. With rsockets the signal mask is not applied atomically with the wait.
@@ -133,54 +139,59 @@ unsafe extern "C" fn pselect(
     mask: *const sigset_t,
 ) -> c_int {
     let sets = [Set(read), Set(write), Set(except)];
-    let Some(rdma) = first_rsocket(count, &sets) else {
+    let Some(rdma) = rdma_if_needed(count, &sets) else {
         return call!(real.pselect(count, read, write, except, timeout, mask));
     };
-    // SAFETY: NULL, or the caller's variable.
+    // SAFETY: the program passes NULL or a variable that is valid during the call.
     let Some(timeout) = milliseconds(unsafe { timeout.as_ref() }) else { return fail(libc::EINVAL) };
-    with_mask(mask, || select_ours(rdma, count, &sets, timeout))
+    with_mask(mask, || select_by_poll(rdma, count, &sets, timeout))
 }
 
-/// One of the caller's sets, or NULL. Its length follows from `count`, and may exceed an `fd_set`.
+/// One of the program's sets, or NULL. It has at least as many bits as the call's `count`, which may
+/// be more than an `fd_set` has.
 struct Set(*mut fd_set);
 
+/// Bits of a word of a set.
 const BITS: usize = c_ulong::BITS as usize;
 
 impl Set {
-    /// Returns the word with the bit of `fd`; NULL without a set.
+    /// Returns a pointer to the word with the bit of `fd`; NULL without a set.
     fn word(&self, fd: usize) -> *mut c_ulong {
         self.0.cast::<c_ulong>().wrapping_add(if self.0.is_null() { 0 } else { fd / BITS })
     }
 
     fn has(&self, fd: usize) -> bool {
-        // SAFETY: NULL, or a set that has a bit for every number below `count`.
+        // SAFETY: NULL, or the program's set, which has a bit for every descriptor below the call's
+        // `count` and is valid during the call.
         unsafe { self.word(fd).as_ref() }.is_some_and(|word| *word >> (fd % BITS) & 1 != 0)
     }
 
-    fn set(&self, fd: usize, to: bool) {
-        // SAFETY: NULL, or a set with a bit for every number below `count`.
+    fn set(&self, fd: usize, is_member: bool) {
+        // SAFETY: NULL, or the program's set, which has a bit for every descriptor below the call's
+        // `count` and is valid during the call.
         if let Some(word) = unsafe { self.word(fd).as_mut() } {
-            *word = *word & !(1 << (fd % BITS)) | c_ulong::from(to) << (fd % BITS);
+            *word = *word & !(1 << (fd % BITS)) | c_ulong::from(is_member) << (fd % BITS);
         }
     }
 }
 
-/// Returns the rsocket functions, if any set contains an rsocket.
-fn first_rsocket(count: c_int, sets: &[Set; 3]) -> Option<&'static Rdma> {
+/// Returns the RDMA library, if any set contains an rsocket.
+fn rdma_if_needed(count: c_int, sets: &[Set; 3]) -> Option<&'static Rdma> {
     (0..count).filter(|fd| sets.iter().any(|set| set.has(*fd as usize))).find_map(rsocket_of).map(|(rdma, _)| rdma)
 }
 
-/// Events that make a number ready in each set, as on Linux.
+/// Events that make a descriptor ready in the read, write and exception sets, as on Linux.
 const READY: [i16; 3] = [POLLIN | POLLHUP | POLLERR, POLLOUT | POLLERR, POLLPRI];
 
-fn select_ours(rdma: &Rdma, count: c_int, sets: &[Set; 3], timeout: c_int) -> c_int {
+/// Does `select` by `rpoll`.
+fn select_by_poll(rdma: &Rdma, count: c_int, sets: &[Set; 3], timeout: c_int) -> c_int {
     let interest = |fd: &c_int| {
         let wanted = sets.iter().zip([POLLIN, POLLOUT, POLLPRI]).filter(|(set, _)| set.has(*fd as usize));
         let events = wanted.fold(0, |events, (_, event)| events | event);
         (events != 0).then_some(pollfd { fd: *fd, events, revents: 0 })
     };
     let mut entries: Vec<pollfd> = (0..count).filter_map(|fd| interest(&fd)).collect();
-    if poll_ours(rdma, &mut entries, timeout) < 0 {
+    if poll_translated(rdma, &mut entries, timeout) < 0 {
         return -1;
     }
     if entries.iter().any(|entry| entry.revents & POLLNVAL != 0) {
@@ -189,9 +200,9 @@ fn select_ours(rdma: &Rdma, count: c_int, sets: &[Set; 3], timeout: c_int) -> c_
     let mut ready = 0;
     for entry in &entries {
         for ((set, mask), event) in sets.iter().zip(READY).zip([POLLIN, POLLOUT, POLLPRI]) {
-            let is = entry.events & event != 0 && entry.revents & mask != 0;
-            set.set(entry.fd as usize, is);
-            ready += c_int::from(is);
+            let is_ready = entry.events & event != 0 && entry.revents & mask != 0;
+            set.set(entry.fd as usize, is_ready);
+            ready += c_int::from(is_ready);
         }
     }
     ready
@@ -200,14 +211,14 @@ fn select_ours(rdma: &Rdma, count: c_int, sets: &[Set; 3], timeout: c_int) -> c_
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
     let Some(number) = table::rsocket(fd) else { return call!(real.epoll_ctl(epfd, op, fd, event)) };
-    // SAFETY: NULL, or the caller's variable.
+    // SAFETY: the program passes NULL or a structure that is valid during the call.
     let event = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
     epoll::control(epfd, op, fd, number, event)
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_wait(epfd: c_int, out: *mut epoll_event, room: c_int, timeout: c_int) -> c_int {
-    // SAFETY: the caller's own arguments.
+    // SAFETY: these are the program's arguments, and no mask.
     unsafe { epoll_pwait(epfd, out, room, timeout, ptr::null()) }
 }
 
@@ -220,9 +231,9 @@ unsafe extern "C" fn epoll_pwait2(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: NULL, or the caller's variable.
+    // SAFETY: the program passes NULL or a variable that is valid during the call.
     let Some(timeout) = milliseconds(unsafe { timeout.as_ref() }) else { return fail(libc::EINVAL) };
-    // SAFETY: the caller's own arguments.
+    // SAFETY: these are the program's arguments, but for the timeout.
     unsafe { epoll_pwait(epfd, out, room, timeout, mask) }
 }
 
@@ -241,11 +252,11 @@ unsafe extern "C" fn epoll_pwait(
     }
     let deadline = u64::try_from(timeout).ok().map(|timeout| Instant::now() + Duration::from_millis(timeout));
     loop {
-        let left = deadline.map_or(-1, |deadline| left(deadline).min(timeout));
-        // SAFETY: the caller's array.
+        let left = deadline.map_or(-1, |deadline| millis_left(deadline).min(timeout));
+        // SAFETY: not NULL; the program passes an array of `room` elements, valid during the call.
         let events = unsafe { slice::from_raw_parts_mut(out, room as usize) };
-        let ours = if epoll::in_use() { wait_ours(epfd, events, left, mask) } else { None };
-        let got = ours.unwrap_or_else(|| match kernel(left) {
+        let count = if epoll::in_use() { wait_with_rsockets(epfd, events, left, mask) } else { None };
+        let got = count.unwrap_or_else(|| match kernel(left) {
             got if got > 0 && epoll::in_use() => epoll::without_mark(epfd, events, got as usize) as c_int,
             got => got,
         });
@@ -255,21 +266,21 @@ unsafe extern "C" fn epoll_pwait(
     }
 }
 
-/// Milliseconds until `deadline`, rounded up.
-fn left(deadline: Instant) -> c_int {
+/// Returns the milliseconds until `deadline`, rounded up.
+fn millis_left(deadline: Instant) -> c_int {
     let left = deadline.saturating_duration_since(Instant::now());
     c_int::try_from(left.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX)
 }
 
-/// `None` if the set never had an rsocket.
-fn wait_ours(epfd: c_int, out: &mut [epoll_event], timeout: c_int, mask: *const sigset_t) -> Option<c_int> {
-    let mut known = true;
+/// Waits once for a set with rsockets; returns `None` if the set never had one.
+fn wait_with_rsockets(epfd: c_int, out: &mut [epoll_event], timeout: c_int, mask: *const sigset_t) -> Option<c_int> {
+    let mut has_rsockets = true;
     let got = with_mask(mask, || {
         let got = epoll::wait(epfd, out, timeout);
-        known = got.is_some();
+        has_rsockets = got.is_some();
         got.unwrap_or(0)
     });
-    known.then_some(got)
+    has_rsockets.then_some(got)
 }
 
 #[cfg(test)]
@@ -291,7 +302,7 @@ mod tests {
         let set = Set(bits.as_mut_ptr());
         for fd in [0, 63, 64, 1023] {
             set.set(fd, true);
-            // SAFETY: all zero is an empty set.
+            // SAFETY: `bits` was initialised with zeros, an empty set.
             assert!(set.has(fd) && unsafe { libc::FD_ISSET(fd as c_int, bits.as_ptr()) });
             set.set(fd, false);
             assert!(!set.has(fd));

@@ -1,18 +1,19 @@
-//! Blocking connections, modelled on the TCP types of the standard library. Each value has its own
-//! event channel.
+//! Blocking connections, modelled on the TCP types of the standard library. Each connection and
+//! listener has its own event channel.
 
 use crate::cm::{CmEventKind, CmId, ConnParam, EventChannel, PortSpace};
 use crate::{EnvironmentError, Error, QueuePair};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
-const LOOKUP: Duration = Duration::from_secs(2);
+/// Time limit of resolving the address, and again of resolving the route.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Maximum number of unanswered requests of a listener.
 const BACKLOG: u32 = 128;
 
-/// Completions of a queue pair with the builder's default of 128 sends and 128 receives.
-const COMPLETIONS: u32 = 256;
+/// Length of the completion queue: the builder's defaults of 128 sends and 128 receives.
+const CQ_LEN: u32 = 256;
 
 /// A connected queue pair and its events. Dropping it ends the connection.
 #[derive(Debug)]
@@ -48,13 +49,13 @@ impl Connection {
         &self.id
     }
 
-    /// Returns the event channel of the connection. A disconnect of the peer is
+    /// Returns the event channel of the connection. When the peer disconnects, it reports
     /// [`CmEventKind::Disconnected`].
     pub const fn events(&self) -> &EventChannel {
         &self.channel
     }
 
-    /// Private data of the peer's acceptance. Empty at the accepting side; see
+    /// Returns the private data of the peer's acceptance. Empty at the accepting side; see
     /// [`Incoming::private_data`].
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
@@ -67,25 +68,25 @@ impl Connection {
     /// [`Error::Environment`] if the wait fails or the device is removed.
     pub fn disconnect(self) -> Result<(), Error> {
         self.id.disconnect()?;
-        self.until_disconnected()
+        self.wait_for_disconnected()
     }
 
-    /// Waits until the peer ends the connection, and agrees.
+    /// Waits until the peer ends the connection, and answers the peer.
     ///
     /// # Errors
     /// Errors of [`disconnect`](Self::disconnect).
     pub fn wait_disconnected(self) -> Result<(), Error> {
-        self.until_disconnected()?;
+        self.wait_for_disconnected()?;
         self.id.disconnect()
     }
 
-    fn until_disconnected(&self) -> Result<(), Error> {
+    fn wait_for_disconnected(&self) -> Result<(), Error> {
         while self.channel.next_event()?.check()?.kind() != CmEventKind::Disconnected {}
         Ok(())
     }
 }
 
-/// A connection whose address is resolved, ready to be requested.
+/// A connection whose address and route are resolved; [`connect`](Self::connect) requests it.
 #[derive(Debug)]
 pub struct Outgoing {
     id: CmId,
@@ -105,9 +106,9 @@ impl Outgoing {
     fn resolve_one(addr: SocketAddr) -> Result<Self, Error> {
         let channel = EventChannel::create()?;
         let id = CmId::create(&channel, PortSpace::Tcp)?;
-        id.resolve_addr(None, addr, LOOKUP)?;
+        id.resolve_addr(None, addr, RESOLVE_TIMEOUT)?;
         channel.next_event()?.expect(CmEventKind::AddrResolved)?;
-        id.resolve_route(LOOKUP)?;
+        id.resolve_route(RESOLVE_TIMEOUT)?;
         channel.next_event()?.expect(CmEventKind::RouteResolved)?;
         Ok(Self { id, channel })
     }
@@ -140,7 +141,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `addr`; port 0 chooses one. Tries several addresses in order until one is
+    /// Listens at `addr`. Port 0 chooses a free port. Tries several addresses in order until one is
     /// available.
     ///
     /// # Errors
@@ -158,7 +159,7 @@ impl Listener {
         Ok(Self { id, channel, requested: addr })
     }
 
-    /// Address of the listener, with the chosen port.
+    /// Returns the address of the listener, with the chosen port.
     pub fn local_addr(&self) -> SocketAddr {
         self.id.local_addr().unwrap_or(self.requested)
     }
@@ -209,7 +210,7 @@ impl Incoming {
         &self.id
     }
 
-    /// Private data of the request, padded with zeros to 56 bytes.
+    /// Returns the private data of the request, padded with zeros to 56 bytes.
     pub fn private_data(&self) -> &[u8] {
         &self.param.private_data
     }
@@ -219,8 +220,8 @@ impl Incoming {
         &self.param
     }
 
-    /// Returns parameters that accept all READs and atomics that the peer offers, without private
-    /// data.
+    /// Returns parameters for [`accept`](Self::accept): the numbers of READs and atomics that the peer offers, without
+    /// private data.
     pub fn answer(&self) -> ConnParam {
         let ConnParam { responder_resources, initiator_depth, .. } = self.param;
         ConnParam { responder_resources, initiator_depth, ..ConnParam::default() }
@@ -251,11 +252,11 @@ impl Incoming {
 /// Returns a queue pair on `id`, in a new protection domain and with a new completion queue.
 fn simple_qp(id: &CmId) -> Result<QueuePair, Error> {
     let context = id.context()?;
-    let (pd, cq) = (context.alloc_pd()?, context.create_cq(COMPLETIONS)?);
+    let (pd, cq) = (context.alloc_pd()?, context.create_cq(CQ_LEN)?);
     pd.create_qp(&cq, &cq).build_on(id)
 }
 
-/// Returns the first success of `make` over the addresses; else the last error.
+/// Calls `make` with each address in order. Returns its first success, or its last error.
 fn first<T>(addr: impl ToSocketAddrs, make: impl Fn(SocketAddr) -> Result<T, Error>) -> Result<T, Error> {
     let nothing = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
     let mut failed = EnvironmentError::Lookup(nothing).into();

@@ -48,8 +48,8 @@ impl CmEvent {
         self.id
     }
 
-    /// 0, a negative errno, or the peer's reason code: of [`Rejected`](CmEventKind::Rejected) and,
-    /// for datagrams, of [`Unreachable`](CmEventKind::Unreachable).
+    /// Returns 0, a negative errno, or the peer's reason code. [`Rejected`](CmEventKind::Rejected)
+    /// and, for datagrams, [`Unreachable`](CmEventKind::Unreachable) have a reason code.
     pub const fn status(&self) -> i32 {
         self.status
     }
@@ -61,8 +61,8 @@ impl CmEvent {
         self.request.take()
     }
 
-    /// Private data of the peer, padded with zeros to the size of its field, because messages do
-    /// not carry its length.
+    /// Returns the private data of the peer. It is padded with zeros to the size of its field,
+    /// because messages do not carry its length.
     pub fn private_data(&self) -> &[u8] {
         match &self.data {
             cm::EventData::Conn(param) => &param.private_data,
@@ -88,7 +88,7 @@ impl CmEvent {
         }
     }
 
-    /// [`ud_param`](Self::ud_param) as the destination of a work request.
+    /// Returns [`ud_param`](Self::ud_param) as the destination of a work request.
     ///
     /// # Errors
     /// [`Error::Argument`] if the event has none, or `pd` is of another device.

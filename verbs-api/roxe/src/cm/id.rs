@@ -61,16 +61,16 @@ impl AsRawFd for EventChannel {
 /// The connection ends, and the peer is notified, when the last clone and the
 /// [`QueuePair`](crate::QueuePair) built on it are dropped.
 #[derive(Clone, Debug)]
-pub struct CmId(Arc<Held>);
+pub struct CmId(Arc<OwnedId>);
 
-/// An id of the provider, destroyed with its last clone.
+/// An id of the provider, destroyed on drop.
 #[derive(Debug)]
-struct Held {
+struct OwnedId {
     id: Arc<cm::Id>,
     identity: ObjectId,
 }
 
-impl Drop for Held {
+impl Drop for OwnedId {
     fn drop(&mut self) {
         self.id.destroy();
     }
@@ -84,7 +84,7 @@ impl CmId {
     pub fn create(channel: &EventChannel, port_space: PortSpace) -> Result<Self, Error> {
         let identity = ObjectId::next();
         let id = cm::Id::create(&channel.0, port_space, identity.0)?;
-        Ok(Self(Arc::new(Held { id, identity })))
+        Ok(Self(Arc::new(OwnedId { id, identity })))
     }
 
     /// Creates an id for queue pairs of a service that is not the default of the port space: UC,
@@ -95,19 +95,19 @@ impl CmId {
     pub fn create_for(channel: &EventChannel, port_space: PortSpace, service: Service) -> Result<Self, Error> {
         let identity = ObjectId::next();
         let id = cm::Id::create_for(&channel.0, port_space, service, identity.0)?;
-        Ok(Self(Arc::new(Held { id, identity })))
+        Ok(Self(Arc::new(OwnedId { id, identity })))
     }
 
-    /// Takes over the id of a connection request.
+    /// Takes ownership of the id of a connection request.
     pub(crate) fn own(id: Arc<cm::Id>) -> Self {
         let identity = Self::identity(&id);
-        Self(Arc::new(Held { id, identity }))
+        Self(Arc::new(OwnedId { id, identity }))
     }
 
     /// Returns the identity of `id`. An id from a connection request gets its identity on first
     /// use.
     pub(crate) fn identity(id: &cm::Id) -> ObjectId {
-        /// Held while a new id gets its identity, so that two threads assign only one.
+        /// Held while a new id gets its identity, so that two threads do not assign two.
         static NAMING: Mutex<IdNames, ()> = Mutex::new(());
         if id.user() == 0 {
             let _naming = NAMING.lock();
@@ -118,18 +118,18 @@ impl CmId {
         ObjectId(id.user())
     }
 
-    /// Identity of the id in events.
+    /// Returns the identity of the id in events.
     pub fn id(&self) -> ObjectId {
         self.0.identity
     }
 
-    /// Port space of the id.
+    /// Returns the port space of the id.
     pub fn port_space(&self) -> PortSpace {
         self.0.id.port_space()
     }
 
-    /// Binds the id to a local address and port; port 0 chooses one. An unspecified address
-    /// (`0.0.0.0`, `::`) stands for all.
+    /// Binds the id to a local address and port. Port 0 chooses a free port; an unspecified address
+    /// (`0.0.0.0`, `::`) binds to all addresses.
     ///
     /// # Errors
     /// [`Error::Environment`] if another program uses the port, or no device has the address.
@@ -137,8 +137,8 @@ impl CmId {
         Ok(self.0.id.bind(&addr.into())?)
     }
 
-    /// Resolves `dst`: finds the device that reaches it and binds the id to it. `from` requests a
-    /// local address.
+    /// Resolves `dst`: finds the device that reaches it, and binds the id to that device. `from`
+    /// requests a local address.
     ///
     /// # Errors
     /// [`Error::Argument`] if the id is not new, or `from` is not available.
@@ -154,7 +154,7 @@ impl CmId {
         Ok(self.0.id.resolve_route(millis(timeout))?)
     }
 
-    /// Listens for connection requests. At most `backlog` wait unanswered; 0 for the system's
+    /// Listens for connection requests. At most `backlog` requests may be unanswered; 0 selects the
     /// default.
     ///
     /// # Errors
@@ -202,8 +202,8 @@ impl CmId {
         Ok(self.0.id.establish()?)
     }
 
-    /// Ends the connection; the queue pair enters the error state, which flushes its requests.
-    /// After `Disconnected`, this answers the peer.
+    /// Ends the connection: moves the queue pair to the error state, which flushes its requests, and
+    /// notifies the peer. After the event `Disconnected`, answers the peer.
     ///
     /// # Errors
     /// [`Error::Argument`] if there is no connection.
@@ -220,7 +220,7 @@ impl CmId {
         Ok(self.0.id.init_qp_attr(state)?)
     }
 
-    /// Reports an asynchronous event of the connection's queue pair.
+    /// Notifies the connection manager of an asynchronous event of the connection's queue pair.
     /// [`CommEst`](crate::AsyncEventKind::CommEst), of a queue pair that is not built on the id,
     /// establishes an accepted connection whose confirmation by the peer was lost.
     /// [`PathMig`](crate::AsyncEventKind::PathMig) moves the messages of the connection manager to
@@ -233,8 +233,8 @@ impl CmId {
         Ok(self.0.id.notify(event)?)
     }
 
-    /// Allows the peer to load alternate paths into the queue pair on this id, or forbids it.
-    /// Forbidden by default, because the peer then chooses the destination of packets.
+    /// Allows the peer to load alternate paths into the queue pair on this id, or forbids it. It is
+    /// forbidden by default, because such a peer chooses the destination of this side's packets.
     ///
     /// # Errors
     /// [`Error::Argument`] if the id is not connected, or has no queue pair.
@@ -257,7 +257,7 @@ impl CmId {
     /// Offers vendor options to the peer with the next message (enhanced connection establishment).
     ///
     /// # Errors
-    /// [`Error::Argument`] if it is too late.
+    /// [`Error::Argument`] if that message has been sent already.
     pub fn set_local_ece(&self, ece: Ece) -> Result<(), Error> {
         Ok(self.0.id.set_local_ece(ece)?)
     }
@@ -287,7 +287,8 @@ impl CmId {
     /// Sets an option.
     ///
     /// # Errors
-    /// [`Error::Argument`] if it is too late for the option, or its value is invalid.
+    /// [`Error::Argument`] if the option has no effect in the current state, or its value is
+    /// invalid.
     pub fn set_option(&self, option: IdOption) -> Result<(), Error> {
         Ok(self.0.id.set_option(option)?)
     }
@@ -319,22 +320,22 @@ impl CmId {
         self.device().ok_or_else(none)?.share()
     }
 
-    /// Local address and port, once bound.
+    /// Returns the local address and port; `None` before the id is bound.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         ip(self.0.id.local_addr())
     }
 
-    /// Address and port of the peer, once known.
+    /// Returns the address and port of the peer; `None` while unknown.
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         ip(self.0.id.peer_addr())
     }
 
-    /// Returns the path to the peer, once it is resolved or received in a request.
+    /// Returns the path to the peer; `None` before it is resolved or received in a request.
     pub fn path(&self) -> Option<Path> {
         self.0.id.path()
     }
 
-    /// Transport service of the queue pairs on this id.
+    /// Returns the transport service of the queue pairs on this id.
     pub fn service(&self) -> Service {
         self.0.id.service()
     }

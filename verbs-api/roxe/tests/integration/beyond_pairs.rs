@@ -35,7 +35,7 @@ impl Xrc {
 #[test]
 fn xrc_message_without_srq_is_refused() {
     let xrc = Xrc::new();
-    let error = xrc.sender.post_send(&WorkRequest::send_inline(b"to whom?")).unwrap_err();
+    let error = xrc.sender.post_send(&WorkRequest::send_inline(b"x")).unwrap_err();
     assert!(error.request().is_some_and(|request| request.source == PostError::MissingDestination), "{error:?}");
     assert!(error.to_string().contains("to_srq"), "{error}");
 }
@@ -50,7 +50,7 @@ fn xrc_target_has_no_queues() {
     }
     let pd = &xrc.pd;
     let made = pd.create_qp(&xrc.cq, &xrc.cq).service(Service::XrcTgt).build();
-    assert!(matches!(made, Err(Error::Argument(_))), "a target is made in a domain");
+    assert!(matches!(made, Err(Error::Argument(_))), "only a domain creates a target");
 }
 
 #[test]

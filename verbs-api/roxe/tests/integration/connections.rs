@@ -13,14 +13,14 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
-const LOOKUP: Duration = Duration::from_secs(2);
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
 const HERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 fn with_data(param: ConnParam, text: &[u8]) -> ConnParam {
     ConnParam { private_data: text.to_vec(), ..param }
 }
 
-/// Private data as received: `text`, padded with zeros to `len`.
+/// Returns private data as received: `text`, padded with zeros to `len` bytes.
 fn padded(text: &[u8], len: usize) -> Vec<u8> {
     let mut all = text.to_vec();
     all.resize(len, 0);
@@ -136,7 +136,7 @@ fn rejection_carries_private_data() {
 }
 
 #[test]
-fn private_data_has_its_limits() {
+fn private_data_beyond_the_limit_is_rejected() {
     let listener = Listener::bind(HERE).unwrap();
     let outgoing = Outgoing::resolve(listener.local_addr()).unwrap();
     let qp = queue_pair(outgoing.id());
@@ -152,9 +152,9 @@ fn private_data_has_its_limits() {
 #[test]
 fn disconnect_is_reported_to_the_peer() {
     let (client, server) = connected();
-    let hearing = std::thread::spawn(move || server.wait_disconnected().unwrap());
+    let waiting = std::thread::spawn(move || server.wait_disconnected().unwrap());
     client.disconnect().unwrap();
-    hearing.join().unwrap();
+    waiting.join().unwrap();
 
     let (client, server) = connected();
     drop(client);
@@ -166,9 +166,9 @@ fn disconnect_is_reported_to_the_peer() {
 }
 
 #[test]
-fn queue_pair_keeps_its_connection() {
+fn queue_pair_keeps_its_connection_without_the_id() {
     let listener = Listener::bind(HERE).unwrap();
-    let (id, events) = parts(listener.local_addr());
+    let (id, events) = resolved_id(listener.local_addr());
     let qp = queue_pair(&id);
     id.connect(&ConnParam::default()).unwrap();
     let accepting = std::thread::spawn(move || listener.accept().unwrap());
@@ -181,7 +181,7 @@ fn queue_pair_keeps_its_connection() {
 }
 
 /// Returns an id with a resolved path to `address`, and its channel.
-fn parts(address: SocketAddr) -> (CmId, EventChannel) {
+fn resolved_id(address: SocketAddr) -> (CmId, EventChannel) {
     let channel = EventChannel::create().unwrap();
     let id = CmId::create(&channel, PortSpace::Tcp).unwrap();
     resolve(&id, &channel, address);
@@ -189,9 +189,9 @@ fn parts(address: SocketAddr) -> (CmId, EventChannel) {
 }
 
 fn resolve(id: &CmId, channel: &EventChannel, address: SocketAddr) {
-    id.resolve_addr(None, address, LOOKUP).unwrap();
+    id.resolve_addr(None, address, RESOLVE_TIMEOUT).unwrap();
     channel.next_event().unwrap().expect(CmEventKind::AddrResolved).unwrap();
-    id.resolve_route(LOOKUP).unwrap();
+    id.resolve_route(RESOLVE_TIMEOUT).unwrap();
     channel.next_event().unwrap().expect(CmEventKind::RouteResolved).unwrap();
 }
 
@@ -218,7 +218,7 @@ fn listening(channel: &EventChannel, port_space: PortSpace) -> (CmId, SocketAddr
 #[test]
 fn events_name_their_ids() {
     let (servers, clients) = (EventChannel::create().unwrap(), EventChannel::create().unwrap());
-    assert!(servers.try_next().is_none(), "no event, and no wait");
+    assert!(servers.try_next().is_none(), "try_next returns at once without an event");
     assert_eq!(servers.as_fd().as_raw_fd(), servers.as_raw_fd());
     let (listener, address) = listening(&servers, PortSpace::Tcp);
     let ids = [(); 2].map(|()| CmId::create(&clients, PortSpace::Tcp).unwrap());
@@ -249,19 +249,19 @@ fn pending_events_migrate_with_their_id() {
     let (_listener, address) = listening(&old, PortSpace::Tcp);
     let (moves, stays) = (CmId::create(&old, PortSpace::Tcp).unwrap(), CmId::create(&old, PortSpace::Tcp).unwrap());
     for id in [&moves, &stays] {
-        id.resolve_addr(None, address, LOOKUP).unwrap();
+        id.resolve_addr(None, address, RESOLVE_TIMEOUT).unwrap();
     }
     moves.migrate(&new).unwrap();
     assert_eq!(new.next_event().unwrap().id(), moves.id());
     let left = old.next_event().unwrap();
     assert_eq!((left.kind(), left.id()), (CmEventKind::AddrResolved, stays.id()));
-    moves.resolve_route(LOOKUP).unwrap();
+    moves.resolve_route(RESOLVE_TIMEOUT).unwrap();
     assert_eq!(new.next_event().unwrap().expect(CmEventKind::RouteResolved).unwrap().id(), moves.id());
     assert!(old.try_next().is_none());
 }
 
 #[test]
-fn program_modifies_its_own_queue_pair() {
+fn program_connects_a_queue_pair_not_built_on_the_id() {
     let (servers, clients) = (EventChannel::create().unwrap(), EventChannel::create().unwrap());
     let (_listener, address) = listening(&servers, PortSpace::Tcp);
     let id = CmId::create(&clients, PortSpace::Tcp).unwrap();
@@ -271,7 +271,7 @@ fn program_modifies_its_own_queue_pair() {
         let cq = pd.context().create_cq(32).unwrap();
         pd.create_qp(&cq, &cq).build().unwrap()
     });
-    let walk = |qp: &QueuePair, id: &CmId| {
+    let to_rts = |qp: &QueuePair, id: &CmId| {
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
             let (attr, mask) = id.init_qp_attr(state).unwrap();
             qp.modify(&attr, mask).unwrap();
@@ -280,11 +280,11 @@ fn program_modifies_its_own_queue_pair() {
     id.connect(&ConnParam { qp_num: own.qp_num().get(), ..ConnParam::default() }).unwrap();
     let mut request = servers.next_event().unwrap().expect(CmEventKind::ConnectRequest).unwrap();
     let taken = request.take_request().unwrap();
-    walk(&peers, &taken);
+    to_rts(&peers, &taken);
     let terms = request.param().unwrap().clone();
     taken.accept(&ConnParam { qp_num: peers.qp_num().get(), ..with_data(terms, b"") }).unwrap();
     clients.next_event().unwrap().expect(CmEventKind::ConnectResponse).unwrap();
-    walk(&own, &id);
+    to_rts(&own, &id);
     id.establish().unwrap();
     servers.next_event().unwrap().expect(CmEventKind::Established).unwrap();
     send(&own, &peers);
@@ -392,7 +392,7 @@ impl Datagrams {
         self.qp.post_send(&WorkRequest::send_inline(text).to(&peer.ah, peer.qpn, peer.qkey)).unwrap();
     }
 
-    fn receives(&self, text: &[u8]) {
+    fn expect(&self, text: &[u8]) {
         let received = *self.cq.wait(TIMEOUT).unwrap().check().unwrap();
         assert_eq!(received.byte_len() as usize, 40 + text.len());
         assert_eq!(self.inbox.to_vec(40..40 + text.len()).unwrap(), text);
@@ -419,7 +419,7 @@ fn datagram_service_is_found_by_port() {
     let peer = found.ud_peer(&client.pd).unwrap();
     assert_eq!(peer.qpn, server.qp.qp_num());
     client.send(b"datagram", &peer);
-    server.receives(b"datagram");
+    server.expect(b"datagram");
 }
 
 #[test]
@@ -442,7 +442,7 @@ fn event_of_another_kind_is_an_error() {
     let channel = EventChannel::create().unwrap();
     let (_listener, address) = listening(&channel, PortSpace::Tcp);
     let id = CmId::create(&channel, PortSpace::Tcp).unwrap();
-    id.resolve_addr(None, address, LOOKUP).unwrap();
+    id.resolve_addr(None, address, RESOLVE_TIMEOUT).unwrap();
     let event = channel.next_event().unwrap();
     let pd = id.context().unwrap().alloc_pd().unwrap();
     assert!(matches!(
@@ -458,7 +458,7 @@ fn port_in_use_is_refused_to_a_second_listener() {
     let listener = Listener::bind(HERE).unwrap();
     let taken = listener.local_addr();
     assert_eq!(errno(Listener::bind(taken)), libc::EADDRINUSE);
-    // The kernel's error if the port is in use on some address.
+    // The errno of the kernel if the port is in use on one address.
     assert_eq!(errno(Listener::bind((Ipv4Addr::UNSPECIFIED, taken.port()))), libc::EADDRNOTAVAIL);
     drop(listener);
     Listener::bind(taken).unwrap();
@@ -467,16 +467,17 @@ fn port_in_use_is_refused_to_a_second_listener() {
     assert_eq!(errno(Listener::bind(foreign)), libc::EADDRNOTAVAIL);
 }
 
-/// `localhost` for a program whose devices are on other interfaces.
+/// A loopback address that no device has, as `localhost` is for a program whose devices are on other
+/// interfaces.
 // clause: CM-LOOPBACK
 #[test]
 fn loopback_address_without_device_is_this_host() {
-    let nowhere = |port| SocketAddr::from((Ipv4Addr::new(127, 77, 0, 1), port));
-    let listener = Listener::bind(nowhere(0)).unwrap();
+    let without_device = |port| SocketAddr::from((Ipv4Addr::new(127, 77, 0, 1), port));
+    let listener = Listener::bind(without_device(0)).unwrap();
     let port = listener.local_addr().port();
     assert_eq!(listener.local_addr(), (Ipv4Addr::UNSPECIFIED, port).into());
     let server = std::thread::spawn(move || listener.accept().unwrap());
-    let client = Connection::connect(nowhere(port)).unwrap();
+    let client = Connection::connect(without_device(port)).unwrap();
     assert_eq!(client.id().peer_addr(), Some((Ipv4Addr::LOCALHOST, port).into()));
     send(client.qp(), server.join().unwrap().qp());
 }
@@ -490,7 +491,7 @@ fn wildcard_listener_accepts_both_families() {
     let mut addresses = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, port))];
     addresses.extend(has_ipv6.then(|| SocketAddr::from((Ipv6Addr::LOCALHOST, port))));
     for address in addresses {
-        let (id, events) = parts(address);
+        let (id, events) = resolved_id(address);
         let qp = queue_pair(&id);
         id.connect(&ConnParam::default()).unwrap();
         let incoming = listener.next_request().unwrap();

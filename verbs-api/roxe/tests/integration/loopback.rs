@@ -1,5 +1,5 @@
-//! The Rust API over the loopback device, both ends in this process: features of this API, and
-//! errors of misuse. `tests/tests/integration/cases` tests the effects of requests.
+//! The Rust API over the loopback device, with both ends in this process: features of the API, and
+//! errors of its misuse. `tests/tests/integration/cases` tests the effects of requests.
 
 use roxe::{
     Access, AddressHandle, ArgumentError, CompletionChannel, CompletionQueue, Context, Error, MemoryRegion,
@@ -38,8 +38,8 @@ impl End {
         self.cq.wait(TIMEOUT).unwrap()
     }
 
-    /// Waits for a successful completion.
-    fn done(&self) -> WorkCompletion {
+    /// Waits for a completion, which must be successful.
+    fn wait_success(&self) -> WorkCompletion {
         *self.wait().check().unwrap()
     }
 }
@@ -70,9 +70,9 @@ fn device_memory_serves_sges_and_peers() {
         .qp
         .post_send(&WorkRequest::write(&[alice.region.slice(..9000).unwrap()], region.remote()).signaled())
         .unwrap();
-    alice.done();
+    alice.wait_success();
     bob.qp.post_send(&WorkRequest::read(&[bob.region.slice(..9000).unwrap()], region.remote()).signaled()).unwrap();
-    bob.done();
+    bob.wait_success();
     assert_eq!(bob.region.to_vec(..9000).unwrap(), data);
     card.read(1000, &mut bytes).unwrap();
     assert_eq!(bytes, data[..8]);
@@ -80,7 +80,7 @@ fn device_memory_serves_sges_and_peers() {
     card.write(1008, &40u64.to_ne_bytes()).unwrap();
     let old = [region.slice(16..24).unwrap()];
     alice.qp.post_send(&WorkRequest::fetch_add(&old, region.remote().offset(8), 2).signaled()).unwrap();
-    alice.done();
+    alice.wait_success();
     for (offset, value) in [(1008, 42), (1016, 40)] {
         card.read(offset, &mut bytes).unwrap();
         assert_eq!(u64::from_ne_bytes(bytes), value);
@@ -88,8 +88,8 @@ fn device_memory_serves_sges_and_peers() {
 
     bob.qp.post_recv(1, &[region.slice(8000..).unwrap()]).unwrap();
     alice.qp.post_send(&WorkRequest::send(&[region.slice(8..16).unwrap()]).signaled()).unwrap();
-    alice.done();
-    assert_eq!(bob.done().byte_len(), 8);
+    alice.wait_success();
+    assert_eq!(bob.wait_success().byte_len(), 8);
     card.read(9000, &mut bytes).unwrap();
     assert_eq!(u64::from_ne_bytes(bytes), 42);
 }
@@ -112,25 +112,26 @@ fn device_memory_access_beyond_end_is_refused() {
 }
 
 #[test]
-fn completion_event_wakes_the_waiter() {
+fn completion_event_wakes_a_waiting_thread() {
     let Pair { pd, alice, .. } = pair(Service::Rc);
     let channel = pd.context().create_comp_channel().unwrap();
     let cq = pd.context().create_cq_with_channel(16, &channel).unwrap();
-    let (taker, giver) = (pd.create_qp(&cq, &cq).build().unwrap(), pd.create_qp(&alice.cq, &alice.cq).build().unwrap());
-    taker.connect(&giver.endpoint()).unwrap();
-    giver.connect(&taker.endpoint()).unwrap();
-    taker.post_recv(1, &[]).unwrap();
+    let receiver = pd.create_qp(&cq, &cq).build().unwrap();
+    let sender = pd.create_qp(&alice.cq, &alice.cq).build().unwrap();
+    receiver.connect(&sender.endpoint()).unwrap();
+    sender.connect(&receiver.endpoint()).unwrap();
+    receiver.post_recv(1, &[]).unwrap();
     cq.req_notify(false);
-    giver.post_send(&WorkRequest::send_inline(b"")).unwrap();
+    sender.post_send(&WorkRequest::send_inline(b"")).unwrap();
     assert_eq!(channel.get_event().unwrap(), cq.id());
     assert_eq!(cq.wait(TIMEOUT).unwrap().wr_id(), 1);
 
-    // The count of a thousand is not reached, but the period ends.
+    // The count of 1000 is not reached, so the event is raised at the end of the period.
     cq.moderate(1000, Duration::from_millis(1));
     cq.resize(100).unwrap();
-    taker.post_recv(2, &[]).unwrap();
+    receiver.post_recv(2, &[]).unwrap();
     cq.req_notify(false);
-    giver.post_send(&WorkRequest::send_inline(b"")).unwrap();
+    sender.post_send(&WorkRequest::send_inline(b"")).unwrap();
     assert_eq!(channel.get_event().unwrap(), cq.id());
     assert_eq!(cq.wait(TIMEOUT).unwrap().wr_id(), 2);
     assert!(matches!(cq.resize(0), Err(Error::Argument(_))));
@@ -174,14 +175,14 @@ fn threads_post_to_one_queue_pair() {
             });
         }
     });
-    let mut ids: Vec<u64> = (0..4 * EACH).map(|_| alice.done().wr_id()).collect();
+    let mut ids: Vec<u64> = (0..4 * EACH).map(|_| alice.wait_success().wr_id()).collect();
     ids.sort_unstable();
     assert_eq!(ids, (0..4 * EACH).collect::<Vec<_>>());
     assert_eq!(bob.region.to_vec(..80).unwrap(), [1; 80]);
 }
 
-/// Peers remember a queue pair for some time after its end, and treat a new one with its number as
-/// stale.
+/// Peers remember a queue pair for some time after its end. They would treat packets of a new queue
+/// pair with its number as stale.
 #[test]
 fn qpn_is_not_reused_soon() {
     let pd = Context::open_first().unwrap().alloc_pd().unwrap();
@@ -198,7 +199,7 @@ fn request_list_completes_in_order() {
     let remote = bob.region.remote();
     let list: Vec<_> = (0..10).map(|i| WorkRequest::write(&part, remote).wr_id(i).signaled()).collect();
     alice.qp.post_send_list(&list).unwrap();
-    assert_eq!((0..10).map(|_| alice.done().wr_id()).collect::<Vec<_>>(), (0..10).collect::<Vec<_>>());
+    assert_eq!((0..10).map(|_| alice.wait_success().wr_id()).collect::<Vec<_>>(), (0..10).collect::<Vec<_>>());
 }
 
 #[test]
@@ -209,17 +210,17 @@ fn type_1_window_rebinds_and_closes_with_its_region() {
     let open = |range: std::ops::Range<usize>| {
         let opened = window.bind(&region, range, Access::REMOTE_WRITE).unwrap();
         bob.qp.post_send(&WorkRequest::bind(&opened).signaled()).unwrap();
-        bob.done();
+        bob.wait_success();
         opened.remote()
     };
     let first = open(0..8);
     let second = open(8..16);
     assert_ne!(first.rkey, second.rkey);
     alice.qp.post_send(&WorkRequest::write_inline(b"moved", second).signaled()).unwrap();
-    alice.done();
+    alice.wait_success();
     assert_eq!(region.to_vec(8..13).unwrap(), b"moved");
     bob.qp.post_send(&window.close().signaled()).unwrap();
-    bob.done();
+    bob.wait_success();
     let third = open(0..8);
     drop(region);
     alice.qp.post_send(&WorkRequest::write_inline(b"late", third).signaled()).unwrap();
@@ -254,14 +255,14 @@ fn registered_file_is_accessed_without_a_mapping() {
     file.set_len(10_000).unwrap();
     let region = pd.register_dmabuf(&file, 5000, 5000, REMOTE).unwrap();
     alice.qp.post_send(&WorkRequest::write_inline(b"stored", region.remote().offset(10)).signaled()).unwrap();
-    alice.done();
+    alice.wait_success();
     let mut stored = [0; 6];
     file.read_exact_at(&mut stored, 5010).unwrap();
     assert_eq!(&stored, b"stored");
     file.write_all_at(b"loaded", 9994).unwrap();
     let last = [region.slice(4994..).unwrap()];
     bob.qp.post_send(&WorkRequest::write(&last, alice.region.remote()).signaled()).unwrap();
-    bob.done();
+    bob.wait_success();
     assert_eq!(alice.region.to_vec(..6).unwrap(), b"loaded");
     assert!(matches!(region.slice(4994..5001), Err(Error::Argument(ArgumentError::OutOfRange { .. }))));
     assert!(matches!(pd.register_dmabuf(&file, 5000, 5001, REMOTE), Err(Error::Argument(_))));
@@ -274,7 +275,7 @@ fn null_region_reads_zeros() {
     bob.region.write(0, &[9; 5000]).unwrap();
     let list = [null.slice(4000), alice.region.slice(..100).unwrap()];
     alice.qp.post_send(&WorkRequest::write(&list, bob.region.remote()).signaled()).unwrap();
-    alice.done();
+    alice.wait_success();
     assert_eq!(bob.region.to_vec(..4100).unwrap(), [0; 4100]);
     assert_eq!(bob.region.load_u8(4100).unwrap(), 9);
 }
@@ -287,7 +288,7 @@ fn zero_based_region_starts_at_zero() {
     let own = [region.slice(8..11).unwrap()];
     assert_eq!((own[0].addr, region.remote().addr), (8, 0));
     alice.qp.post_send(&WorkRequest::write(&own, region.remote().offset(32)).signaled()).unwrap();
-    alice.done();
+    alice.wait_success();
     assert_eq!(region.to_vec(32..35).unwrap(), b"own");
 }
 
@@ -318,7 +319,7 @@ fn dropped_region_fails_its_request_only() {
 fn silent_peer_causes_retry_exceeded() {
     let Pair { alice, bob, .. } = pair(Service::Rc);
     drop(bob.qp);
-    alice.qp.post_send(&WorkRequest::send_inline(b"anyone?").signaled()).unwrap();
+    alice.qp.post_send(&WorkRequest::send_inline(b"x").signaled()).unwrap();
     let failed = alice.wait();
     assert_eq!(failed.status(), WcStatus::RetryExcErr);
     assert!(failed.check().unwrap_err().to_string().contains("4791"));
@@ -333,7 +334,7 @@ fn refused_request_errors_have_reason_and_advice() {
     let refused = error.request().expect("the error is a refused request");
     assert_eq!((refused.source, refused.qp.map(|(_, state)| state)), (PostError::State, Some(QpState::Init)));
     assert!(error.to_string().contains("connect it first"), "{error}");
-    assert_eq!(format!("{error:?}"), error.to_string(), "what a main that returns it prints");
+    assert_eq!(format!("{error:?}"), error.to_string(), "`main` prints the error with Debug");
     let remote = pd.alloc_mr(8, Access::empty()).unwrap().remote();
     let error = qp.post_send(&WorkRequest::read(&[], remote).imm(1)).unwrap_err();
     assert_eq!(error.request().map(|refused| refused.source), Some(PostError::BadOpcode), "{error}");
@@ -385,19 +386,20 @@ fn devices_are_found_by_name() {
     assert!(error.contains("mlx5_0") && error.contains("roxe0"), "{error}");
 }
 
-/// Exchanges empty messages until both ends have learnt that every message is answered at once.
-fn settle(alice: &End, bob: &End) {
+/// Exchanges empty messages, until both ends delay acknowledgements because the program answers
+/// every message at once.
+fn exchange_messages(alice: &End, bob: &End) {
     for _ in 0..100 {
         for (from, to) in [(alice, bob), (bob, alice)] {
             to.qp.post_recv(1, &[]).unwrap();
             from.qp.post_send(&WorkRequest::send(&[])).unwrap();
-            to.done();
+            to.wait_success();
         }
     }
 }
 
-/// The acknowledgement of a message may wait for the program's answer, but is sent even without
-/// one. No retransmission requests it: the queue pairs have no timeout.
+/// The acknowledgement of a message may be delayed until the program's answer, but must be sent
+/// without one too. No retransmission requests it here, because the queue pairs have no timeout.
 // clause: ACK-BEFORE-REQUESTS
 #[test]
 fn message_is_acknowledged_before_the_qp_ends() {
@@ -411,14 +413,14 @@ fn message_is_acknowledged_before_the_qp_ends() {
         let (alice, bob) = (end(), end());
         alice.qp.connect(&bob.qp.endpoint()).unwrap();
         bob.qp.connect(&alice.qp.endpoint()).unwrap();
-        settle(&alice, &bob);
+        exchange_messages(&alice, &bob);
         bob.qp.post_recv(2, &[]).unwrap();
         alice.qp.post_send(&WorkRequest::send(&[]).wr_id(3).signaled()).unwrap();
-        assert_eq!(bob.done().wr_id(), 2);
+        assert_eq!(bob.wait_success().wr_id(), 2);
         if is_destroyed {
             drop(bob);
         }
-        assert_eq!(alice.done().wr_id(), 3);
+        assert_eq!(alice.wait_success().wr_id(), 3);
     }
 }
 
