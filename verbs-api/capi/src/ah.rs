@@ -1,4 +1,4 @@
-//! Address handles, from attributes or from a received datagram.
+//! Address handles, created from attributes or from a received datagram.
 
 use crate::abi::{copy_fields, ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ibv_grh, ibv_pd, ibv_wc};
 use crate::errno::{EINVAL, Result, einval, null, pointer, required, status, write_out, zero};
@@ -12,7 +12,7 @@ use roxe_wire::Gid;
 
 /// `IBV_WC_GRH`.
 const WC_GRH: u32 = 1;
-/// Hop limit of a reply; the distance to the sender is unknown.
+/// Hop limit of a reply: the maximum, because the distance to the sender is unknown.
 const REPLY_HOP_LIMIT: u8 = 0xff;
 /// Bytes of the GRH area before a datagram.
 const GRH_LEN: usize = 40;
@@ -62,9 +62,10 @@ fn is_ipv4(header: &[u8; 20]) -> bool {
     header[0] == 0x45 && (sum & 0xffff) + (sum >> 16) == 0xffff
 }
 
-/// Source, destination, traffic class and flow label of a received datagram. An IPv4 header is in
-/// the last 20 bytes of the area, an IPv6 header fills it (IBA annex A17.4.5.1).
-fn addresses(area: &[u8; GRH_LEN]) -> Option<(Gid, Gid, u8, u32)> {
+/// Returns source, destination, traffic class and flow label of a received datagram; `None` without
+/// an IP header. An IPv4 header is in the last 20 bytes of the area, an IPv6 header fills it (IBA
+/// annex A17.4.5.1).
+fn parse_grh(area: &[u8; GRH_LEN]) -> Option<(Gid, Gid, u8, u32)> {
     let (_, v4) = area.split_last_chunk::<20>()?;
     if is_ipv4(v4) {
         let [.., s0, s1, s2, s3, d0, d1, d2, d3] = *v4;
@@ -79,18 +80,18 @@ fn addresses(area: &[u8; GRH_LEN]) -> Option<(Gid, Gid, u8, u32)> {
     (word >> 28 == 6).then_some((Gid(*sgid), Gid(*rest.first_chunk()?), traffic_class, word & 0x000f_ffff))
 }
 
-/// Returns the address to reply to a datagram that has `area` in front.
+/// Returns the address to which a program replies to a datagram, whose GRH area is `area`.
 fn reply_to(context: &Context, port: u8, wc: &ibv_wc, area: &[u8; GRH_LEN]) -> Result<ibv_ah_attr> {
-    let (sgid, dgid, traffic_class, flow_label) = addresses(area).ok_or(EINVAL)?;
-    // A multicast datagram is answered from the first address of its family.
-    let is_ours = |gid: Gid| gid == dgid || dgid.is_multicast() && gid.is_ipv4() == dgid.is_ipv4();
-    let ours =
-        context.gid_entries().into_iter().find(|entry| is_ours(entry.gid) && entry.port == port).ok_or(EINVAL)?;
+    let (sgid, dgid, traffic_class, flow_label) = parse_grh(area).ok_or(EINVAL)?;
+    // The reply to a multicast datagram is sent from the first address of its family.
+    let can_reply = |gid: Gid| gid == dgid || dgid.is_multicast() && gid.is_ipv4() == dgid.is_ipv4();
+    let local =
+        context.gid_entries().into_iter().find(|entry| can_reply(entry.gid) && entry.port == port).ok_or(EINVAL)?;
     Ok(ibv_ah_attr {
         grh: ibv_global_route {
             dgid: ibv_gid { raw: sgid.0 },
             flow_label,
-            sgid_index: ours.index,
+            sgid_index: local.index,
             hop_limit: REPLY_HOP_LIMIT,
             traffic_class,
         },
@@ -103,16 +104,18 @@ fn reply_to(context: &Context, port: u8, wc: &ibv_wc, area: &[u8; GRH_LEN]) -> R
     })
 }
 
+/// Returns the address to reply to a received datagram; EINVAL without a completion or a GRH.
+///
 /// # Safety
 /// `wc` and `grh` are NULL or valid for reads; `grh` need not be aligned.
 unsafe fn init_from_wc(handle: *mut ibv_context, port: u8, wc: *mut ibv_wc, grh: *mut ibv_grh) -> Result<ibv_ah_attr> {
     let context = context(handle)?;
-    // SAFETY: this function's contract.
+    // SAFETY: the caller guarantees NULL or a valid completion.
     let wc = unsafe { wc.as_ref() }.ok_or_else(|| null("wc"))?;
     if wc.wc_flags & WC_GRH == 0 || grh.is_null() {
         return Err(einval("the completion has no GRH (IBV_WC_GRH), or grh is NULL"));
     }
-    // SAFETY: not NULL; a completion with this flag has filled the receive area.
+    // SAFETY: not NULL; the caller guarantees an area of this size, which the device has filled.
     let area = unsafe { grh.cast::<[u8; GRH_LEN]>().read_unaligned() };
     reply_to(context, port, wc, &area)
 }
@@ -124,7 +127,8 @@ pub(crate) unsafe extern "C" fn ibv_init_ah_from_wc(
     grh: *mut ibv_grh,
     attr: *mut ibv_ah_attr,
 ) -> c_int {
-    // SAFETY: a completion and the area before its datagram; NULL or a valid structure.
+    // SAFETY: the program passes NULL, or a completion, the GRH area of its datagram and a
+    // structure that are valid during the call.
     zero(|| unsafe { write_out(attr, init_from_wc(handle, port, wc, grh)?) })
 }
 
@@ -135,7 +139,8 @@ pub(crate) unsafe extern "C" fn ibv_create_ah_from_wc(
     port: u8,
 ) -> *mut ibv_ah {
     pointer(|| {
-        // SAFETY: the program passes a completion and the area before its datagram.
+        // SAFETY: the program passes NULL, or a completion and the GRH area of its datagram that
+        // are valid during the call.
         let attr = unsafe { init_from_wc(context_of(pd)?, port, wc, grh) }?;
         create(pd, &attr)
     })
@@ -155,16 +160,16 @@ mod tests {
     #[test]
     fn grh_yields_addresses_of_both_ip_versions() {
         let v4 = |last| IpAddr::V4(Ipv4Addr::new(10, 0, 0, last));
-        assert_eq!(addresses(&area(v4(1), v4(2))), Some((v4(1).into(), v4(2).into(), 0xa5, 0)));
+        assert_eq!(parse_grh(&area(v4(1), v4(2))), Some((v4(1).into(), v4(2).into(), 0xa5, 0)));
         let v6 = |last| IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last));
-        assert_eq!(addresses(&area(v6(1), v6(2))), Some((v6(1).into(), v6(2).into(), 0xa5, 0xabcde)));
+        assert_eq!(parse_grh(&area(v6(1), v6(2))), Some((v6(1).into(), v6(2).into(), 0xa5, 0xabcde)));
     }
 
     #[test]
     fn area_without_ip_header_is_refused() {
-        assert_eq!(addresses(&[0; GRH_LEN]), None);
+        assert_eq!(parse_grh(&[0; GRH_LEN]), None);
         let mut broken = area(Ipv4Addr::LOCALHOST.into(), Ipv4Addr::LOCALHOST.into());
         broken[30] ^= 1;
-        assert_eq!(addresses(&broken), None);
+        assert_eq!(parse_grh(&broken), None);
     }
 }

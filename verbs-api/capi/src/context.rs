@@ -1,5 +1,5 @@
-//! Contexts: opening, importing and closing a device, and the tables of functions that the headers
-//! call through a context.
+//! Contexts: opening, importing and closing a device. Also the tables of functions that the inline
+//! functions of the headers call through a context.
 
 use crate::abi::{ABI_EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context, with_functions};
 use crate::errno::{EOPNOTSUPP, Errno, Result, pointer, zero};
@@ -22,7 +22,8 @@ pub(crate) fn open(handle: *mut ibv_device) -> Result<*mut ibv_context> {
     Ok(Object::publish(Token::new(), exposed(handle, &context), ContextInner { context, _imported: None }))
 }
 
-/// `man ibv_close_device`. Objects that are left keep the engine running until the process ends.
+/// `man ibv_close_device`. Objects that the program has not destroyed keep the engine running until
+/// the process ends.
 pub(crate) unsafe extern "C" fn ibv_close_device(handle: *mut ibv_context) -> c_int {
     zero(|| {
         let context = Arc::clone(&Object::<verbs_context>::retire(handle)?.inner.context);
@@ -31,7 +32,8 @@ pub(crate) unsafe extern "C" fn ibv_close_device(handle: *mut ibv_context) -> c_
     })
 }
 
-/// Returns the structure that the program sees. The header answers EOPNOTSUPP for an empty slot.
+/// Returns the structure that the program sees. The inline functions of the header return
+/// EOPNOTSUPP for functions that are NULL.
 pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context) -> verbs_context {
     let num_comp_vectors = context.device().attr().num_comp_vectors.cast_signed();
     with_functions!(verbs_context {
@@ -63,33 +65,33 @@ const OPS: ibv_context_ops = with_functions!(ibv_context_ops {
     data_path: poll_cq req_notify_cq post_send post_recv post_srq_recv;
 } with { ..ibv_context_ops::ZERO });
 
-/// Device and inode number of a descriptor; EBADF if it is not open.
-fn identity(fd: c_int) -> Result<(u64, u64)> {
-    let mut found = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: takes any number; the structure has the size that the call fills.
-    if unsafe { libc::fstat(fd, found.as_mut_ptr()) } != 0 {
+/// Returns device and inode number of a descriptor; EBADF if it is not open.
+fn file_identity(fd: c_int) -> Result<(u64, u64)> {
+    let mut stat = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: `fstat` accepts any descriptor; `stat` is a local variable of the type that it fills.
+    if unsafe { libc::fstat(fd, stat.as_mut_ptr()) } != 0 {
         return Err(Errno(libc::EBADF));
     }
-    // SAFETY: the call has succeeded, so it has filled the structure.
-    let found = unsafe { found.assume_init() };
-    Ok((found.st_dev, found.st_ino))
+    // SAFETY: `fstat` has succeeded, so it has filled the structure.
+    let stat = unsafe { stat.assume_init() };
+    Ok((stat.st_dev, stat.st_ino))
 }
 
 /// `man ibv_import_device`: EOPNOTSUPP for the descriptor of another process. The descriptor
 /// belongs to the new context.
 pub(crate) unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
     pointer(|| {
-        let wanted = identity(cmd_fd)?;
+        let wanted = file_identity(cmd_fd)?;
         let matches = |object: &Object<verbs_context>| {
             let context = &object.inner.context;
-            // SAFETY: the structure is alive; the field is never written after creation.
+            // SAFETY: the structure is part of `object`; nothing writes the field after creation.
             let device = unsafe { (&raw const (*object.exposed()).context.device).read() };
             context.cmd_identity().is_ok_and(|id| id == wanted).then(|| (Arc::clone(context), device))
         };
         let (context, device) = Object::<verbs_context>::find(matches).ok_or(EOPNOTSUPP)?;
         let mut exposed = exposed(device, &context);
         exposed.context.cmd_fd = cmd_fd;
-        // SAFETY: the descriptor is open, and the man page gives it to the new context.
+        // SAFETY: the descriptor is open, and `man ibv_import_device` makes the context its owner.
         let imported = Some(unsafe { OwnedFd::from_raw_fd(cmd_fd) });
         Ok(Object::publish(Token::new(), exposed, ContextInner { context, _imported: imported }))
     })

@@ -1,9 +1,9 @@
-//! Completion queues: create, resize, modify, destroy. Polling: `data_path.rs` and `cq_ex.rs`.
+//! Completion queues: create, resize, modify, destroy. Polling is in `data_path.rs` and `cq_ex.rs`.
 
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_modify_cq_attr};
 use crate::domain::hold_parent;
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, einval, outside, pointer, required, status, unsupported};
-use crate::event::{count_cq, optional_channel};
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, einval, out_of_range, pointer, required, status, unsupported};
+use crate::event::{change_cq_count, optional_channel};
 use crate::object::Resource;
 use crate::object::{Object, Token, Unacked};
 use crate::objects::{CqInner, allocator, context, cq};
@@ -21,16 +21,17 @@ pub(crate) const UNSUPPORTED_WC_FLAGS: u64 = 0x100;
 const MASK_FLAGS: u32 = 1;
 /// `IBV_CQ_INIT_ATTR_MASK_PD`: the field `parent_domain` is set.
 const MASK_PD: u32 = 2;
-/// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`, a hint: an uncontended lock is cheap.
+/// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`, a hint; ignored, because an uncontended lock is cheap.
 const SINGLE_THREADED: u32 = 1;
+/// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`.
 const IGNORE_OVERRUN: u32 = 2;
 
-const ENTRIES: &str = "1 to max_cqe of the device";
+const CQE_RANGE: &str = "1 to max_cqe of the device";
 
 /// `IBV_CQ_ATTR_MODERATE`: the field `moderate` is set.
 const ATTR_MODERATE: u32 = 1;
 
-/// Returns the provider's CQ of a handle from `ibv_create_cq_ex`; EINVAL for others.
+/// Returns the provider's CQ of a handle from `ibv_create_cq_ex`; EINVAL for other handles.
 pub(crate) fn extended_cq<'a>(handle: *mut ibv_cq) -> Result<&'a Arc<Cq>> {
     let inner = &Object::<ibv_cq_ex>::live(handle)?.inner;
     let plain = || einval("the completion queue was created by ibv_create_cq, not ibv_create_cq_ex");
@@ -44,11 +45,11 @@ fn cqe_field(cq: &Cq) -> c_int {
 fn create(handle: *mut ibv_context, attr: &ibv_cq_init_attr_ex, is_extended: bool) -> Result<*mut ibv_cq> {
     let ibv_cq_init_attr_ex { cqe, cq_context, channel, comp_vector, parent_domain, .. } = *attr;
     let ignore_overrun = flags(attr) & IGNORE_OVERRUN != 0;
-    let (from, parent) = if attr.comp_mask & MASK_PD == 0 {
+    let (cq_allocator, parent) = if attr.comp_mask & MASK_PD == 0 {
         (None, None)
     } else {
-        let held = hold_parent(parent_domain)?;
-        (allocator(parent_domain, Resource::Cq)?, Some(held))
+        let parent = hold_parent(parent_domain)?;
+        (allocator(parent_domain, Resource::Cq)?, Some(parent))
     };
     let token = Token::new();
     let init = CqInit { cqe, channel: optional_channel(channel)?, user: token.0, comp_vector, ignore_overrun };
@@ -63,8 +64,8 @@ fn create(handle: *mut ibv_context, attr: &ibv_cq_init_attr_ex, is_extended: boo
         is_extended,
         _parent: parent,
     };
-    let created = Object::publish_in(from, token, faults::cq_ex(tsan::cq_ex(cq_ex::exposed(base))), inner)?;
-    count_cq(channel, 1);
+    let created = Object::publish_in(cq_allocator, token, faults::cq_ex(tsan::cq_ex(cq_ex::exposed(base))), inner)?;
+    change_cq_count(channel, 1);
     Ok(created)
 }
 
@@ -76,8 +77,8 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
     comp_vector: c_int,
 ) -> *mut ibv_cq {
     pointer(|| {
-        let cqe = u32::try_from(cqe).map_err(|_| outside("cqe", cqe, ENTRIES))?;
-        let comp_vector = u32::try_from(comp_vector).map_err(|_| outside("comp_vector", comp_vector, "0"))?;
+        let cqe = u32::try_from(cqe).map_err(|_| out_of_range("cqe", cqe, CQE_RANGE))?;
+        let comp_vector = u32::try_from(comp_vector).map_err(|_| out_of_range("comp_vector", comp_vector, "0"))?;
         let attr = ibv_cq_init_attr_ex { cqe, cq_context, channel, comp_vector, ..Default::default() };
         create(context, &attr, false)
     })
@@ -87,7 +88,7 @@ const fn flags(attr: &ibv_cq_init_attr_ex) -> u32 {
     if attr.comp_mask & MASK_FLAGS != 0 { attr.flags } else { 0 }
 }
 
-/// EINVAL for undefined flags, EOPNOTSUPP for features that the device lacks.
+/// Returns EINVAL for undefined flags, EOPNOTSUPP for features that the device lacks.
 fn check_extended(attr: &ibv_cq_init_attr_ex) -> Result<()> {
     let flags = flags(attr);
     if attr.wc_flags & !KNOWN_WC_FLAGS != 0 {
@@ -118,8 +119,8 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
 pub(crate) unsafe extern "C" fn ibv_resize_cq(handle: *mut ibv_cq, cqe: c_int) -> c_int {
     status(|| {
         let object = Object::<ibv_cq_ex>::live(handle)?;
-        object.inner.cq.resize(u32::try_from(cqe).map_err(|_| outside("cqe", cqe, ENTRIES))?)?;
-        // SAFETY: the field lives as long as the object, and programs only read it.
+        object.inner.cq.resize(u32::try_from(cqe).map_err(|_| out_of_range("cqe", cqe, CQE_RANGE))?)?;
+        // SAFETY: `live` found the object, so its structure is alive; programs only read the field.
         unsafe { (&raw mut (*handle).cqe).write(cqe_field(&object.inner.cq)) };
         Ok(())
     })
@@ -150,8 +151,9 @@ pub(crate) unsafe extern "C" fn ibv_destroy_cq(handle: *mut ibv_cq) -> c_int {
         object.inner.comp_events.wait();
         object.inner.async_events.wait();
         let object = Object::<ibv_cq_ex>::retire(handle)?;
-        // SAFETY: the block is still ours; the field is not written after creation.
-        count_cq(unsafe { (&raw const (*object.exposed()).base.channel).read() }, -1);
+        // SAFETY: `retire` made `object` the owner of the block; nothing writes the field after
+        // creation.
+        change_cq_count(unsafe { (&raw const (*object.exposed()).base.channel).read() }, -1);
         Ok(())
     })
 }

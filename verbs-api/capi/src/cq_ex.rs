@@ -1,4 +1,5 @@
-//! Extended completion queues (`man ibv_create_cq_ex`): one entry at a time, a function per field.
+//! Extended completion queues (`man ibv_create_cq_ex`): polling one entry at a time, with a
+//! function per field.
 
 use crate::abi::{ibv_cq, ibv_cq_ex, ibv_poll_cq_attr, ibv_wc_tm_info, with_functions};
 use crate::data_path::{POISON, hides_fields, immediate, wc_flags};
@@ -20,13 +21,14 @@ pub(crate) fn exposed(base: ibv_cq) -> ibv_cq_ex {
 /// Returns the CQ of a pointer of the extended interface.
 ///
 /// # Safety
-/// `cq` is NULL or a live CQ of ours.
+/// `cq` is NULL or a CQ of this library that is alive for `'a`.
 unsafe fn object<'a>(cq: *mut ibv_cq_ex) -> Option<&'a Object<ibv_cq_ex>> {
-    // SAFETY: this function's contract; the structure starts with the handle.
+    // SAFETY: the caller guarantees NULL or a live CQ; the structure starts with its handle.
     unsafe { Object::<ibv_cq_ex>::trusted(cq.cast()) }
 }
 
-/// Polls the next entry into the locked cursor; ENOENT if there is none.
+/// Polls the next entry into the cursor, which this thread has locked. Returns 0, ENOENT if there
+/// is no entry, or another errno.
 fn advance(object: &Object<ibv_cq_ex>) -> c_int {
     let mut found = None;
     let poll = quick_status(|| object.inner.cq.poll(1, |cqe| found = Some(*cqe)).map(drop).map_err(Into::into));
@@ -35,7 +37,8 @@ fn advance(object: &Object<ibv_cq_ex>) -> c_int {
         (cqe.byte_len, cqe.src_qpn, cqe.extra) = (POISON, Qpn::new(POISON), WcExtra::Imm(ImmDt(POISON.to_ne_bytes())));
     }
     let public = object.exposed();
-    // SAFETY: this thread locked the cursor; the program reads public fields between polls only.
+    // SAFETY: this thread has locked the cursor; the program reads the public fields only between
+    // polls.
     unsafe {
         (*object.inner.cursor.data_ptr()).entry = cqe;
         (&raw mut (*public).status).write(cqe.status as u32);
@@ -45,31 +48,33 @@ fn advance(object: &Object<ibv_cq_ex>) -> c_int {
 }
 
 pub(crate) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
-    // SAFETY: called through the structure of a live CQ.
+    // SAFETY: the program passes NULL or a CQ that stays alive during the call.
     let Some(object) = (unsafe { object(cq) }) else { return EINVAL.report() };
-    // SAFETY: NULL or a valid structure of the program.
+    // SAFETY: the program passes NULL or a structure that is valid during the call.
     if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
         return EINVAL.report();
     }
     core::mem::forget(object.inner.cursor.lock());
     let found = advance(object);
     if found != 0 {
-        // SAFETY: locked above; without an entry the program does not call `end_poll`.
+        // SAFETY: this thread has locked the cursor above. After a failed `start_poll` the program
+        // does not call `end_poll`, which would unlock it.
         unsafe { object.inner.cursor.force_unlock() };
     }
     found
 }
 
 pub(crate) unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
-    // SAFETY: called through the structure of a live CQ.
+    // SAFETY: the program passes NULL or a CQ that stays alive during the call.
     unsafe { object(cq) }.map_or_else(|| EINVAL.report(), advance)
 }
 
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
-    // SAFETY: called through the structure of a live CQ.
+    // SAFETY: the program passes NULL or a CQ that stays alive during the call.
     let Some(object) = (unsafe { object(cq) }) else { return };
     if object.inner.cursor.is_locked() {
-        // SAFETY: the man page allows this call only after `start_poll` returned 0 and locked it.
+        // SAFETY: `man ibv_create_cq_ex` allows this call only after `start_poll` has returned 0
+        // and locked the cursor on this thread.
         unsafe { object.inner.cursor.force_unlock() };
     }
 }
@@ -77,17 +82,16 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
 /// Returns the current entry; a default one for NULL.
 ///
 /// # Safety
-/// `cq` is NULL or a live CQ of ours.
+/// `cq` is NULL or a live CQ of this library whose cursor this thread has locked by `start_poll`.
 unsafe fn entry(cq: *mut ibv_cq_ex) -> Cqe {
-    // SAFETY: this function's contract; readers run between `start_poll` and `end_poll`, so this
-    // thread owns the cursor.
+    // SAFETY: the caller guarantees NULL or a live CQ, and that this thread has locked the cursor.
     unsafe { object(cq).map(|object| (*object.inner.cursor.data_ptr()).entry) }.unwrap_or_default()
 }
 
 macro_rules! readers {
     ($($(#[$doc:meta])* $name:ident -> $type:ty = |$cqe:ident| $value:expr;)+) => {
         $($(#[$doc])* unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
-            // SAFETY: called through the structure of a live CQ.
+            // SAFETY: the program passes NULL or a CQ that stays alive during the call.
             let $cqe = unsafe { entry(cq) };
             $value
         })+
@@ -98,7 +102,7 @@ readers! {
     read_opcode -> u32 = |cqe| cqe.opcode as u32;
     read_vendor_err -> u32 = |cqe| cqe.vendor_err.0;
     read_byte_len -> u32 = |cqe| cqe.byte_len;
-    /// Also the reader of the invalidated key.
+    /// Also reads the invalidated rkey.
     read_imm_data -> u32 = |cqe| immediate(&cqe);
     read_qp_num -> u32 = |cqe| cqe.qpn.get();
     read_src_qp -> u32 = |cqe| cqe.src_qpn.get();
@@ -109,16 +113,17 @@ readers! {
     /// Ethernet has no LIDs.
     read_dlid_path_bits -> u8 = |_cqe| 0;
     read_completion_ts -> u64 = |cqe| cqe.timestamp;
-    /// Never called: a CQ with VLAN tags is refused.
+    /// Never called, because `create_cq_ex` refuses a CQ with VLAN tags.
     read_cvlan -> u16 = |_cqe| 0;
     read_flow_tag -> u32 = |cqe| cqe.flow_tag;
 }
 
-/// Nanoseconds since 1970.
+/// Returns nanoseconds since 1970.
 unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
-    // SAFETY: called through the structure of a live CQ.
+    // SAFETY: the program passes NULL or a CQ that stays alive during the call.
     let Some(object) = (unsafe { object(cq) }) else { return 0 };
-    // SAFETY: readers run between `start_poll` and `end_poll`, so this thread owns the cursor.
+    // SAFETY: programs call readers between `start_poll` and `end_poll`, so this thread has locked
+    // the cursor.
     let (timestamp, clock) = unsafe {
         let cursor = object.inner.cursor.data_ptr();
         ((*cursor).entry.timestamp, &mut (*cursor).clock)
@@ -126,12 +131,12 @@ unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
     clock.at(timestamp, wallclock::measure)
 }
 
-/// Tag and user data of a matched message, in host order.
+/// Writes tag and user data of a matched message, in host byte order.
 unsafe extern "C" fn read_tm_info(cq: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) {
-    // SAFETY: called through the structure of a live CQ.
+    // SAFETY: the program passes NULL or a CQ that stays alive during the call.
     let TmInfo { tag, app_ctx, .. } = unsafe { entry(cq) }.tm;
     if !info.is_null() {
-        // SAFETY: not NULL; the program passes a valid structure.
+        // SAFETY: not NULL; the program passes a structure that is valid during the call.
         unsafe { info.write(ibv_wc_tm_info { tag, priv_: app_ctx }) };
     }
 }

@@ -1,9 +1,9 @@
 //! The data path: posting and polling through the function pointers of the context.
 //!
-//! Nothing here allocates or takes a lock of the registry. Lists are converted on the stack.
+//! These functions neither allocate nor lock the registry. They convert lists on the stack.
 
 use crate::abi::*;
-use crate::errno::{EINVAL, Result, invalid, null, outside, quick_negative, quick_status};
+use crate::errno::{EINVAL, Result, invalid, null, out_of_range, quick_negative, quick_status};
 use crate::memory;
 use crate::object::Object;
 use crate::wr_batch::sge;
@@ -41,8 +41,8 @@ pub(crate) fn wc_flags(cqe: &Cqe) -> c_uint {
     extra | cqe.tm.flags.bits() | grh | if cqe.ip_csum_ok { WC_IP_CSUM_OK } else { 0 }
 }
 
-/// Value of undefined fields of a completion with the checker on. A card leaves them undefined, so
-/// a program that reads them shows the mistake.
+/// Value of the undefined fields of a completion while the checker is on. Cards leave arbitrary
+/// values there; this one makes a program fail visibly if it reads such a field.
 pub(crate) const POISON: u32 = 0xdead_beef;
 
 fn to_wc(cqe: &Cqe) -> ibv_wc {
@@ -69,7 +69,7 @@ pub(crate) fn hides_fields(cqe: &Cqe) -> bool {
     is_checking() && cqe.status != WcStatus::Success
 }
 
-/// Leaves the four defined fields.
+/// Replaces all but the four defined fields by [`POISON`].
 #[cold]
 const fn poisoned(wc: ibv_wc) -> ibv_wc {
     ibv_wc {
@@ -87,16 +87,17 @@ const fn poisoned(wc: ibv_wc) -> ibv_wc {
 }
 
 pub(crate) unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
-    // SAFETY: called through the context of a live CQ.
+    // SAFETY: the program passes NULL or a CQ that stays alive during the call.
     let Some(object) = (unsafe { Object::<ibv_cq_ex>::trusted(handle) }) else { return -EINVAL.report() };
     quick_negative(|| {
-        let max = usize::try_from(num_entries).map_err(|_| outside("num_entries", num_entries, "0 or more"))?;
+        let max = usize::try_from(num_entries).map_err(|_| out_of_range("num_entries", num_entries, "0 or more"))?;
         if wc.is_null() && max > 0 {
             return Err(EINVAL);
         }
         let mut next = wc;
         let found = object.inner.cq.poll(max, |cqe| {
-            // SAFETY: the program passes room for `num_entries`, and this runs at most that often.
+            // SAFETY: the program passes an array of `num_entries` elements, valid during the call;
+            // `poll` calls this closure at most that often.
             unsafe {
                 next.write(to_wc(cqe));
                 next = next.add(1);
@@ -107,7 +108,7 @@ pub(crate) unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int,
 }
 
 pub(crate) unsafe extern "C" fn req_notify_cq(handle: *mut ibv_cq, solicited_only: c_int) -> c_int {
-    // SAFETY: called through the context of a live CQ.
+    // SAFETY: the program passes NULL or a CQ that stays alive during the call.
     let Some(object) = (unsafe { Object::<ibv_cq_ex>::trusted(handle) }) else { return EINVAL.report() };
     quick_status(|| {
         object.inner.cq.req_notify(solicited_only != 0);
@@ -115,10 +116,10 @@ pub(crate) unsafe extern "C" fn req_notify_cq(handle: *mut ibv_cq, solicited_onl
     })
 }
 
-const LISTS: &str = "0 to max_sge of the device";
+const NUM_SGE_RANGE: &str = "0 to max_sge of the device";
 
-/// A scatter/gather list on the stack. It has no initialised field: with one the compiler clears
-/// the whole list for each message.
+/// A scatter/gather list on the stack. It has no field that is initialised: with one, the compiler
+/// would clear the whole list for each message.
 pub(crate) struct SgeList {
     items: [MaybeUninit<Sge>; MAX_SGE as usize],
 }
@@ -140,7 +141,7 @@ impl SgeList {
             return Err(invalid(|| format!("num_sge is {count} and sg_list is NULL")));
         }
         for (i, item) in self.items[..count].iter_mut().enumerate() {
-            // SAFETY: `i` is below `count`, so this element exists by the function's contract.
+            // SAFETY: the caller guarantees `count` elements, and `i` is below `count`.
             item.write(sge(unsafe { list.add(i).read() }));
         }
         // SAFETY: the loop initialised the first `count` items.
@@ -148,6 +149,7 @@ impl SgeList {
     }
 }
 
+/// The inline data of a work request on the stack.
 struct InlineData {
     bytes: [MaybeUninit<u8>; MAX_INLINE_DATA as usize],
 }
@@ -157,7 +159,8 @@ impl InlineData {
         Self { bytes: [MaybeUninit::uninit(); MAX_INLINE_DATA as usize] }
     }
 
-    /// Copies the memory of the list, without checking keys (`man ibv_post_send`).
+    /// Copies the memory of the list. Inline data needs no valid keys (`man ibv_post_send`), so
+    /// none is checked.
     ///
     /// # Safety
     /// Every element of `sges` is memory that the program may read.
@@ -171,7 +174,7 @@ impl InlineData {
             })?;
             let from = core::ptr::with_exposed_provenance::<u8>(usize::try_from(sge.addr).map_err(|_| EINVAL)?);
             if count > 0 {
-                // SAFETY: `room` has `count` bytes, and so has the source by the contract.
+                // SAFETY: the caller guarantees `count` readable bytes; `room` has as many.
                 unsafe { room.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(from, count) };
             }
             len += count;
@@ -184,10 +187,12 @@ impl InlineData {
 /// Returns the operation of a work request; EINVAL for those that the device lacks.
 ///
 /// # Safety
-/// The member of the union that belongs to the opcode is filled.
+/// The program has set the member of the union that belongs to the opcode. The window and region of
+/// a bind are NULL or live handles.
 unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
     let imm = ImmDt(wr.imm_data.to_ne_bytes());
-    // SAFETY: this function's contract; each arm reads the member of its opcode, of integers.
+    // SAFETY: the caller guarantees the member of the opcode, which is the one that each arm reads,
+    // and the handles of a bind.
     unsafe {
         let (rdma, atomic) = (|| wr.wr.rdma, || wr.wr.atomic);
         Ok(match wr.opcode {
@@ -222,60 +227,60 @@ unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
 /// Returns the destination of a datagram; EINVAL without an address handle.
 ///
 /// # Safety
-/// `ah` is NULL or a live handle of ours.
+/// `ah` is NULL or a live handle of this library.
 pub(crate) unsafe fn ud_dest(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Result<UdDest> {
-    // SAFETY: this function's contract.
+    // SAFETY: the caller guarantees NULL or a live handle.
     let ah =
         unsafe { Object::<ibv_ah>::trusted(ah) }.ok_or_else(|| null("wr.ud.ah, the address handle of a datagram,"))?;
     Ok(UdDest { av: *ah.inner.av(), qpn: Qpn::new(qpn), qkey: Qkey(qkey) })
 }
 
-/// Converts one work request and hands it to `post`.
+/// Converts one work request and passes it to `post`.
 ///
 /// # Safety
-/// `wr` and its pointers are as verbs requires.
-unsafe fn convert(
+/// The lists and handles in `wr` are valid, as `man ibv_post_send` demands.
+unsafe fn post_one(
     wr: &ibv_send_wr,
     service: Service,
     post: impl FnOnce(&SendRequest<'_>) -> core::result::Result<(), PostError>,
 ) -> Result<()> {
     let flags = SendFlags::from_bits_truncate(wr.send_flags);
-    let count = usize::try_from(wr.num_sge).map_err(|_| outside("num_sge", wr.num_sge, LISTS))?;
+    let count = usize::try_from(wr.num_sge).map_err(|_| out_of_range("num_sge", wr.num_sge, NUM_SGE_RANGE))?;
     let (mut list, mut bytes) = (SgeList::new(), InlineData::new());
-    // SAFETY: the program passes `num_sge` elements.
+    // SAFETY: the program passes a list of `num_sge` elements, valid during the call.
     let sges = unsafe { list.fill(wr.sg_list, count) }?;
     let data = if flags.contains(SendFlags::INLINE) {
-        // SAFETY: inline data is memory of the program that it may read.
+        // SAFETY: the caller guarantees that inline data is memory that the program may read.
         SendData::Inline(unsafe { bytes.gather(sges) }?)
     } else {
         SendData::Sges(sges)
     };
     let ud = match service {
-        // SAFETY: on UD the program fills this member.
+        // SAFETY: on UD the program sets this member, with a handle that is NULL or alive.
         Service::Ud => Some(unsafe { ud_dest(wr.wr.ud.ah, wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey) }?),
         Service::Rc | Service::Uc | Service::XrcIni | Service::XrcTgt | Service::Raw => None,
     };
-    // SAFETY: the program fills the member of its opcode.
+    // SAFETY: the program sets the member of its opcode, with handles that are NULL or alive.
     let op = unsafe { send_op(wr) }?;
     Ok(post(&SendRequest { wr_id: wr.wr_id, op, flags, data, ud })?)
 }
 
-/// Tells the checker of inline data that is refused before it reaches the QP.
+/// Reports to the checker inline data that is refused before the request reaches the QP.
 pub(crate) fn report_long_inline(qp: &Qp, wr_id: u64, inline: usize) {
     let error = PostError::InlineTooLong;
     emit(|| Event::PostRefused { queue: qp.id(), side: Side::Send, wr_id, inline, error });
 }
 
-/// Tells the checker if a refused request has more inline data than any QP accepts.
+/// Reports a refused request to the checker if it has more inline data than any QP accepts.
 ///
 /// # Safety
-/// The contract of [`convert`].
+/// The contract of [`post_one`].
 #[cold]
-unsafe fn check_inline(qp: &Qp, wr: &ibv_send_wr) {
+unsafe fn report_if_long_inline(qp: &Qp, wr: &ibv_send_wr) {
     let count = usize::try_from(wr.num_sge).unwrap_or(0);
     let mut list = SgeList::new();
     let is_inline = SendFlags::from_bits_truncate(wr.send_flags).contains(SendFlags::INLINE);
-    // SAFETY: the program passes `num_sge` elements.
+    // SAFETY: the program passes a list of `num_sge` elements, valid during the call.
     if let (true, Ok(sges)) = (is_inline, unsafe { list.fill(wr.sg_list, count) }) {
         let length = sges.iter().map(|sge| sge.length as usize).sum();
         if length > MAX_INLINE_DATA as usize {
@@ -289,24 +294,25 @@ pub(crate) unsafe extern "C" fn post_send(
     wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: called through the context of a live QP.
+    // SAFETY: the program passes NULL or a QP that stays alive during the call.
     let Some(object) = (unsafe { Object::<ibv_qp_ex>::trusted(handle) }) else { return EINVAL.report() };
     quick_status(|| {
         let mut queue = object.inner.qp.send();
         let mut next = wr;
-        // SAFETY: the list ends with NULL and its elements are valid structures of the program.
+        // SAFETY: the program passes a list that ends with NULL; its elements are valid during the
+        // call.
         while let Some(request) = unsafe { next.as_ref() } {
-            // SAFETY: the list ends with NULL; its elements are valid structures.
+            // SAFETY: the element, and the lists and handles in it, are valid during the call.
             let posted = unsafe {
-                convert(request, object.inner.service, |converted| queue.push_to_srq(request.remote_srqn, converted))
+                post_one(request, object.inner.service, |converted| queue.push_to_srq(request.remote_srqn, converted))
             };
             if let Err(error) = posted {
                 if is_on() {
-                    // SAFETY: as above.
-                    unsafe { check_inline(&object.inner.qp, request) };
+                    // SAFETY: the element and its list are valid during the call.
+                    unsafe { report_if_long_inline(&object.inner.qp, request) };
                 }
-                // SAFETY: NULL or a variable of the program.
-                unsafe { report_bad(bad_wr, next) };
+                // SAFETY: the program passes NULL or a variable that is valid during the call.
+                unsafe { write_bad_wr(bad_wr, next) };
                 return Err(error);
             }
             next = request.next;
@@ -315,21 +321,22 @@ pub(crate) unsafe extern "C" fn post_send(
     })
 }
 
-/// Stores the failed request for the program.
+/// Writes the failed request to the program's variable, if there is one.
 ///
 /// # Safety
-/// `bad` is NULL or a variable of the program.
-pub(crate) unsafe fn report_bad<T>(bad: *mut *mut T, wr: *mut T) {
+/// `bad` is NULL or points to a variable.
+pub(crate) unsafe fn write_bad_wr<T>(bad: *mut *mut T, wr: *mut T) {
     if !bad.is_null() {
-        // SAFETY: this function's contract.
+        // SAFETY: not NULL; the caller guarantees a variable.
         unsafe { bad.write(wr) };
     }
 }
 
-/// Posts a list of receives one by one.
+/// Passes each receive request of a list to `post`.
 ///
 /// # Safety
-/// `wr` and `bad_wr` are as verbs requires.
+/// `wr` is a list that ends with NULL, and whose elements are valid. `bad_wr` is NULL or points to
+/// a variable.
 unsafe fn post_receives(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
@@ -337,15 +344,16 @@ unsafe fn post_receives(
 ) -> Result<()> {
     let mut list = SgeList::new();
     let mut next = wr;
-    // SAFETY: this function's contract.
+    // SAFETY: the caller guarantees a list of valid elements that ends with NULL.
     while let Some(request) = unsafe { next.as_ref() } {
-        let count = usize::try_from(request.num_sge).map_err(|_| outside("num_sge", request.num_sge, LISTS));
-        // SAFETY: the program passes `num_sge` elements.
+        let count =
+            usize::try_from(request.num_sge).map_err(|_| out_of_range("num_sge", request.num_sge, NUM_SGE_RANGE));
+        // SAFETY: the program passes a list of `num_sge` elements, valid during the call.
         let sges = count.and_then(|count| unsafe { list.fill(request.sg_list, count) });
         let posted = sges.and_then(|sges| Ok(post(&RecvRequest { wr_id: request.wr_id, sges })?));
         if let Err(error) = posted {
-            // SAFETY: this function's contract.
-            unsafe { report_bad(bad_wr, next) };
+            // SAFETY: the caller guarantees NULL or a variable.
+            unsafe { write_bad_wr(bad_wr, next) };
             return Err(error);
         }
         next = request.next;
@@ -363,9 +371,10 @@ macro_rules! receive_queues {
                 wr: *mut ibv_recv_wr,
                 bad_wr: *mut *mut ibv_recv_wr,
             ) -> c_int {
-                // SAFETY: called through the context or the structure of a live queue.
+                // SAFETY: the program passes NULL or a queue that stays alive during the call.
                 let Some(object) = (unsafe { Object::<$structure>::trusted(handle) }) else { return EINVAL.report() };
-                // SAFETY: the program passes a list that ends with NULL.
+                // SAFETY: the program passes a list that ends with NULL, and NULL or a variable,
+                // all valid during the call.
                 quick_status(|| unsafe { post_receives(wr, bad_wr, |request| object.inner.$queue.post_recv(request)) })
             }
         )+

@@ -1,6 +1,7 @@
 //! The list of devices, and queries that need no open device.
 //!
-//! A device stays valid until the process ends: programs use its pointer after they freed the list.
+//! A device stays valid until the process ends, because programs use its pointer after they have
+//! freed the list.
 
 use crate::abi::ibv_device;
 use crate::errno::{EINVAL, Errno, Result, minus_one, pointer};
@@ -19,10 +20,10 @@ const NODE_CA: c_int = 1;
 /// `IBV_TRANSPORT_IB`; RoCE is this transport on another link layer.
 const TRANSPORT_IB: c_int = 0;
 
-/// A device as programs see it.
+/// A device. Programs see the first field.
 ///
-/// Provider libraries (libmlx5, libefa) look for a pointer of their own after the public structure
-/// of any device. The tail makes them find zero.
+/// Provider libraries (libmlx5, libefa) read a pointer of their own after the public structure of
+/// any device; `tail` makes them read NULL.
 #[repr(C)]
 struct DeviceEntry {
     public: ibv_device,
@@ -47,7 +48,7 @@ impl DeviceEntry {
     }
 }
 
-/// `text` as a zero-terminated array, truncated to fit.
+/// Returns `text` as a zero-terminated array, truncated to fit.
 pub(crate) fn text<const N: usize>(text: &str) -> [c_char; N] {
     let mut out = [0; N];
     for (to, from) in out.iter_mut().zip(text.bytes()).take(N.saturating_sub(1)) {
@@ -64,7 +65,8 @@ pub(crate) fn device(device: *mut ibv_device) -> Result<Arc<Device>> {
     entry(device).map(|entry| Arc::clone(&entry.device))
 }
 
-/// Returns the devices as programs see them. Searches until there is at least one.
+/// Returns the devices as programs see them. Searches for devices at each call until it has found
+/// one.
 pub(crate) fn handles() -> Result<Vec<*mut ibv_device>> {
     let mut entries = ENTRIES.lock();
     if entries.is_empty() {
@@ -72,15 +74,15 @@ pub(crate) fn handles() -> Result<Vec<*mut ibv_device>> {
             roxe_provider::devices().inspect_err(|error| standard_error::write(&format!("roxe: {error}\n")))?;
         entries.extend(devices.into_iter().map(|device| &*Box::leak(Box::new(DeviceEntry::new(device)))));
     }
-    // UCX may be loaded after the first list.
+    // At every call, because UCX may be loaded after the first one.
     if let Some(first) = entries.first() {
         report_ucx(first.device.name());
     }
     Ok(entries.iter().map(|entry| (&raw const entry.public).cast_mut()).collect())
 }
 
-/// Reports once that UCX does not use the devices: UCX takes a device only if the file of its
-/// character device exists, which only the view of `roxe run` shows.
+/// Reports once, on standard error, that UCX does not use the devices. UCX uses a device only if
+/// its character device exists, which `roxe run` shows to the programs that it starts.
 fn report_ucx(name: &str) {
     static REPORT: Once = Once::new();
     let node = format!("/dev/infiniband/{name}");
@@ -96,12 +98,12 @@ fn report_ucx(name: &str) {
 
 /// Returns a NULL-terminated array that `free` releases.
 pub(crate) fn c_array<T>(handles: &[*mut T]) -> Result<*mut *mut T> {
-    // SAFETY: `calloc` accepts any size.
+    // SAFETY: `calloc` accepts any numbers.
     let array = unsafe { libc::calloc(handles.len() + 1, size_of::<*mut T>()) }.cast::<*mut T>();
     if array.is_null() {
         return Err(Errno(libc::ENOMEM));
     }
-    // SAFETY: the array has room for one more than this many, and nothing else knows it yet.
+    // SAFETY: the new array has one element more than `handles`, and no other code has it.
     unsafe { array.copy_from_nonoverlapping(handles.as_ptr(), handles.len()) };
     Ok(array)
 }
@@ -111,7 +113,7 @@ pub(crate) unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> 
         let handles = handles()?;
         let array = c_array(&handles)?;
         if !num_devices.is_null() {
-            // SAFETY: not NULL, so the program passed a variable for the number.
+            // SAFETY: not NULL; the program passes a variable that is valid during the call.
             unsafe { num_devices.write(c_int::try_from(handles.len()).unwrap_or(c_int::MAX)) };
         }
         Ok(array)
@@ -120,7 +122,8 @@ pub(crate) unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> 
 
 /// `man ibv_get_device_list`.
 pub(crate) unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
-    // SAFETY: NULL or an array from `c_array`, which came from `calloc`.
+    // SAFETY: the program passes NULL or an array from `c_array`, which `calloc` allocated, and
+    // frees it once.
     unsafe { libc::free(list.cast()) };
 }
 
@@ -137,7 +140,7 @@ pub(crate) unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) ->
     minus_one(|| c_int::try_from(entry(device)?.device.index()).map_err(|_| EINVAL))
 }
 
-/// Returns the root of the system's device files. `roxe run` shows our devices there.
+/// Returns the root of the device files. `roxe run` shows roxe's devices there.
 pub(crate) extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
@@ -153,9 +156,10 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
         if dir.is_null() || name.is_null() || buf.is_null() || size == 0 {
             return Err(EINVAL);
         }
-        // SAFETY: two C strings of the program, not NULL.
+        // SAFETY: not NULL; the program passes C strings that are valid during the call.
         let (dir, name) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(name)) };
-        // SAFETY: `size` writable bytes of the program, not NULL.
+        // SAFETY: not NULL; the program passes `size` writable bytes that are valid during the
+        // call.
         let buf = unsafe { core::slice::from_raw_parts_mut(buf.cast::<u8>(), size) };
         read_line(&dir.to_string_lossy(), &name.to_string_lossy(), buf)
     })
@@ -196,7 +200,7 @@ mod tests {
     #[test]
     fn foreign_devices_are_refused() {
         assert!(device(core::ptr::null_mut()).is_err());
-        // SAFETY: foreign pointers are looked up, never followed.
+        // SAFETY: the functions compare the pointers with those of devices before they use them.
         unsafe {
             assert!(ibv_get_device_name(core::ptr::dangling_mut()).is_null());
             assert_eq!(ibv_get_device_guid(core::ptr::null_mut()), 0);

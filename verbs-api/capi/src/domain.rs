@@ -1,10 +1,10 @@
 //! Protection domains, parent domains, thread domains and XRC domains.
 //!
-//! A parent domain is an `ibv_pd` that shares another's access to memory (`man
-//! ibv_alloc_parent_domain`). The program's allocator supplies the block for the handle of each
-//! QP, SRQ and CQ created in it. A thread domain promises that one thread at a time uses its
-//! objects; roxe ignores it, because an uncontended lock is cheap. A file identifies an XRC domain
-//! within this process only.
+//! A parent domain is an `ibv_pd` that shares the memory regions of another (`man
+//! ibv_alloc_parent_domain`). The program's allocator supplies the block for the handle of each QP,
+//! SRQ and CQ created in it. With a thread domain the program promises that one thread at a time
+//! uses its objects; roxe ignores it, because an uncontended lock is cheap. A file identifies an
+//! XRC domain within this process only.
 
 use crate::abi::{ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr, *};
 use crate::errno::{Errno, Result, einval, invalid, no_comp_mask, no_result, pointer, required, status};
@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS` and `IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT`.
 const MASK_ALLOCATORS: u32 = 1;
 const MASK_PD_CONTEXT: u32 = 2;
-/// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC`: always the case here.
+/// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC`; has no effect.
 const MASK_UNPROTECTED: u32 = 4;
 
 /// Marks the parent domain `handle` as used by a CQ; EINVAL if it is not a parent domain.
@@ -101,8 +101,8 @@ pub(crate) unsafe extern "C" fn dealloc_td(handle: *mut ibv_td) -> c_int {
 pub(crate) unsafe extern "C" fn ibv_import_pd(handle: *mut ibv_context, pd_handle: u32) -> *mut ibv_pd {
     pointer(|| {
         let context = context(handle)?;
-        let is_here = |found: &PdInner| Arc::ptr_eq(found.pd.context(), context).then(|| Arc::clone(&found.pd));
-        let found = Object::<ibv_pd>::numbered(pd_handle, is_here)?;
+        let if_same_context = |found: &PdInner| Arc::ptr_eq(found.pd.context(), context).then(|| Arc::clone(&found.pd));
+        let found = Object::<ibv_pd>::numbered(pd_handle, if_same_context)?;
         Ok(Object::publish_numbered(PdInner::plain(found), |_| ibv_pd { context: handle, handle: pd_handle }))
     })
 }
@@ -119,16 +119,16 @@ pub(crate) fn xrcd<'a>(handle: *mut ibv_xrcd) -> Result<&'a Arc<Xrcd>> {
     Object::<ibv_xrcd>::live(handle).map(|object| &object.inner)
 }
 
-/// Returns the file that identifies a domain: none for -1, EBADF if it is not open.
-fn file<'a>(fd: c_int) -> Result<Option<BorrowedFd<'a>>> {
+/// Returns the file that identifies an XRC domain; `None` for -1, EBADF if it is not open.
+fn borrow_fd<'a>(fd: c_int) -> Result<Option<BorrowedFd<'a>>> {
     if fd == -1 {
         return Ok(None);
     }
-    // SAFETY: takes any number.
+    // SAFETY: the call takes no pointers, and accepts any descriptor.
     if unsafe { libc::fcntl(fd, libc::F_GETFD) } == -1 {
         return Err(Errno(libc::EBADF));
     }
-    // SAFETY: open, and the program keeps it open during this call.
+    // SAFETY: the descriptor is open, and the program keeps it open during this call.
     Ok(Some(unsafe { BorrowedFd::borrow_raw(fd) }))
 }
 
@@ -142,7 +142,7 @@ pub(crate) unsafe extern "C" fn open_xrcd(handle: *mut ibv_context, init: *mut i
         }
         let given = |flag| init.oflags & flag != 0;
         let (create, exclusive) = (given(libc::O_CREAT), given(libc::O_EXCL));
-        let xrcd = context.open_xrcd(XrcdInit { file: file(init.fd)?, create, exclusive })?;
+        let xrcd = context.open_xrcd(XrcdInit { file: borrow_fd(init.fd)?, create, exclusive })?;
         Ok(Object::publish_numbered(xrcd, |_| ibv_xrcd { context: handle }))
     })
 }

@@ -1,10 +1,11 @@
-//! Names of enumeration values (the `*_str` functions), worded as in rdma-core, because programs
-//! print them and people search for them.
+//! Names of enumeration values (the `*_str` functions). The words are those of rdma-core, because
+//! programs print them and users search for them.
 
 use core::ffi::{CStr, c_char, c_int};
 use roxe_transport::wr::WC_STATUS_TEXTS;
 
-/// Declares functions that name enumeration values from 0 on: `function, other values: names`.
+/// Declares functions that name enumeration values: `function, name of other values: names from 0
+/// on`.
 macro_rules! names {
     ($($(#[$doc:meta])* $function:ident, $other:literal: $names:expr;)+) => {
         $(
@@ -55,7 +56,7 @@ mod tests {
     use super::*;
 
     fn text(name: *const c_char) -> &'static str {
-        // SAFETY: every function here returns one of its static C strings.
+        // SAFETY: every function of this module returns one of its static C strings.
         unsafe { CStr::from_ptr(name) }.to_str().unwrap()
     }
 

@@ -1,5 +1,5 @@
-//! Turns a Rust result into the C return value that each call promises. A panic in this library
-//! becomes EIO, and threads are not cancelled in the middle of a call.
+//! Converts a Rust result to the C return value that the manual page of each call promises. A panic
+//! becomes EIO. A thread cannot be cancelled (`man pthread_cancel`) inside a call.
 
 use core::ffi::c_int;
 use roxe_check::{explain, faults};
@@ -18,13 +18,14 @@ pub(crate) const ENOENT: Errno = Errno(libc::ENOENT);
 pub(crate) const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
 
 impl Errno {
-    /// Stores the number in `errno` and returns it. Programs call `perror` after every kind of
-    /// call, and rdma-core stores it too, because the kernel's answer arrives in `errno`.
+    /// Stores the number in `errno` and returns it. rdma-core also sets `errno` in calls that
+    /// return an errno value, and programs rely on it: they call `perror` after any failed call.
     #[cold]
     pub(crate) fn report(self) -> c_int {
         self.set(self.0)
     }
 
+    /// Stores the number in `errno`; returns `returned`.
     #[cold]
     pub(crate) fn set<T>(self, returned: T) -> T {
         set_errno(self.0);
@@ -36,7 +37,7 @@ impl From<roxe_provider::Error> for Errno {
     fn from(error: roxe_provider::Error) -> Self {
         static REPORTED: Once = Once::new();
         if error.is_about_host() {
-            // The first one, because the program itself only sees the errno.
+            // Reported once: the program sees only the errno, which does not name the problem.
             REPORTED.call_once(|| standard_error::write(&format!("roxe: {error}\n")));
         } else {
             explain::because(|| error.to_string());
@@ -46,7 +47,7 @@ impl From<roxe_provider::Error> for Errno {
 }
 
 impl From<roxe_provider::PostError> for Errno {
-    /// `man ibv_post_send`: a full queue is ENOMEM, everything else EINVAL.
+    /// Converts the error of a post: ENOMEM for a full queue, else EINVAL (`man ibv_post_send`).
     #[cold]
     fn from(error: roxe_provider::PostError) -> Self {
         let errno = if error == roxe_provider::PostError::QueueFull { libc::ENOMEM } else { libc::EINVAL };
@@ -61,7 +62,7 @@ impl From<std::io::Error> for Errno {
     }
 }
 
-/// EINVAL for an argument; `why` names it, its value and the accepted values.
+/// Returns EINVAL for an argument. `why` names the argument, its value and the accepted values.
 #[cold]
 pub(crate) fn invalid(why: impl FnOnce() -> String) -> Errno {
     explain::because(why);
@@ -73,7 +74,8 @@ pub(crate) fn einval(why: &'static str) -> Errno {
     invalid(|| why.to_owned())
 }
 
-/// EOPNOTSUPP for an argument; `why` names it, its value and the supported ones.
+/// Returns EOPNOTSUPP for an argument. `why` names the argument, its value and the supported
+/// values.
 #[cold]
 pub(crate) fn unsupported(why: impl FnOnce() -> String) -> Errno {
     explain::because(why);
@@ -86,7 +88,7 @@ pub(crate) fn null(argument: &'static str) -> Errno {
 }
 
 #[cold]
-pub(crate) fn outside(argument: &'static str, value: impl Into<i64>, accepted: &'static str) -> Errno {
+pub(crate) fn out_of_range(argument: &'static str, value: impl Into<i64>, accepted: &'static str) -> Errno {
     let value = value.into();
     invalid(|| format!("{argument} is {value}; accepted is {accepted}"))
 }
@@ -98,19 +100,20 @@ pub(crate) fn no_comp_mask(comp_mask: u32) -> Result<()> {
 /// Borrows the structure at a pointer that the program passed; EINVAL for NULL.
 macro_rules! required {
     ($pointer:ident) => {
-        // SAFETY: NULL or a valid structure of the program (the first promise in `lib.rs`).
+        // SAFETY: the program passes NULL or a structure that is valid during the call.
         unsafe { $pointer.as_ref() }.ok_or_else(|| $crate::errno::null(stringify!($pointer)))?
     };
     (mut $pointer:ident) => {
-        // SAFETY: NULL or a valid structure of the program (the first promise in `lib.rs`).
+        // SAFETY: the program passes NULL or a structure that is valid during the call.
         unsafe { $pointer.as_mut() }.ok_or_else(|| $crate::errno::null(stringify!($pointer)))?
     };
 }
 
 pub(crate) use required;
 
-/// Returns the verb whose function has the body `F`: `module::ibv_x::{{closure}}`.
-fn call_of<F>() -> String {
+/// Returns the name of the verb whose body is the closure type `F`, for example
+/// `module::ibv_x::{{closure}}`.
+fn verb_name<F>() -> String {
     let path = core::any::type_name::<F>();
     let path = path.split("::{{closure}}").next().unwrap_or(path);
     let name = path.rsplit("::").next().unwrap_or(path);
@@ -125,104 +128,106 @@ fn call_of<F>() -> String {
 }
 
 #[cold]
-fn explained<F>(errno: Errno) -> Errno {
-    explain::refused(call_of::<F>, errno.0);
+fn note_refusal<F>(errno: Errno) -> Errno {
+    explain::refused(verb_name::<F>, errno.0);
     errno
 }
 
 /// Writes a result to a variable or structure of the program; EINVAL for NULL.
 ///
 /// # Safety
-/// `out` is NULL or the program's, valid for its type.
+/// `out` is NULL or valid for writes.
 pub(crate) unsafe fn write_out<T>(out: *mut T, value: T) -> Result<()> {
     if out.is_null() {
         return Err(null("the variable for the result"));
     }
-    // SAFETY: this function's contract.
+    // SAFETY: not NULL; the caller guarantees that it is valid for writes.
     unsafe { out.write(value) };
     Ok(())
 }
 
 pub(crate) fn set_errno(value: c_int) {
-    // SAFETY: glibc returns the address of this thread's errno, which lives as long as the thread.
+    // SAFETY: glibc returns the address of this thread's errno, which is valid while the thread
+    // runs.
     unsafe { *libc::__errno_location() = value };
 }
 
 /// Runs `body`; a panic becomes EIO instead of unwinding into C.
 #[inline]
-fn caught<T, F: FnOnce() -> Result<T>>(body: F) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno(libc::EIO))).map_err(explained::<F>)
+fn catch_panic<T, F: FnOnce() -> Result<T>>(body: F) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno(libc::EIO))).map_err(note_refusal::<F>)
 }
 
-/// Runs `body` like [`caught`], with cancellation of the thread off: a cancellation unwinds too,
-/// and catching it ends the process.
+/// Runs `body`; a panic becomes EIO. Disables cancellation of the thread: a cancellation unwinds
+/// too, and catching that ends the process.
 pub(crate) fn contained<T, F: FnOnce() -> Result<T>>(body: F) -> Result<T> {
-    contained_move(None, body)
+    contained_modify(None, body)
 }
 
-/// Like [`contained`], for `ibv_modify_qp` to the state with this name.
-fn contained_move<T, F: FnOnce() -> Result<T>>(state: Option<&str>, body: F) -> Result<T> {
+/// Runs `body` like [`contained`]. `state` is the name of the state that `ibv_modify_qp` requests.
+fn contained_modify<T, F: FnOnce() -> Result<T>>(state: Option<&str>, body: F) -> Result<T> {
     uncancelled(|| {
         let _verb = explain::enter_verb();
-        if faults::is_on() { judged(state, body) } else { caught(body) }
+        if faults::is_on() { with_fault_rules(state, body) } else { catch_panic(body) }
     })
 }
 
-/// Runs `body` unless a fault rule lets the call fail.
+/// Runs `body`, unless a fault rule makes the call fail.
 #[cold]
-fn judged<T, F: FnOnce() -> Result<T>>(state: Option<&str>, body: F) -> Result<T> {
-    let failed = |faults::Failed(errno)| Err(explained::<F>(Errno(errno)));
-    faults::call(&call_of::<F>(), state, || caught(body)).unwrap_or_else(failed)
+fn with_fault_rules<T, F: FnOnce() -> Result<T>>(state: Option<&str>, body: F) -> Result<T> {
+    let failed = |faults::Failed(errno)| Err(note_refusal::<F>(Errno(errno)));
+    faults::call(&verb_name::<F>(), state, || catch_panic(body)).unwrap_or_else(failed)
 }
 
-/// Like [`status`], for `ibv_modify_qp` to the state with this name.
-pub(crate) fn status_of_move(state: &str, body: impl FnOnce() -> Result<()>) -> c_int {
-    contained_move(Some(state), body).map_or_else(Errno::report, |()| 0)
+/// Runs the body of `ibv_modify_qp` like [`status`]. `state` is the name of the requested state.
+pub(crate) fn status_of_modify(state: &str, body: impl FnOnce() -> Result<()>) -> c_int {
+    contained_modify(Some(state), body).map_or_else(Errno::report, |()| 0)
 }
 
-/// Like [`status`], for calls per message, which turn cancellation off themselves where needed:
-/// doing it here would cost more than many a call.
+/// Runs a body like [`status`], for calls of the data path. They disable cancellation themselves
+/// where needed, because doing so in every call would cost more than the call.
 #[inline]
 pub(crate) fn quick_status(body: impl FnOnce() -> Result<()>) -> c_int {
-    caught(body).map_or_else(Errno::report, |()| 0)
+    catch_panic(body).map_or_else(Errno::report, |()| 0)
 }
 
-/// Like [`negative`], for calls per message.
+/// Runs a body like [`negative`], for calls of the data path; see [`quick_status`].
 #[inline]
 pub(crate) fn quick_negative(body: impl FnOnce() -> Result<c_int>) -> c_int {
-    caught(body).unwrap_or_else(|errno| -errno.report())
+    catch_panic(body).unwrap_or_else(|errno| -errno.report())
 }
 
-/// For calls that return 0 or a positive errno value.
+/// Runs the body of a call that returns 0 or a positive errno value.
 pub(crate) fn status(body: impl FnOnce() -> Result<()>) -> c_int {
     contained(body).map_or_else(Errno::report, |()| 0)
 }
 
-/// For calls that return a number, or -1 with `errno` set.
+/// Runs the body of a call that returns a number, or -1 with `errno` set.
 pub(crate) fn minus_one(body: impl FnOnce() -> Result<c_int>) -> c_int {
     contained(body).unwrap_or_else(|errno| errno.set(-1))
 }
 
-/// For calls that return 0, or -1 with `errno` set.
+/// Runs the body of a call that returns 0, or -1 with `errno` set.
 pub(crate) fn zero(body: impl FnOnce() -> Result<()>) -> c_int {
     contained(body).map_or_else(|errno| errno.set(-1), |()| 0)
 }
 
-/// For calls that return a length or an offset, or -1 with `errno` set.
+/// Runs the body of a call that returns a length or an offset, or -1 with `errno` set.
 pub(crate) fn length(body: impl FnOnce() -> Result<usize>) -> isize {
     contained(body).map_or_else(|errno| errno.set(-1), usize::cast_signed)
 }
 
-/// For calls that return a number, or a negative errno value.
+/// Runs the body of a call that returns a number, or a negative errno value.
 pub(crate) fn negative(body: impl FnOnce() -> Result<c_int>) -> c_int {
     contained(body).unwrap_or_else(|errno| -errno.report())
 }
 
-/// For calls that return a pointer, or NULL with `errno` set.
+/// Runs the body of a call that returns a pointer, or NULL with `errno` set.
 pub(crate) fn pointer<T>(body: impl FnOnce() -> Result<*mut T>) -> *mut T {
     contained(body).unwrap_or_else(|errno| errno.set(core::ptr::null_mut()))
 }
 
+/// Runs the body of a call that returns nothing.
 pub(crate) fn no_result(body: impl FnOnce() -> Result<()>) {
     let _ = contained(body);
 }
@@ -232,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn error_conventions_return_value_and_errno() {
+    fn each_convention_returns_its_value_and_sets_errno() {
         let errno = || std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
         assert_eq!((status(|| Err(EOPNOTSUPP)), errno()), (libc::EOPNOTSUPP, libc::EOPNOTSUPP));
         assert_eq!((negative(|| Err(EINVAL)), errno()), (-libc::EINVAL, libc::EINVAL));
@@ -246,15 +251,15 @@ mod tests {
     }
 
     #[test]
-    fn refused_call_is_named_after_its_function() {
+    fn verb_name_is_that_of_its_function() {
         fn of<F: FnOnce() -> Result<()>>(_: F) -> String {
-            call_of::<F>()
+            verb_name::<F>()
         }
         fn ibv_destroy_everything() -> String {
             of(|| Err(EINVAL))
         }
         assert_eq!(ibv_destroy_everything(), "ibv_destroy_everything");
-        assert_eq!(of(|| Err(EINVAL)), "ibv_refused_call_is_named_after_its_function");
+        assert_eq!(of(|| Err(EINVAL)), "ibv_verb_name_is_that_of_its_function");
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! Completion channels, and completion and asynchronous events.
 //!
-//! An event carries a token, not a pointer: the event of an object that was destroyed meanwhile is
-//! skipped. Finding the object and counting the event as delivered (or acknowledged) is one step
-//! under the registry's lock, so a destroy either comes first or waits for the acknowledgement.
+//! An event carries a token, not a pointer: if the object has been destroyed, the event is skipped.
+//! Finding the object and counting the event as delivered (or acknowledged) is one step under the
+//! registry's lock. So a destroy call either precedes the delivery or waits for the
+//! acknowledgement.
 //!
-//! A thread that waits for an event can be cancelled (`man pthread_cancel`), as with rdma-core. It
-//! sleeps in a plain `read`, holds no lock of ours, and the functions are `C-unwind`, so that the
-//! unwinding reaches the program.
+//! A thread that waits for an event can be cancelled (`man pthread_cancel`), as with rdma-core. The
+//! thread sleeps in a plain `read` and holds no lock of this library. The functions are `C-unwind`,
+//! so that the unwinding reaches the program.
 
 use crate::abi::*;
 use crate::errno::{EINVAL, Result, contained, no_result, null, pointer, status};
@@ -38,19 +39,21 @@ pub(crate) fn optional_channel(handle: *mut ibv_comp_channel) -> Result<Option<A
 }
 
 /// Changes the public count of CQs on a channel; ignores NULL and destroyed channels.
-pub(crate) fn count_cq(handle: *mut ibv_comp_channel, change: i32) {
+pub(crate) fn change_cq_count(handle: *mut ibv_comp_channel, change: i32) {
     let _ = Object::<ibv_comp_channel>::with_live(handle, |object| {
-        // SAFETY: the field lives as long as the object, and only this line touches it.
+        // SAFETY: the field is part of the object, and only this line accesses it.
         let refcnt = unsafe { AtomicI32::from_ptr(&raw mut (*object.exposed()).refcnt) };
         refcnt.fetch_add(change, Ordering::Relaxed);
     });
 }
 
-/// Returns the CQ of the next event and its context pointer; `None` if the CQ was destroyed.
+/// Takes the next event; returns its CQ and the CQ's context pointer. `None` if there is no event
+/// or the CQ was destroyed. `slept` is true if the thread has read the event's unit from the
+/// eventfd.
 fn next_cq(channel: &CompChannel, slept: bool) -> Option<(*mut ibv_cq, *mut c_void)> {
     with_token::<ibv_cq_ex, _>(Token(channel.take_event(slept)?), |object| {
         object.inner.comp_events.deliver();
-        // SAFETY: the structure is alive; the field is not written after creation.
+        // SAFETY: the structure is part of `object`; nothing writes the field after creation.
         (object.handle(), unsafe { (&raw const (*object.handle()).cq_context).read() })
     })
 }
@@ -71,7 +74,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
         |channel| Ok(channel.before_wait()?),
         |channel, slept| {
             let Some(found) = next_cq(channel, slept) else { return Ok(false) };
-            // SAFETY: not NULL; the program passes two variables.
+            // SAFETY: not NULL; the program passes two variables that are valid during the call.
             unsafe {
                 cq.write(found.0);
                 cq_context.write(found.1);
@@ -86,6 +89,7 @@ pub(crate) unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_ui
     no_result(|| Object::<ibv_cq_ex>::with_live(cq, |object| object.inner.comp_events.ack(nevents.into())));
 }
 
+/// Kind of object that raises an asynchronous event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Source {
     Cq,
@@ -96,7 +100,7 @@ enum Source {
 }
 
 impl Source {
-    /// Of `enum ibv_event_type`.
+    /// Returns the source of an `enum ibv_event_type`.
     fn of(event_type: u32) -> Self {
         match event_type {
             0 => Self::Cq,
@@ -139,7 +143,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
         |context, slept| {
             let next = context.take_async_event(slept);
             let Some((next, element)) = next.and_then(|next| Some((next, deliver(next)?))) else { return Ok(false) };
-            // SAFETY: not NULL; the program passes a valid structure.
+            // SAFETY: not NULL; the program passes a structure that is valid during the call.
             unsafe { event.write(ibv_async_event { element, event_type: next.kind as c_int }) };
             Ok(true)
         },
@@ -152,9 +156,10 @@ pub(crate) unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event)
         if event.is_null() {
             return Err(EINVAL);
         }
-        // SAFETY: not NULL; the program passes the structure that `ibv_get_async_event` filled.
+        // SAFETY: not NULL; the program passes a structure that `ibv_get_async_event` has filled.
         let event = unsafe { event.read() };
-        // SAFETY: all members are pointers or shorter; the event type selects the valid one.
+        // SAFETY: `ibv_get_async_event` has set a member; all others are pointers or shorter, for
+        // which any bits are valid. The event type selects the one that is used.
         let (cq, qp, srq, wq) = unsafe { (event.element.cq, event.element.qp, event.element.srq, event.element.wq) };
         match Source::of(event.event_type.cast_unsigned()) {
             Source::Cq => Object::<ibv_cq_ex>::with_live(cq, |object| object.inner.async_events.ack(1)),
@@ -167,34 +172,37 @@ pub(crate) unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event)
 }
 
 unsafe extern "C-unwind" {
-    /// `man 2 read`. The declaration in `libc` promises not to unwind.
+    /// `man 2 read`. Declared here, because the declaration in `libc` promises not to unwind.
     fn read(fd: c_int, buf: *mut c_void, count: usize) -> isize;
 }
 
-/// For calls that wait for an event and return 0, or -1 with `errno` set.
+/// Runs a call that waits for an event and returns 0, or -1 with `errno` set.
 ///
-/// `find` returns the object to wait on and runs once: the thread keeps waiting when another thread
-/// destroys the object, as with rdma-core. `prepare` returns the eventfd to sleep on if no event is
-/// pending, and a value to hold until then. `take` processes an event, told whether its unit was
-/// already read from the eventfd, and returns true if it was delivered to the program.
+/// - `find` returns the object to wait on. It runs once: the thread keeps waiting if another thread
+///   destroys the object, as with rdma-core.
+/// - `prepare` returns the eventfd to sleep on, if no event is pending, and a value to hold while
+///   sleeping.
+/// - `take` processes an event. Its argument is true if the thread has read the event's unit from
+///   the eventfd. It returns true if it has delivered the event to the program.
 pub(crate) fn wait_for_event<T, W>(
     find: impl FnOnce() -> Result<T>,
     prepare: impl Fn(&T) -> Result<(Option<RawFd>, W)>,
     mut take: impl FnMut(&T, bool) -> Result<bool>,
 ) -> c_int {
-    let found = match step(find) {
+    let found = match run_step(find) {
         Ok(found) => found,
         Err(refused) => return refused,
     };
     loop {
-        let (sleep_on, kept) = match step(|| prepare(&found)) {
+        let (sleep_on, kept) = match run_step(|| prepare(&found)) {
             Ok(prepared) => prepared,
             Err(refused) => return refused,
         };
-        let slept = sleep_on.map_or(Ok(()), take_unit);
+        let slept = sleep_on.map_or(Ok(()), read_unit);
         drop(kept);
-        match step(|| match slept {
-            // Only the program's own descriptor decides if a call blocks.
+        match run_step(|| match slept {
+            // EAGAIN of the eventfd is no result of the call: only the program's descriptor decides
+            // if the call blocks, and `prepare` checks it in the next round.
             Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(false),
             slept => slept.map_err(Into::into).and_then(|()| take(&found, sleep_on.is_some())),
         }) {
@@ -205,16 +213,16 @@ pub(crate) fn wait_for_event<T, W>(
     }
 }
 
-/// Runs one step; its error is the call's return value, with `errno` set.
-fn step<T>(body: impl FnOnce() -> Result<T>) -> core::result::Result<T, c_int> {
+/// Runs one step. Its error is the return value of the call, with `errno` set.
+fn run_step<T>(body: impl FnOnce() -> Result<T>) -> core::result::Result<T, c_int> {
     contained(body).map_err(|errno| errno.set(-1))
 }
 
 /// Waits for one unit of an eventfd in semaphore mode and reads it. A signal handler with
 /// `SA_RESTART` does not interrupt the wait.
-fn take_unit(fd: RawFd) -> io::Result<()> {
+fn read_unit(fd: RawFd) -> io::Result<()> {
     let mut unit = [0u8; 8];
-    // SAFETY: room for the eight bytes that an eventfd gives.
+    // SAFETY: `unit` is a local array of eight bytes, as many as an eventfd returns.
     let count = unsafe { read(fd, unit.as_mut_ptr().cast(), unit.len()) };
     if count < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

@@ -3,17 +3,17 @@
 //! Each symbol is a label with a jump to the Rust function, and a `.symver` line with its public
 //! name and version. Both must be in one object file, which an attribute on the Rust function
 //! cannot guarantee across codegen units. `exports.map` repeats the names for the linker; a test
-//! compares both with the finished file.
+//! compares both with the finished library.
 //!
-//! Unsupported symbols that report errors alike share one function. It reads no arguments, so the
-//! calling convention allows any number and types.
+//! Unsupported symbols that report errors in the same way share one function. It reads no
+//! arguments, so callers may pass any number and types.
 
 use crate::errno::{EOPNOTSUPP, set_errno};
 use core::arch::global_asm;
 use core::ffi::{c_int, c_long, c_void};
 
-/// The label of one symbol. `$at` is `@@@` for the default version of the name and `@` for another;
-/// `$type` is the prefix of type names in this processor's assembler.
+/// Defines the label of one symbol. `$at` is `@@@` for the default version of the name and `@` for
+/// other versions; `$type` is the prefix of type names in this processor's assembler.
 macro_rules! label {
     ($node:literal, $at:literal, $name:ident, $function:path, $jump:literal, $type:literal) => {
         global_asm!(
@@ -30,6 +30,7 @@ macro_rules! label {
     };
 }
 
+/// Exports a function under a name and version node.
 macro_rules! symbol {
     ($node:literal, $at:literal, $name:ident, $function:path) => {
         #[cfg(target_arch = "x86_64")]
@@ -39,6 +40,7 @@ macro_rules! symbol {
     };
 }
 
+/// Exports a function under a name in every private node.
 macro_rules! private_symbol {
     ($name:ident, $function:path) => {
         symbol!("IBVERBS_PRIVATE_34", "@", $name, $function);
@@ -49,14 +51,15 @@ macro_rules! private_symbol {
     };
 }
 
-/// Functions exported under their own names: `"NODE", module: name name ...`.
+/// Exports functions under their own names: `"NODE", module: name name ...`.
 macro_rules! export {
     ($($node:literal, $module:ident: $($name:ident)+;)+) => {
         $($(symbol!($node, "@@@", $name, crate::$module::$name);)+)+
     };
 }
 
-/// Unsupported names: `"NODE", function: name name ...`; the functions are at the end.
+/// Exports unsupported names: `"NODE", function: name name ...`. The functions, at the end of this
+/// file, report EOPNOTSUPP.
 macro_rules! refuse {
     ($($node:literal, $answer:ident: $($name:ident)+;)+) => {
         $($(symbol!($node, "@@@", $name, crate::exports::$answer);)+)+
@@ -66,7 +69,7 @@ macro_rules! refuse {
     };
 }
 
-/// Unsupported names of the private nodes: `function: name name ...`.
+/// Exports unsupported names of the private nodes: `function: name name ...`.
 macro_rules! refuse_private {
     ($($answer:ident: $($name:ident)+;)+) => {
         $($(private_symbol!($name, crate::exports::$answer);)+)+
@@ -164,8 +167,8 @@ refuse_private! {
         ibv_cmd_resize_cq ibv_cmd_set_comp_cntr ibv_cmd_set_err_comp_cntr ibv_dmabuf_heap_cc_shared_init;
 }
 
-/// The one exported variable, `bool verbs_allow_disassociate_destroy`. Provider libraries read it;
-/// it is always false.
+/// Exports the only variable, `bool verbs_allow_disassociate_destroy`, which provider libraries
+/// read. It is always false.
 macro_rules! variable {
     ($($node:literal, $at:literal;)+) => {
         $(global_asm!(
@@ -188,29 +191,30 @@ variable! {
     "IBVERBS_PRIVATE_65", "@@@";
 }
 
-/// Answer of calls that return an errno value, which is also stored in `errno`.
+/// Stands for unsupported calls that return an errno value.
 pub(crate) extern "C" fn status() -> c_int {
     EOPNOTSUPP.report()
 }
 
-/// Answer of calls that return NULL and set `errno`.
+/// Stands for unsupported calls that return a pointer, or NULL with `errno` set.
 pub(crate) extern "C" fn null() -> *mut c_void {
     set_errno(libc::EOPNOTSUPP);
     core::ptr::null_mut()
 }
 
-/// Answer of calls that return -1 and set `errno`; wide enough for `ssize_t` and `off_t`.
+/// Stands for unsupported calls that return a number, or -1 with `errno` set. The type is wide
+/// enough for `ssize_t` and `off_t`.
 pub(crate) extern "C" fn minus_one() -> c_long {
     set_errno(libc::EOPNOTSUPP);
     -1
 }
 
-/// Answer of calls that cannot report an error, or whose empty result is 0.
+/// Stands for unsupported calls that cannot report an error, or whose empty result is 0.
 pub(crate) extern "C" fn nothing() -> c_long {
     0
 }
 
-/// Called by the loader.
+/// The loader calls this function when it loads the library.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static ON_LOAD: extern "C" fn() = {

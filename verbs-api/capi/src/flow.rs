@@ -1,9 +1,9 @@
 //! Flow steering (`man ibv_create_flow`): parses rules of C programs. Also sets of counters for
 //! flows (`man ibv_create_counters`).
 //!
-//! A rule is an `ibv_flow_attr` followed by specifications, each with its own length and unaligned.
-//! A specification of headers is a filter of values followed by one of masks; [`FORMATS`] has the
-//! offsets of their fields.
+//! A rule is an `ibv_flow_attr` followed by specifications, each with its own length, not aligned.
+//! A specification of packet headers contains a filter with values and one with masks; [`FORMATS`]
+//! has the offsets of their fields.
 
 use crate::abi::{
     ibv_context, ibv_counter_attach_attr, ibv_counters, ibv_counters_init_attr, ibv_flow, ibv_flow_attr, ibv_qp,
@@ -28,28 +28,32 @@ const ACTION_TAG: u32 = 0x1000;
 const ACTION_DROP: u32 = 0x1001;
 const ACTION_COUNT: u32 = 0x1003;
 /// `IBV_FLOW_SPEC_ESP`, `_VXLAN_TUNNEL`, `_GRE`, `_MPLS`, `_ACTION_HANDLE`: not supported.
-const REFUSED: [u32; 5] = [0x34, 0x50, 0x51, 0x60, 0x1002];
-/// Bytes of the type and the size before every specification.
-const HEADER: usize = 6;
+const UNSUPPORTED: [u32; 5] = [0x34, 0x50, 0x51, 0x60, 0x1002];
+/// Bytes of the type and the size at the start of every specification.
+const SPEC_HEADER_LEN: usize = 6;
 /// Bytes of the longest specification, IPv6.
-const LONGEST: usize = 88;
+const MAX_SPEC_LEN: usize = 88;
 
-type Place = (Field, Range<usize>);
+/// A field of a packet header, and its bytes in a filter.
+type FieldRange = (Field, Range<usize>);
 
+/// Layout of a specification.
 struct Format {
     /// `enum ibv_flow_spec_type`.
     kind: u32,
+    /// Bytes of the specification.
     size: usize,
     /// Offset of the value filter; the mask filter follows it.
     filter: usize,
+    /// Bytes of each filter.
     filter_len: usize,
-    places: &'static [Place],
-    /// Matches that the kind of the specification implies.
+    fields: &'static [FieldRange],
+    /// Matches that the type of the specification implies.
     implied: &'static [(Field, &'static [u8])],
 }
 
-const IPV4: &[Place] = &[(Field::SrcIp, 0..4), (Field::DstIp, 4..8)];
-const IPV4_EXT: &[Place] = &[
+const IPV4: &[FieldRange] = &[(Field::SrcIp, 0..4), (Field::DstIp, 4..8)];
+const IPV4_EXT: &[FieldRange] = &[
     (Field::SrcIp, 0..4),
     (Field::DstIp, 4..8),
     (Field::Protocol, 8..9),
@@ -57,7 +61,7 @@ const IPV4_EXT: &[Place] = &[
     (Field::HopLimit, 10..11),
     (Field::Ipv4Flags, 11..12),
 ];
-const IPV6: &[Place] = &[
+const IPV6: &[FieldRange] = &[
     (Field::SrcIp, 0..16),
     (Field::DstIp, 16..32),
     (Field::FlowLabel, 32..36),
@@ -65,23 +69,23 @@ const IPV6: &[Place] = &[
     (Field::TrafficClass, 37..38),
     (Field::HopLimit, 38..39),
 ];
-const ETH: &[Place] =
+const ETH: &[FieldRange] =
     &[(Field::DstMac, 0..6), (Field::SrcMac, 6..12), (Field::EtherType, 12..14), (Field::VlanTag, 14..16)];
-const PORTS: &[Place] = &[(Field::DstPort, 0..2), (Field::SrcPort, 2..4)];
+const PORTS: &[FieldRange] = &[(Field::DstPort, 0..2), (Field::SrcPort, 2..4)];
 const IS_IPV4: &[(Field, &[u8])] = &[(Field::EtherType, &[0x08, 0x00]), (Field::IpVersion, &[4])];
 const IS_IPV6: &[(Field, &[u8])] = &[(Field::EtherType, &[0x86, 0xdd]), (Field::IpVersion, &[6])];
 
 /// Ethernet, IPv4, IPv4_EXT, IPv6, TCP, UDP, with the offsets of `infiniband/verbs.h`.
 const FORMATS: [Format; 6] = [
-    Format { kind: 0x20, size: 40, filter: 6, filter_len: 16, places: ETH, implied: &[] },
-    Format { kind: 0x30, size: 24, filter: 8, filter_len: 8, places: IPV4, implied: IS_IPV4 },
-    Format { kind: 0x32, size: 32, filter: 8, filter_len: 12, places: IPV4_EXT, implied: IS_IPV4 },
-    Format { kind: 0x31, size: 88, filter: 8, filter_len: 40, places: IPV6, implied: IS_IPV6 },
-    Format { kind: 0x40, size: 16, filter: 6, filter_len: 4, places: PORTS, implied: &[(Field::L4, &[6])] },
-    Format { kind: 0x41, size: 16, filter: 6, filter_len: 4, places: PORTS, implied: &[(Field::L4, &[17])] },
+    Format { kind: 0x20, size: 40, filter: 6, filter_len: 16, fields: ETH, implied: &[] },
+    Format { kind: 0x30, size: 24, filter: 8, filter_len: 8, fields: IPV4, implied: IS_IPV4 },
+    Format { kind: 0x32, size: 32, filter: 8, filter_len: 12, fields: IPV4_EXT, implied: IS_IPV4 },
+    Format { kind: 0x31, size: 88, filter: 8, filter_len: 40, fields: IPV6, implied: IS_IPV6 },
+    Format { kind: 0x40, size: 16, filter: 6, filter_len: 4, fields: PORTS, implied: &[(Field::L4, &[6])] },
+    Format { kind: 0x41, size: 16, filter: 6, filter_len: 4, fields: PORTS, implied: &[(Field::L4, &[17])] },
 ];
 
-/// The sum of a rule's specifications.
+/// All specifications of a rule together.
 #[derive(Default)]
 struct Specs {
     wanted: FrameMatch,
@@ -97,7 +101,7 @@ impl Specs {
     fn add(&mut self, kind: u32, bytes: &[u8]) -> Result<()> {
         match kind {
             ACTION_TAG => {
-                let tag = u32::from_ne_bytes(*field(bytes, 8)?);
+                let tag = u32::from_ne_bytes(*field_bytes(bytes, 8)?);
                 if self.tag.replace(tag).is_some() { Err(EINVAL) } else { Ok(()) }
             }
             ACTION_DROP => {
@@ -105,12 +109,12 @@ impl Specs {
                 Ok(())
             }
             ACTION_COUNT => {
-                let address = usize::from_ne_bytes(*field(bytes, 8)?);
+                let address = usize::from_ne_bytes(*field_bytes(bytes, 8)?);
                 let handle = core::ptr::with_exposed_provenance_mut::<ibv_counters>(address);
                 self.counters.push(Arc::clone(&Object::<ibv_counters>::live(handle)?.inner));
                 Ok(())
             }
-            _ if kind & INNER != 0 || REFUSED.contains(&kind) => Err(EOPNOTSUPP),
+            _ if kind & INNER != 0 || UNSUPPORTED.contains(&kind) => Err(EOPNOTSUPP),
             _ => {
                 let format = FORMATS.iter().find(|format| format.kind == kind).ok_or(EINVAL)?;
                 let spec = bytes.get(..format.size).ok_or(EINVAL)?;
@@ -122,10 +126,10 @@ impl Specs {
 
     fn require(&mut self, format: &Format, spec: &[u8]) -> core::result::Result<(), Contradiction> {
         let (value, mask) = spec.get(format.filter..).unwrap_or_default().split_at(format.filter_len);
-        for (field, place) in format.places {
-            let (value, mask) = (&value[place.clone()], &mask[place.clone()]);
+        for (field, range) in format.fields {
+            let (value, mask) = (&value[range.clone()], &mask[range.clone()]);
             self.wanted.require(*field, value, mask)?;
-            // Tag 0 differs from no tag.
+            // A frame with tag 0 differs from a frame without a tag.
             if *field == Field::VlanTag && mask != [0, 0] {
                 self.wanted.require_exactly(Field::IsTagged, &[1])?;
             }
@@ -135,29 +139,31 @@ impl Specs {
 }
 
 /// Returns the bytes at `offset` of a specification; EINVAL if it is too short.
-fn field<const N: usize>(bytes: &[u8], offset: usize) -> Result<&[u8; N]> {
+fn field_bytes<const N: usize>(bytes: &[u8], offset: usize) -> Result<&[u8; N]> {
     bytes.get(offset..).and_then(<[u8]>::first_chunk).ok_or(EINVAL)
 }
 
+/// Parses the specifications of a rule.
+///
 /// # Safety
-/// `attr` points to a whole rule: the structure and its specifications, each with the
-/// length in its `size` field.
-unsafe fn specs(attr: *const ibv_flow_attr) -> Result<Specs> {
+/// `attr` points to a whole rule: the structure and its specifications, each with the length in its
+/// `size` field.
+unsafe fn parse_specs(attr: *const ibv_flow_attr) -> Result<Specs> {
     let mut specs = Specs::default();
     let mut at = attr.wrapping_add(1).cast::<u8>();
-    // SAFETY: this function's contract.
+    // SAFETY: the caller guarantees a whole structure; it need not be aligned.
     let count = unsafe { (&raw const (*attr).num_of_specs).read_unaligned() };
     for _ in 0..count {
-        // SAFETY: this function's contract: the next specification starts with these bytes.
-        let header = unsafe { at.cast::<[u8; HEADER]>().read_unaligned() };
+        // SAFETY: the caller guarantees `count` specifications, which start with these bytes.
+        let header = unsafe { at.cast::<[u8; SPEC_HEADER_LEN]>().read_unaligned() };
         let [a, b, c, d, e, f] = header;
         let (kind, size) = (u32::from_ne_bytes([a, b, c, d]), usize::from(u16::from_ne_bytes([e, f])));
-        if size < HEADER {
+        if size < SPEC_HEADER_LEN {
             return Err(EINVAL);
         }
-        let mut bytes = [0; LONGEST];
-        let read = size.min(LONGEST);
-        // SAFETY: the specification has `size` bytes by the contract, the copy `read`.
+        let mut bytes = [0; MAX_SPEC_LEN];
+        let read = size.min(MAX_SPEC_LEN);
+        // SAFETY: the caller guarantees `size` bytes; `read` exceeds neither these nor `bytes`.
         unsafe { at.copy_to_nonoverlapping(bytes.as_mut_ptr(), read) };
         specs.add(kind, &bytes[..read])?;
         at = at.wrapping_add(size);
@@ -165,8 +171,9 @@ unsafe fn specs(attr: *const ibv_flow_attr) -> Result<Specs> {
     Ok(specs)
 }
 
-/// Kind of a rule, and true if frames pass on; EINVAL if undefined, EOPNOTSUPP on egress.
-fn kind(attr: &ibv_flow_attr) -> Result<(RuleKind, bool)> {
+/// Returns the kind of a rule, and true if frames that match it pass on to other rules. EINVAL for
+/// undefined values, EOPNOTSUPP for egress rules.
+fn rule_kind(attr: &ibv_flow_attr) -> Result<(RuleKind, bool)> {
     if attr.comp_mask != 0 || attr.port != 1 || attr.flags & !(DONT_TRAP | EGRESS) != 0 {
         return Err(EINVAL);
     }
@@ -183,13 +190,15 @@ fn kind(attr: &ibv_flow_attr) -> Result<(RuleKind, bool)> {
     Ok((kind, attr.flags & DONT_TRAP != 0))
 }
 
+/// Parses a rule.
+///
 /// # Safety
-/// The contract of [`specs`].
-unsafe fn rule(attr: *const ibv_flow_attr) -> Result<FlowInit> {
-    // SAFETY: this function's contract.
-    let (kind, passes) = kind(&unsafe { attr.read_unaligned() })?;
-    // SAFETY: this function's contract.
-    let Specs { wanted, has_headers, drops, tag, counters } = unsafe { specs(attr) }?;
+/// The contract of [`parse_specs`].
+unsafe fn parse_rule(attr: *const ibv_flow_attr) -> Result<FlowInit> {
+    // SAFETY: the caller guarantees a whole structure; it need not be aligned.
+    let (kind, passes) = rule_kind(&unsafe { attr.read_unaligned() })?;
+    // SAFETY: the caller guarantees a whole rule.
+    let Specs { wanted, has_headers, drops, tag, counters } = unsafe { parse_specs(attr) }?;
     if has_headers && !matches!(kind, RuleKind::Normal(_)) {
         return Err(EINVAL);
     }
@@ -206,9 +215,10 @@ pub(crate) unsafe extern "C" fn create_flow(handle: *mut ibv_qp, attr: *mut ibv_
         if qp.inner.service == Service::Ud {
             return Err(EOPNOTSUPP);
         }
-        // SAFETY: not NULL; the program passes a valid rule.
-        let flow = qp.inner.qp.create_flow(unsafe { rule(attr) }?)?;
-        // SAFETY: the field lives as long as the object and is not written after creation.
+        // SAFETY: not NULL; the program passes a whole rule that is valid during the call.
+        let flow = qp.inner.qp.create_flow(unsafe { parse_rule(attr) }?)?;
+        // SAFETY: `live` found the object, so its structure is alive; nothing writes the field
+        // after creation.
         let context = unsafe { (&raw const (*handle).context).read() };
         Ok(Object::publish_numbered(flow, |number| ibv_flow { comp_mask: 0, context, handle: number }))
     })
@@ -219,9 +229,9 @@ pub(crate) unsafe extern "C" fn destroy_flow(handle: *mut ibv_flow) -> c_int {
     status(|| Object::<ibv_flow>::destroy(handle, |_| Ok(())))
 }
 
-/// `IBV_READ_COUNTERS_ATTR_PREFER_CACHED`: the only copy is as fast.
+/// `IBV_READ_COUNTERS_ATTR_PREFER_CACHED`; ignored, because there is no slower copy.
 const PREFER_CACHED: u32 = 1;
-/// Bounds the memory that a wrong count can touch.
+/// Largest number of values; limits the memory that a call with a wrong count overwrites.
 const MAX_VALUES: usize = 1 << 20;
 
 fn counters<'a>(handle: *mut ibv_counters) -> Result<&'a Arc<FlowCounters>> {
@@ -280,7 +290,7 @@ pub(crate) unsafe extern "C" fn read_counters(
         if values.is_null() || flags & !PREFER_CACHED != 0 || count > MAX_VALUES {
             return Err(EINVAL);
         }
-        // SAFETY: not NULL; the program passes room for `count` values.
+        // SAFETY: not NULL; the program passes an array of `count` values, valid during the call.
         Ok(counters.read(unsafe { core::slice::from_raw_parts_mut(values, count) })?)
     })
 }
@@ -298,15 +308,16 @@ mod tests {
         bytes
     }
 
-    /// Returns a rule followed by `specs`, in memory without alignment.
+    /// Parses a rule followed by `specs`, at an unaligned address.
     fn parse(attr: ibv_flow_attr, specs: &[Vec<u8>]) -> Result<FlowInit> {
         let attr = ibv_flow_attr { num_of_specs: specs.len() as u8, ..attr };
         let mut bytes = vec![0; 1 + size_of::<ibv_flow_attr>()];
-        // SAFETY: room for the structure after the first byte.
+        // SAFETY: `bytes` has space for the structure after its first byte.
         unsafe { bytes.as_mut_ptr().add(1).cast::<ibv_flow_attr>().write_unaligned(attr) };
         bytes.extend(specs.concat());
-        // SAFETY: the structure and the specifications it counts.
-        unsafe { rule(bytes.as_ptr().add(1).cast()) }
+        // SAFETY: `bytes` holds the structure and `num_of_specs` specifications after its first
+        // byte.
+        unsafe { parse_rule(bytes.as_ptr().add(1).cast()) }
     }
 
     fn normal() -> ibv_flow_attr {
@@ -314,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_become_a_match() {
+    fn specifications_are_combined_into_one_match() {
         let mac = [&[1, 2, 3, 4, 5, 6][..], &[0; 10], &[0xff; 6], &[0; 10]].concat();
         let ports = [&5678u16.to_be_bytes()[..], &[0, 0], &[0xff, 0xff], &[0, 0]].concat();
         let rule = parse(normal(), &[spec(0x20, 40, 6, &mac), spec(0x41, 16, 6, &ports)]).unwrap();
@@ -362,8 +373,8 @@ mod tests {
         assert_eq!(of(|attr| attr.flags = EGRESS), Err(EOPNOTSUPP));
         let one = |kind, size| parse(normal(), &[spec(kind, size, 6, &[])]).map(|rule| rule.drops);
         assert_eq!((one(0x21, 40), one(0x20, 39)), (Err(EINVAL), Err(EINVAL)));
-        let shorter_than_its_head = vec![0x20, 0, 0, 0, 5, 0];
-        assert_eq!(parse(normal(), &[shorter_than_its_head]).unwrap_err(), EINVAL);
+        let shorter_than_its_header = vec![0x20, 0, 0, 0, 5, 0];
+        assert_eq!(parse(normal(), &[shorter_than_its_header]).unwrap_err(), EINVAL);
         assert_eq!(
             (one(0x50, 16), one(0x120, 40), one(0x1002, 16)),
             (Err(EOPNOTSUPP), Err(EOPNOTSUPP), Err(EOPNOTSUPP))

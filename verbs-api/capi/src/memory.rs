@@ -6,8 +6,8 @@
 
 use crate::abi::*;
 use crate::errno::{
-    EINVAL, EOPNOTSUPP, Errno, Result, einval, invalid, minus_one, no_comp_mask, no_result, null, outside, pointer,
-    required, status, zero,
+    EINVAL, EOPNOTSUPP, Errno, Result, einval, invalid, minus_one, no_comp_mask, no_result, null, out_of_range,
+    pointer, required, status, zero,
 };
 use crate::object::{Object, Token, exposed};
 use crate::objects::{context, context_of, pd};
@@ -37,7 +37,8 @@ pub(crate) fn access(bits: u32) -> Result<Access> {
 
 fn register(handle: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, bits: u32) -> Result<*mut ibv_mr> {
     let (pd, access) = (pd(handle)?, access(bits)?);
-    // SAFETY: the program keeps the memory valid until it deregisters the region (`man ibv_reg_mr`).
+    // SAFETY: the program keeps the memory valid until it deregisters the region (`man
+    // ibv_reg_mr`).
     let mr = unsafe { pd.reg_mr(addr.addr() as u64, length as u64, iova, access) }?;
     publish(handle, addr, length, mr)
 }
@@ -142,7 +143,8 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     zero(|| {
         let object = Object::<ibv_mr>::live(handle)?;
         let change = mr_change(flags, pd, addr, length, access.cast_unsigned())?;
-        // SAFETY: the program keeps the memory valid until it deregisters the region (`man ibv_reg_mr`).
+        // SAFETY: the program keeps the memory valid until it deregisters the region (`man
+        // ibv_reg_mr`).
         unsafe { object.inner.reregister(change) }?;
         let exposed = object.exposed();
         // SAFETY: `live` found the object; the program serialises calls that change one region.
@@ -231,8 +233,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: `new` mapped this range, and only `drop` unmaps it. The program uses the buffer no
-        // more after `ibv_free_buf`.
+        // SAFETY: `new` mapped this range, and only `drop` unmaps it. The program uses the buffer
+        // no more after `ibv_free_buf`.
         unsafe { libc::munmap(self.start, self.length) };
     }
 }
@@ -332,7 +334,8 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(handle: *mut ibv_pd, attr: *mut ib
     })
 }
 
-/// `IBV_ADVISE_MR_FLAG_FLUSH`: return when the advice has taken effect, as this library always does.
+/// `IBV_ADVISE_MR_FLAG_FLUSH`: return when the advice has taken effect, as this library always
+/// does.
 const ADVISE_FLUSH: u32 = 1;
 
 fn advice(value: c_uint) -> Result<Advice> {
@@ -485,7 +488,7 @@ pub(crate) unsafe extern "C" fn alloc_mw(handle: *mut ibv_pd, mw_type: c_uint) -
         let kind = match mw_type {
             1 => MwKind::One,
             2 => MwKind::Two,
-            _ => return Err(outside("type", mw_type, "IBV_MW_TYPE_1 and IBV_MW_TYPE_2, 1 and 2")),
+            _ => return Err(out_of_range("type", mw_type, "IBV_MW_TYPE_1 and IBV_MW_TYPE_2, 1 and 2")),
         };
         let mw = pd(handle)?.alloc_mw(kind)?;
         let (context, rkey) = (context_of(handle)?, mw.rkey().0);
@@ -521,9 +524,9 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
     })
 }
 
-/// Returns the operation that binds a type 2 window, under the rkey that ends in the last byte of `rkey`.
-/// EINVAL if the structure of the window or the region was overwritten; binds are rare enough to
-/// check.
+/// Returns the operation that binds a type 2 window, under the rkey that ends in the last byte of
+/// `rkey`. EINVAL if the structure of the window or the region was overwritten; binds are rare
+/// enough to check.
 ///
 /// # Safety
 /// `mw` and the region in `info` are NULL or live handles; `info` is NULL or a valid structure.
@@ -545,8 +548,8 @@ fn tagged_key(mw: &Mw, rkey: u32) -> RKey {
     RKey(mw.rkey().0 & !0xff | rkey & 0xff)
 }
 
-/// Returns the operation that binds `mw` to a part of `region`. EINVAL for a window of another kind, without
-/// a region and for unknown rights. Other errors complete as `IBV_WC_MW_BIND_ERR`.
+/// Returns the operation that binds `mw` to a part of `region`. EINVAL for a window of another
+/// kind, without a region and for unknown rights. Other errors complete as `IBV_WC_MW_BIND_ERR`.
 fn bind_operation(
     mw: &Mw,
     kind: MwKind,

@@ -266,7 +266,8 @@ impl<E: Exposed> Object<E> {
         if registry.by_address.get(&handle.addr()) != Some(&TypeId::of::<E>()) {
             return Err(EINVAL);
         }
-        // SAFETY: the registry has a block of this type there, and its lock keeps `retire` from removing it.
+        // SAFETY: the registry has a block of this type there, and its lock keeps `retire` from
+        // removing it.
         Ok(use_it(unsafe { &*Self::block(handle) }))
     }
 
@@ -282,7 +283,8 @@ impl<E: Exposed> Object<E> {
         let mut alive = registry.by_token.values().filter(|(_, kind)| *kind == TypeId::of::<E>());
         alive.find_map(|&(address, _)| {
             let handle = core::ptr::with_exposed_provenance_mut::<E::Handle>(address);
-            // SAFETY: the registry has a block of this type there, and its lock keeps `retire` from removing it.
+            // SAFETY: the registry has a block of this type there, and its lock keeps `retire` from
+            // removing it.
             choose(unsafe { &*Self::block(handle) })
         })
     }
@@ -409,7 +411,8 @@ pub(crate) fn with_token<E: Exposed, T>(token: Token, use_it: impl FnOnce(&Objec
         return None;
     }
     let handle = core::ptr::with_exposed_provenance_mut::<E::Handle>(address);
-    // SAFETY: the registry has a block of this type there, and its lock keeps `retire` from removing it.
+    // SAFETY: the registry has a block of this type there, and its lock keeps `retire` from
+    // removing it.
     Some(use_it(unsafe { &*Object::<E>::block(handle) }))
 }
 
@@ -500,8 +503,9 @@ pub(crate) struct Allocators {
     pub(crate) pd_context: *mut c_void,
 }
 
-// SAFETY: this library only passes `pd_context` to the program's own functions, which must accept it
-// on every thread that creates or destroys an object of the domain (`man ibv_alloc_parent_domain`).
+// SAFETY: this library only passes `pd_context` to the program's own functions, which must accept
+// it on every thread that creates or destroys an object of the domain (`man
+// ibv_alloc_parent_domain`).
 unsafe impl Send for Allocators {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Allocators {}

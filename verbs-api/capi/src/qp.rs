@@ -1,15 +1,15 @@
 //! Queue pairs: create, modify, query and destroy. Posting is in `data_path.rs` and `qp_ex.rs`.
 //!
-//! `ibv_create_qp_ex` creates two more kinds. A hash QP distributes received packets over a table of
-//! work queues (`wq.rs`) and has no queues of its own. An XRC target belongs to an XRC domain and
-//! may have several handles (`man ibv_open_qp`). It lives until the program destroys the last
+//! `ibv_create_qp_ex` creates two more kinds. A hash QP distributes received packets over a table
+//! of work queues (`wq.rs`) and has no queues of its own. An XRC target belongs to an XRC domain
+//! and may have several handles (`man ibv_open_qp`). It lives until the program destroys the last
 //! handle, and reports its asynchronous events on the handle that created it.
 
 use crate::abi::*;
 use crate::ah::ah_attr;
 use crate::domain::xrcd;
 use crate::errno::{
-    EINVAL, EOPNOTSUPP, Result, invalid, null, pointer, required, status, status_of_move, unsupported, write_out,
+    EINVAL, EOPNOTSUPP, Result, invalid, null, pointer, required, status, status_of_modify, unsupported, write_out,
 };
 use crate::object::{Object, Resource, Token};
 use crate::objects::{QpInner, allocator, context, context_of, cq, pd, qp};
@@ -62,7 +62,8 @@ fn cap_to_c(caps: &QpCaps) -> ibv_qp_cap {
 pub(crate) fn create(handle: *mut ibv_pd, init: &mut ibv_qp_init_attr, extended: bool) -> Result<*mut ibv_qp> {
     let token = Token::new();
     let service = service(init.qp_type)?;
-    // An XRC initiator has no receive queue, and programs leave the fields of the receive side empty.
+    // An XRC initiator has no receive queue, and programs leave the fields of the receive side
+    // empty.
     let receives = service != Service::XrcIni;
     let qp = pd(handle)?.create_qp(QpInit {
         service,
@@ -130,8 +131,7 @@ fn from_c(context: &Context, attr: &ibv_qp_attr, mask: AttrMask) -> Result<QpAtt
     let states = "the values of enum ibv_qp_state";
     let access = if mask.contains(AttrMask::ACCESS_FLAGS) { attr.qp_access_flags } else { 0 };
     let migrations = ("path_mig_state", "the values of enum ibv_mig_state");
-    let migration =
-        enum_field((mask, AttrMask::PATH_MIG_STATE), attr.path_mig_state, MigState::from_code, migrations)?;
+    let migration = enum_field((mask, AttrMask::PATH_MIG_STATE), attr.path_mig_state, MigState::from_code, migrations)?;
     let default = QpAttr::default();
     let mtus = ("path_mtu", "the values of enum ibv_mtu, 1 to 5");
     let mtu = enum_field((mask, AttrMask::PATH_MTU), attr.path_mtu, PathMtu::from_code, mtus)?;
@@ -202,7 +202,7 @@ pub(crate) fn to_c(attr: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
 
 /// `man ibv_modify_qp`: an error leaves the QP unchanged.
 pub(crate) unsafe extern "C" fn ibv_modify_qp(handle: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
-    status_of_move(requested_state(attr, mask), || {
+    status_of_modify(requested_state(attr, mask), || {
         let qp = qp(handle)?;
         let attr = required!(attr);
         let mask = mask.cast_unsigned();
@@ -260,9 +260,11 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
         unsafe {
             attr.write(ibv_qp_attr { sq_draining: draining.into(), ..to_c(&current, cap_to_c(&created.caps)) });
             let exposed = &*handle;
-            init.write(copy_fields!(ibv_qp_init_attr from exposed { qp_context, send_cq, recv_cq, srq, qp_type } with {
-                cap: cap_to_c(&created.caps), sq_sig_all: created.sq_sig_all.into(),
-            }));
+            init.write(
+                copy_fields!(ibv_qp_init_attr from exposed { qp_context, send_cq, recv_cq, srq, qp_type } with {
+                    cap: cap_to_c(&created.caps), sq_sig_all: created.sq_sig_all.into(),
+                }),
+            );
             (&raw mut (*handle).state).write(current.state as c_int);
         }
         Ok(())
@@ -348,7 +350,8 @@ fn rx_hash(init: &ibv_qp_init_attr_ex) -> Result<RxHash> {
     if usize::from(conf.rx_hash_key_len) != TOEPLITZ_KEY_LEN || conf.rx_hash_key.is_null() {
         return Err(EINVAL);
     }
-    // SAFETY: not NULL; the program passes a key of `rx_hash_key_len` bytes, checked to be this many.
+    // SAFETY: not NULL; the program passes a key of `rx_hash_key_len` bytes, checked to be this
+    // many.
     let key = unsafe { conf.rx_hash_key.cast::<[u8; TOEPLITZ_KEY_LEN]>().read() };
     let fields = HashFields::from_bits(conf.rx_hash_fields_mask).ok_or(EOPNOTSUPP)?;
     Ok(RxHash { key, fields })

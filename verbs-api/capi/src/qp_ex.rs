@@ -5,7 +5,7 @@
 
 use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_ex, ibv_sge, with_functions};
 use crate::data_path::{report_long_inline, ud_dest};
-use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, invalid, outside, quick_status};
+use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, invalid, out_of_range, quick_status};
 use crate::memory;
 use crate::object::Object;
 use crate::wr_batch::{Batch, Builder, sge};
@@ -53,7 +53,7 @@ unsafe fn with_batch(qp: Qpx, step: impl FnOnce(&mut Batch) -> Result<()>) {
 }
 
 unsafe extern "C" fn wr_start(qp: Qpx) {
-    // SAFETY: called through the structure of a live QP.
+    // SAFETY: the program passes NULL or a QP that stays alive during the call.
     let Some((_, builder)) = (unsafe { builder(qp) }) else { return };
     let mut batch = builder.lock();
     batch.clear();
@@ -61,7 +61,7 @@ unsafe extern "C" fn wr_start(qp: Qpx) {
 }
 
 pub(crate) unsafe extern "C" fn wr_complete(qp: Qpx) -> c_int {
-    // SAFETY: called through the structure of a live QP.
+    // SAFETY: the program passes NULL or a QP that stays alive during the call.
     let Some((object, builder)) = (unsafe { builder(qp) }) else { return EINVAL.report() };
     if !builder.is_locked() {
         return EINVAL.report();
@@ -71,16 +71,16 @@ pub(crate) unsafe extern "C" fn wr_complete(qp: Qpx) -> c_int {
         let batch = unsafe { &*builder.data_ptr() };
         batch.error.map_or_else(|| batch.post(&object.inner.qp), Err)
     });
-    // SAFETY: locked since `wr_start`.
+    // SAFETY: this thread has locked the builder in `wr_start`.
     unsafe { builder.force_unlock() };
     posted
 }
 
 pub(crate) unsafe extern "C" fn wr_abort(qp: Qpx) {
-    // SAFETY: called through the structure of a live QP.
+    // SAFETY: the program passes NULL or a QP that stays alive during the call.
     let Some((_, builder)) = (unsafe { builder(qp) }) else { return };
     if builder.is_locked() {
-        // SAFETY: locked since `wr_start`.
+        // SAFETY: this thread has locked the builder in `wr_start`.
         unsafe { builder.force_unlock() };
     }
 }
@@ -122,7 +122,7 @@ fn flush(rkey: RKey, remote_addr: u64, length: usize, placement: u8, level: u8) 
     let selectivity = match level {
         0 => Selectivity::Range,
         1 => Selectivity::Region,
-        _ => return Err(outside("level", level, "0 for the range and 1 for the region")),
+        _ => return Err(out_of_range("level", level, "0 for the range and 1 for the region")),
     };
     Ok(SendOp::Flush { remote_addr, rkey, length, feth: Feth { selectivity, placement: Placement(placement) } })
 }
@@ -148,11 +148,11 @@ batch_calls! {
         batch.set_word(word.cast::<[u8; 8]>().as_ref().ok_or(EINVAL)?)
     };
     wr_set_ud_addr(ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) = |qp, batch| {
-        batch.last_on(Service::Ud)?.ud = Some(ud_dest(ah, remote_qpn, remote_qkey)?);
+        batch.current_on(Service::Ud)?.ud = Some(ud_dest(ah, remote_qpn, remote_qkey)?);
         Ok(())
     };
     wr_set_xrc_srqn(remote_srqn: u32) = |qp, batch| {
-        batch.last_on(Service::XrcIni)?.srqn = Some(remote_srqn);
+        batch.current_on(Service::XrcIni)?.srqn = Some(remote_srqn);
         Ok(())
     };
     wr_set_sge(lkey: u32, addr: u64, length: u32) = |qp, batch| {
@@ -185,7 +185,7 @@ unsafe fn set_inline(qp: Qpx, batch: &mut Batch, buffers: impl Iterator<Item = i
     if let (true, Some((object, _))) = (roxe_check::is_on(), unsafe { builder(qp) }) {
         let length = buffers.clone().map(|buffer| buffer.length).fold(0, usize::saturating_add);
         if length > object.inner.qp.query().1.caps.max_inline_data as usize {
-            // SAFETY: alive; the program does not write to it during a call.
+            // SAFETY: the QP is alive; the program does not write to its structure during a call.
             report_long_inline(&object.inner.qp, unsafe { (*qp).wr_id }, length);
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::abi::*;
 use crate::device::text;
-use crate::errno::{EINVAL, Errno, Result, minus_one, negative, outside, required, status, zero};
+use crate::errno::{EINVAL, Errno, Result, minus_one, negative, out_of_range, required, status, zero};
 use crate::objects::context;
 use crate::wq;
 use core::ffi::c_int;
@@ -43,7 +43,7 @@ const RAW_PACKET_CAPS: u32 = 1 << 2;
 /// QP types with a rate limit, `1 << IBV_QPT_*`: RC, UC, UD, raw packet, both ends of XRC.
 const PACED_QPTS: u32 = 1 << 2 | 1 << 3 | 1 << 4 | 1 << 8 | 1 << 9 | 1 << 10;
 /// The exported `ibv_query_port` predates the last field of the structure.
-const OLD_PORT_ATTR: usize = offset_of!(ibv_port_attr, port_cap_flags2);
+const OLD_PORT_ATTR_LEN: usize = offset_of!(ibv_port_attr, port_cap_flags2);
 
 /// Copies the first `size` bytes of `value` to `dst`, and zeroes the other bytes of a newer
 /// structure.
@@ -154,7 +154,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
 /// `man ibv_query_port` for programs compiled with old headers.
 pub(crate) unsafe extern "C" fn ibv_query_port(handle: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int {
     // SAFETY: the old structure has this many bytes.
-    unsafe { query_port(handle, port, attr, OLD_PORT_ATTR) }
+    unsafe { query_port(handle, port, attr, OLD_PORT_ATTR_LEN) }
 }
 
 /// `man ibv_query_port`; `size` is the size of the caller's structure.
@@ -171,7 +171,7 @@ pub(crate) unsafe extern "C" fn query_port(
 /// `man ibv_query_port_speed`, in units of 100 Mbit/s: lanes times the speed of one.
 pub(crate) unsafe extern "C" fn ibv_query_port_speed(handle: *mut ibv_context, port: u32, speed: *mut u64) -> c_int {
     status(|| {
-        let attr = context(handle)?.port_attr(u8::try_from(port).map_err(|_| outside("port_num", port, "1"))?)?;
+        let attr = context(handle)?.port_attr(u8::try_from(port).map_err(|_| out_of_range("port_num", port, "1"))?)?;
         // IBA §14.2.5.6, PortInfo: LinkWidthActive, LinkSpeedActive, LinkSpeedExtActive.
         let lanes = if attr.active_width == 2 { 4 } else { 1 };
         let lane_speed = match attr.active_speed {
@@ -192,7 +192,7 @@ pub(crate) unsafe extern "C" fn ibv_query_gid(
     gid: *mut ibv_gid,
 ) -> c_int {
     zero(|| {
-        let index = usize::try_from(index).map_err(|_| outside("index", index, "0 to gid_tbl_len of the port"))?;
+        let index = usize::try_from(index).map_err(|_| out_of_range("index", index, "0 to gid_tbl_len of the port"))?;
         let found = ibv_gid { raw: context(handle)?.gid(port, index)?.0 };
         // SAFETY: the program passes a valid GID.
         unsafe { write_prefix(gid, size_of::<ibv_gid>(), &found) }
@@ -202,7 +202,7 @@ pub(crate) unsafe extern "C" fn ibv_query_gid(
 /// Returns the entry at `index`: ENODATA in a hole, EINVAL outside the table.
 fn find_entry(handle: *mut ibv_context, port: u32, index: u32) -> Result<GidEntry> {
     let context = context(handle)?;
-    let port = u8::try_from(port).map_err(|_| outside("port_num", port, "1"))?;
+    let port = u8::try_from(port).map_err(|_| out_of_range("port_num", port, "1"))?;
     context.gid(port, usize::try_from(index).map_err(|_| EINVAL)?)?;
     let matches = |entry: &GidEntry| entry.port == port && u32::from(entry.index) == index;
     context.gid_entries().into_iter().find(matches).ok_or(Errno(libc::ENODATA))
@@ -300,7 +300,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(handle: *mut ibv_context, values
         if values.is_null() {
             return Err(EINVAL);
         }
-        // SAFETY: not NULL; the program passes a valid structure.
+        // SAFETY: not NULL; the program passes a structure that is valid during the call.
         let wanted = unsafe { (&raw const (*values).comp_mask).read() };
         if wanted & !RAW_CLOCK != 0 {
             return Err(EINVAL);
@@ -311,7 +311,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(handle: *mut ibv_context, values
             tv_sec: i64::try_from(now / nanos_per_s).unwrap_or(i64::MAX),
             tv_nsec: libc::c_long::try_from(now % nanos_per_s).unwrap_or_default(),
         };
-        // SAFETY: not NULL; the program passes a valid structure.
+        // SAFETY: not NULL; the program passes a structure that is valid during the call.
         unsafe { values.write(ibv_values_ex { comp_mask: RAW_CLOCK & wanted, raw_clock }) };
         Ok(())
     })

@@ -429,7 +429,8 @@ pub(crate) unsafe extern "C" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags:
         let (got, sender) = socket.recv_vectored(bufs.all(), flags)?;
         let name = message.msg_name.cast::<sockaddr>();
         let out = if name.is_null() { AddressOut::NONE } else { AddressOut::new(name, &raw mut message.msg_namelen)? };
-        // SAFETY: the program passes NULL or a buffer of `msg_namelen` bytes, valid during the call.
+        // SAFETY: the program passes NULL or a buffer of `msg_namelen` bytes, valid during the
+        // call.
         unsafe { out.write(sender) };
         (message.msg_controllen, message.msg_flags) = (0, 0);
         Ok(got)

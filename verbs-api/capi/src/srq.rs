@@ -3,7 +3,7 @@
 
 use crate::abi::*;
 use crate::cq::extended_cq;
-use crate::data_path::{SgeList, report_bad};
+use crate::data_path::{SgeList, write_bad_wr};
 use crate::domain::xrcd;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, einval, invalid, pointer, required, status, write_out};
 use crate::garbage;
@@ -75,7 +75,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_srq(handle: *mut ibv_srq, attr: *mut 
 }
 
 pub(crate) unsafe extern "C" fn ibv_query_srq(handle: *mut ibv_srq, out: *mut ibv_srq_attr) -> c_int {
-    // SAFETY: NULL or a valid structure of the program.
+    // SAFETY: the program passes NULL or a structure that is valid during the call.
     status(|| unsafe { write_out(out, attr(srq(handle)?)) })
 }
 
@@ -130,7 +130,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
 pub(crate) unsafe extern "C" fn get_srq_num(handle: *mut ibv_srq, number: *mut u32) -> c_int {
     status(|| {
         let none = || einval("the shared receive queue belongs to no XRC domain");
-        // SAFETY: NULL or a variable of the program.
+        // SAFETY: the program passes NULL or a variable that is valid during the call.
         unsafe { write_out(number, srq(handle)?.number().ok_or_else(none)?) }
     })
 }
@@ -175,16 +175,17 @@ pub(crate) unsafe extern "C" fn post_srq_ops(
     wr: *mut ibv_ops_wr,
     bad_wr: *mut *mut ibv_ops_wr,
 ) -> c_int {
-    // SAFETY: called through the context of a live SRQ.
+    // SAFETY: the program passes NULL or an SRQ that stays alive during the call.
     let Some(object) = (unsafe { Object::<ibv_srq>::trusted(handle) }) else { return EINVAL.report() };
     status(|| {
         let mut next = wr;
-        // SAFETY: the list ends with NULL and its elements are valid structures of the program.
+        // SAFETY: the program passes a list that ends with NULL; its elements are valid during the
+        // call.
         while let Some(request) = unsafe { next.as_mut() } {
-            // SAFETY: the list ends with NULL; its elements are valid structures.
+            // SAFETY: the element, and the lists and handles in it, are valid during the call.
             if let Err(error) = unsafe { post_one(&object.inner.srq, request) } {
-                // SAFETY: NULL or a variable of the program.
-                unsafe { report_bad(bad_wr, next) };
+                // SAFETY: the program passes NULL or a variable that is valid during the call.
+                unsafe { write_bad_wr(bad_wr, next) };
                 return Err(error);
             }
             next = request.next;

@@ -7,13 +7,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Nanoseconds for which an offset is used. At 500 ppm, the most that Linux slews a clock, the
 /// error then is half a millisecond.
-const GOOD_FOR: u64 = 1_000_000_000;
+const OFFSET_LIFETIME: u64 = 1_000_000_000;
 /// A time of day that goes back by more nanoseconds than this means that the clock was set.
-const SET: u64 = 1_000_000_000;
+const MAX_STEP_BACK: u64 = 1_000_000_000;
 /// Attempts to measure without losing the processor between two clock reads.
-const TRIES: u32 = 8;
+const ATTEMPTS: u32 = 8;
 /// Nanoseconds between two reads of the device's clock that are accurate enough.
-const CLOSE: u64 = 1_000;
+const CLOSE_READS: u64 = 1_000;
 
 #[derive(Debug, Default)]
 pub(crate) struct WallClock {
@@ -29,32 +29,32 @@ impl WallClock {
     /// go backwards, the result does not either, unless the time of day was set back.
     pub(crate) fn at(&mut self, timestamp: u64, measure: impl FnOnce() -> u64) -> u64 {
         if timestamp >= self.stale_at {
-            (self.offset, self.stale_at) = (measure(), timestamp.saturating_add(GOOD_FOR));
+            (self.offset, self.stale_at) = (measure(), timestamp.saturating_add(OFFSET_LIFETIME));
         }
         let time = timestamp.wrapping_add(self.offset);
-        self.last = if self.last.saturating_sub(time) < SET { time.max(self.last) } else { time };
+        self.last = if self.last.saturating_sub(time) < MAX_STEP_BACK { time.max(self.last) } else { time };
         self.last
     }
 }
 
 /// Time of day minus device time, nanoseconds.
 pub(crate) fn measure() -> u64 {
-    compare().1
+    best_measurement().1
 }
 
 /// Returns the most accurate measurement: nanoseconds between the two reads of the device's clock,
 /// and time of day minus device time.
-fn compare() -> (u64, u64) {
+fn best_measurement() -> (u64, u64) {
     let measure = || {
         let before = roxe_provider::now().0;
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let apart = roxe_provider::now().0.saturating_sub(before);
+        let gap = roxe_provider::now().0.saturating_sub(before);
         let wall = u64::try_from(wall.as_nanos()).unwrap_or(u64::MAX);
-        (apart, wall.wrapping_sub(before + apart / 2))
+        (gap, wall.wrapping_sub(before + gap / 2))
     };
     let mut best = measure();
-    for _ in 1..TRIES {
-        if best.0 <= CLOSE {
+    for _ in 1..ATTEMPTS {
+        if best.0 <= CLOSE_READS {
             break;
         }
         best = best.min(measure());
@@ -91,9 +91,9 @@ mod tests {
     fn measured_offset_matches_both_clocks() {
         let before = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
         let now = roxe_provider::now().0;
-        let (apart, offset) = compare();
+        let (gap, offset) = best_measurement();
         let wall = now.wrapping_add(offset);
         let after = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
-        assert!((before - apart..=after + apart).contains(&wall), "{before} {wall} {after}");
+        assert!((before - gap..=after + gap).contains(&wall), "{before} {wall} {after}");
     }
 }

@@ -79,7 +79,7 @@ pub(crate) unsafe extern "C" fn modify_wq(handle: *mut ibv_wq, attr: *mut ibv_wq
         if let Some(state) = given_state(mask, ATTR_STATE, attr.wq_state)? {
             wq.modify(state, current)?;
         }
-        // SAFETY: the field lives as long as the object, and programs only read it.
+        // SAFETY: `live` found the object, so its structure is alive; programs only read the field.
         unsafe { (&raw mut (*handle).state).write(wq.state() as c_int) };
         Ok(())
     })

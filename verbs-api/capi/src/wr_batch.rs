@@ -12,7 +12,7 @@ use roxe_transport::wr::{SendData, SendFlags, SendOp, SendRequest, Sge, UdDest};
 use roxe_wire::LKey;
 
 /// A work request whose payload is in the buffers of the batch.
-pub(crate) struct Built {
+pub(crate) struct BuiltRequest {
     wr_id: u64,
     op: SendOp,
     flags: SendFlags,
@@ -29,7 +29,7 @@ enum Payload {
 
 /// Work requests since `wr_start`. The buffers keep their capacity for the next batch.
 pub(crate) struct Batch {
-    requests: Vec<Built>,
+    requests: Vec<BuiltRequest>,
     sges: Vec<Sge>,
     bytes: Vec<u8>,
     cap: ibv_qp_cap,
@@ -43,7 +43,7 @@ pub(crate) struct Batch {
 pub(crate) type Builder = Mutex<Batch>;
 
 /// Returns the `IBV_QP_EX_WITH_*` bit of an operation.
-const fn bit(op: &SendOp) -> u64 {
+const fn operation_bit(op: &SendOp) -> u64 {
     match op {
         SendOp::Write { .. } => 1,
         SendOp::WriteImm { .. } => 1 << 1,
@@ -97,7 +97,7 @@ impl Batch {
     }
 
     pub(crate) fn begin(&mut self, wr_id: u64, flags: u32, op: SendOp) -> Result<()> {
-        if operations_of(self.service) & bit(&op) == 0 {
+        if operations_of(self.service) & operation_bit(&op) == 0 {
             return Err(unsupported(|| format!("the service of the queue pair does not support the operation {op:?}")));
         }
         if self.requests.len() >= self.cap.max_send_wr as usize {
@@ -107,22 +107,22 @@ impl Batch {
         }
         // The setter, not a flag, makes data inline.
         let flags = SendFlags::from_bits_truncate(flags) - SendFlags::INLINE;
-        self.requests.push(Built { wr_id, op, flags, payload: Payload::Sges(0..0), ud: None, srqn: None });
+        self.requests.push(BuiltRequest { wr_id, op, flags, payload: Payload::Sges(0..0), ud: None, srqn: None });
         Ok(())
     }
 
     /// Returns the current request; EINVAL before the first one.
-    fn last(&mut self) -> Result<&mut Built> {
+    fn current(&mut self) -> Result<&mut BuiltRequest> {
         self.requests.last_mut().ok_or_else(|| einval("a setter (ibv_wr_set_...) was called before its request"))
     }
 
     /// Returns the current request; EINVAL for a QP of another service.
-    pub(crate) fn last_on(&mut self, service: Service) -> Result<&mut Built> {
-        if self.service == service { self.last() } else { Err(EINVAL) }
+    pub(crate) fn current_on(&mut self, service: Service) -> Result<&mut BuiltRequest> {
+        if self.service == service { self.current() } else { Err(EINVAL) }
     }
 
-    fn last_with_data(&mut self) -> Result<&mut Built> {
-        self.last().and_then(|built| match takes_data(&built.op) {
+    fn current_with_data(&mut self) -> Result<&mut BuiltRequest> {
+        self.current().and_then(|built| match takes_data(&built.op) {
             true => Ok(built),
             false => Err(invalid(|| format!("a list or inline data was set for {:?}, which accepts none", built.op))),
         })
@@ -136,7 +136,7 @@ impl Batch {
         let start = self.sges.len();
         self.sges.extend(list);
         let range = start..self.sges.len();
-        self.last_with_data()?.payload = Payload::Sges(range);
+        self.current_with_data()?.payload = Payload::Sges(range);
         Ok(())
     }
 
@@ -159,7 +159,7 @@ impl Batch {
             }
         }
         let range = start..self.bytes.len();
-        self.last_with_data()?.payload = Payload::Inline(range);
+        self.current_with_data()?.payload = Payload::Inline(range);
         Ok(())
     }
 
@@ -167,7 +167,7 @@ impl Batch {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(word);
         let range = start..self.bytes.len();
-        self.last()?.payload = Payload::Inline(range);
+        self.current()?.payload = Payload::Inline(range);
         Ok(())
     }
 
@@ -181,7 +181,7 @@ impl Batch {
         posted.inspect_err(|_| queue.take_back())
     }
 
-    fn request<'a>(&'a self, built: &'a Built) -> SendRequest<'a> {
+    fn request<'a>(&'a self, built: &'a BuiltRequest) -> SendRequest<'a> {
         let data = match &built.payload {
             Payload::Sges(range) => SendData::Sges(self.sges.get(range.clone()).unwrap_or_default()),
             Payload::Inline(range) => SendData::Inline(self.bytes.get(range.clone()).unwrap_or_default()),

@@ -2,7 +2,8 @@
 //! describe the differences on rsockets. `FILE` streams (`fdopen`) bypass these functions, so they
 //! do not work on rsockets.
 //!
-//! A program's descriptor is called `fd`, the descriptor of its rsocket in the RDMA library `number`.
+//! A program's descriptor is called `fd`, the descriptor of its rsocket in the RDMA library
+//! `number`.
 
 use crate::config::{AF_IB, options};
 use crate::rdma::{Rdma, rdma};
@@ -18,8 +19,8 @@ use libc::{
 };
 use std::os::fd::RawFd;
 
-/// Calls a function of libc (`real.name`) or of the RDMA library. Every use passes pointers that the
-/// program has passed to the function of the same contract, or only numbers.
+/// Calls a function of libc (`real.name`) or of the RDMA library. Every use passes pointers that
+/// the program has passed to the function of the same contract, or only numbers.
 macro_rules! call {
     (real.$name:ident($($argument:expr),*)) => {
         // SAFETY: the pointers come from the program, which keeps them valid during this call.
@@ -62,7 +63,8 @@ macro_rules! fortified {
                 if !$fits {
                     std::process::abort();
                 }
-                // SAFETY: these are the program's arguments; the plain function has the same contract.
+                // SAFETY: these are the program's arguments; the plain function has the same
+                // contract.
                 unsafe { $plain($($argument),* $(, $more)*) }
             }
         )+
@@ -272,7 +274,8 @@ unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) ->
     let named = unsafe { message.as_ref() }.filter(|message| !message.msg_name.is_null());
     if let (true, Some(message)) = (done < 0 && is_stream(fd), named) {
         let nameless = msghdr { msg_name: core::ptr::null_mut(), msg_namelen: 0, ..*message };
-        // SAFETY: a copy of the program's message, which is valid during the call, without its name.
+        // SAFETY: a copy of the program's message, which is valid during the call, without its
+        // name.
         done = unsafe { rdma.rsendmsg(number, &raw const nameless, flags) };
     }
     epoll::used(fd, libc::POLLOUT);
@@ -315,8 +318,8 @@ unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, 
     })
 }
 
-/// Calls `pass` for each message until it fails. Returns the number of successes, or -1 if the first
-/// message fails.
+/// Calls `pass` for each message until it fails. Returns the number of successes, or -1 if the
+/// first message fails.
 fn one_by_one(messages: *mut mmsghdr, count: c_uint, mut pass: impl FnMut(*mut msghdr, usize) -> ssize_t) -> c_int {
     for at in 0..count as usize {
         // SAFETY: the program passes an array of `count` entries, valid during the call.
@@ -492,8 +495,8 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_i
         } else if request == libc::FIONREAD as c_ulong {
             let mut bytes = vec![0u8; 1 << 16];
             let look = libc::MSG_PEEK | MSG_DONTWAIT;
-            // SAFETY: `bytes` is a local vector of this length. With this request the program passes
-            // an `int` that is valid during the call.
+            // SAFETY: `bytes` is a local vector of this length. With this request the program
+            // passes an `int` that is valid during the call.
             unsafe {
                 let ready = rdma.rrecv(number, bytes.as_mut_ptr().cast(), bytes.len(), look);
                 *arg.cast::<c_int>() = ready.max(0) as c_int;

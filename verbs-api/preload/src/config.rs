@@ -8,8 +8,8 @@
 //! - the type `STREAM` or `DGRAM`, optionally with `SOCK_`,
 //! - the protocol `TCP` or `UDP`, optionally with `IPPROTO_`.
 //!
-//! Upper and lower case are equal. A socket becomes an rsocket if a rule matches it. Without a valid
-//! line, all sockets of all programs match.
+//! Upper and lower case are equal. A socket becomes an rsocket if a rule matches it. Without a
+//! valid line, all sockets of all programs match.
 
 use core::ffi::c_int;
 use std::sync::OnceLock;
@@ -76,7 +76,9 @@ impl Options {
         let matches = |rule: &Rule| {
             rule.iter().zip([domain, kind, protocol]).all(|(rule, value)| rule.is_none_or(|rule| rule == value))
         };
-        protocol == default && [libc::AF_INET, libc::AF_INET6, AF_IB].contains(&domain) && self.rules.iter().any(matches)
+        protocol == default
+            && [libc::AF_INET, libc::AF_INET6, AF_IB].contains(&domain)
+            && self.rules.iter().any(matches)
     }
 }
 

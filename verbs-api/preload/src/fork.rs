@@ -92,8 +92,8 @@ impl Address {
         let mut any = Self(unsafe { MaybeUninit::zeroed().assume_init() }, self.1);
         any.0.ss_family = self.0.ss_family;
         let (to, from) = ((&raw mut any.0).cast::<sockaddr_in>(), (&raw const self.0).cast::<sockaddr_in>());
-        // SAFETY: `sockaddr_storage` is larger than `sockaddr_in` and aligned for it; IPv6 addresses
-        // have their port at the same offset.
+        // SAFETY: `sockaddr_storage` is larger than `sockaddr_in` and aligned for it; IPv6
+        // addresses have their port at the same offset.
         unsafe { (*to).sin_port = (*from).sin_port };
         any
     }

@@ -12,8 +12,8 @@ use core::mem::MaybeUninit;
 use libc::{iovec, msghdr, nfds_t, pollfd, size_t, sockaddr, socklen_t, ssize_t};
 use std::sync::OnceLock;
 
-/// Declares a table of functions, and for each a method that calls it and marks the thread as inside
-/// the library.
+/// Declares a table of functions, and for each a method that calls it and marks the thread as
+/// inside the library.
 macro_rules! guarded {
     ($(#[$doc:meta])* $table:ident: $($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)+) => {
         functions! {
@@ -147,8 +147,8 @@ impl Drop for Inside {
     }
 }
 
-/// Returns true if the RDMA library calls `socket`: this thread is inside the library, or the return
-/// address `from` is in the library's code.
+/// Returns true if the RDMA library calls `socket`: this thread is inside the library, or the
+/// return address `from` is in the library's code.
 pub(crate) fn is_caller(from: *const c_void) -> bool {
     DEPTH.get() > 0 || RDMA.get().and_then(Option::as_ref).is_some_and(|rdma| same_object(from, rdma.rsocket as _))
 }

@@ -207,8 +207,8 @@ extern "C" fn after_fork_in_child() {
     after_fork();
 }
 
-/// Replaces the kernel socket of `fd` by a new unconnected one with the same flags. Returns false on
-/// failure.
+/// Replaces the kernel socket of `fd` by a new unconnected one with the same flags. Returns false
+/// on failure.
 pub(crate) fn replace_with_new_socket(fd: c_int) -> bool {
     let (real, domain) = (real(), domain(fd));
     // SAFETY: the calls take no pointers. This function created `fresh`, and closes it once.

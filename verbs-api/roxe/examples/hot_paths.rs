@@ -3,9 +3,9 @@
 //!
 //! Both queue pairs are in this process and one thread runs everything, so that every run executes
 //! the same instructions. The program first sends WARM_UP messages, then calls [`mark`], sends
-//! COUNTED messages, and calls [`mark`] again. `tests/tests/suites/speed/instructions.rs` counts the
-//! instructions between the two calls. Some paths alternate between MANY pairs of queue pairs, or
-//! MANY memory regions.
+//! COUNTED messages, and calls [`mark`] again. `tests/tests/suites/speed/instructions.rs` counts
+//! the instructions between the two calls. Some paths alternate between MANY pairs of queue pairs,
+//! or MANY memory regions.
 
 use roxe::{
     Access, AddressHandle, CompletionQueue, Context, MemoryRegion, ProtectionDomain, Qkey, QueuePair, Service, Sge,

@@ -41,9 +41,9 @@
 //! [`CmId`] and [`EventChannel`] do not block: each verb returns at once, and its result is a
 //! [`CmEvent`] on the channel. The descriptor of a channel ([`AsFd`](std::os::fd::AsFd)) is
 //! readable while events are pending; [`EventChannel::try_next`] and
-//! [`CompletionChannel::try_get_event`](crate::CompletionChannel::try_get_event) return them without
-//! waiting. With any runtime: wait until the descriptor is readable, call one of them until it
-//! returns `None`, and wait again. The crate `roxe-tokio` does so for tokio; its
+//! [`CompletionChannel::try_get_event`](crate::CompletionChannel::try_get_event) return them
+//! without waiting. With any runtime: wait until the descriptor is readable, call one of them until
+//! it returns `None`, and wait again. The crate `roxe-tokio` does so for tokio; its
 //! `examples/tokio_echo.rs` is a complete server.
 
 mod connection;

@@ -99,7 +99,8 @@ impl CompletionQueue {
     }
 
     /// Raises one event per `count` completions, or `period` (at most 65 ms) after the first
-    /// completion without an event. A count of 1 or a period of 0 restores one event per completion.
+    /// completion without an event. A count of 1 or a period of 0 restores one event per
+    /// completion.
     pub fn moderate(&self, count: u16, period: Duration) {
         let period = u16::try_from(period.as_micros()).unwrap_or(u16::MAX);
         self.cq.moderate(provider::Moderation { count, period });
@@ -230,7 +231,8 @@ impl WorkCompletion {
         self.0.grh
     }
 
-    /// Returns the detail of a failure: a number that docs/reference/completions.md lists; 0 if there is none.
+    /// Returns the detail of a failure: a number that docs/reference/completions.md lists; 0 if
+    /// there is none.
     pub const fn vendor_err(&self) -> u32 {
         self.0.vendor_err.0
     }

@@ -2,10 +2,10 @@
 //!
 //! A peer may change registered memory at any moment, so a region never lends a `&[u8]`, whose
 //! bytes must not change. [`MemoryRegion`] owns its bytes and copies them in and out with relaxed
-//! atomic accesses. Rust does not define concurrent atomic accesses of different sizes that overlap,
-//! so every byte is always accessed with the same size: as part of its aligned 8-byte word, or
-//! singly before the first and after the last word of the region. The device accesses the memory in
-//! assembly, to which this rule of the compiler does not apply.
+//! atomic accesses. Rust does not define concurrent atomic accesses of different sizes that
+//! overlap, so every byte is always accessed with the same size: as part of its aligned 8-byte
+//! word, or singly before the first and after the last word of the region. The device accesses the
+//! memory in assembly, to which this rule of the compiler does not apply.
 //!
 //! No other module of the crate has unsafe code.
 #![allow(unsafe_code)]

@@ -163,9 +163,9 @@ impl QueuePair {
     }
 
     /// Offers `path` to the peer as an alternate path of the connection (RC, UC and XRC). The path
-    /// is armed when the peer has offered one too and packets have arrived at both ends. Then either
-    /// end can [`migrate`](Self::migrate) to it; a reliable end migrates on its own when the first
-    /// path fails. After a migration the program must offer a path again.
+    /// is armed when the peer has offered one too and packets have arrived at both ends. Then
+    /// either end can [`migrate`](Self::migrate) to it; a reliable end migrates on its own when the
+    /// first path fails. After a migration the program must offer a path again.
     ///
     /// ```
     /// use roxe::{AlternatePath, AsyncEventKind, Context, MigState, WorkRequest};
@@ -421,8 +421,8 @@ settings! {
     /// Sets the number of retries after a timeout, 0..=7; 7 if not set.
     retry_cnt(n: u8) sets attr.retry_cnt = n;
 
-    /// Sets the number of retries while the peer has no receive request: 0..=6, or 7 for no limit; 7
-    /// if not set.
+    /// Sets the number of retries while the peer has no receive request: 0..=6, or 7 for no limit;
+    /// 7 if not set.
     rnr_retry(n: u8) sets attr.rnr_retry = n;
 
     /// Sets the time after which the peer retries when this side has no receive request: code

@@ -11,8 +11,8 @@ impl ProtectionDomain {
     /// Creates a shared receive queue for `max_wr` requests of at most `max_sge` list elements.
     ///
     /// # Errors
-    /// [`Error::Resources`] beyond the device's number of queues, [`Error::Argument`] if `max_wr` or
-    /// `max_sge` exceeds its limit.
+    /// [`Error::Resources`] beyond the device's number of queues, [`Error::Argument`] if `max_wr`
+    /// or `max_sge` exceeds its limit.
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue, Error> {
         let id = ObjectId::next();
         let srq = self.pd.create_srq(provider::SrqInit { max_wr, max_sge, limit: 0, user: id.0 })?;

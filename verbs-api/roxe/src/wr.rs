@@ -122,7 +122,8 @@ impl<'a> WorkRequest<'a> {
     }
 
     /// Adds immediate data: a number that the peer's completion carries. A WRITE then consumes a
-    /// receive request of the peer. Only for SEND and WRITE: a post of another operation is refused.
+    /// receive request of the peer. Only for SEND and WRITE: a post of another operation is
+    /// refused.
     #[must_use]
     pub const fn imm(mut self, imm: u32) -> Self {
         let imm = ImmDt(imm.to_be_bytes());
@@ -140,8 +141,9 @@ impl<'a> WorkRequest<'a> {
     }
 
     /// Makes the peer close its memory window `rkey` when the message arrives; the kind of the
-    /// window must be [`WindowKind::QueuePair`](crate::WindowKind::QueuePair). Only for SEND on RC: a post of another
-    /// operation is refused. Add [`fence`](Self::fence) if a READ of that window may be outstanding.
+    /// window must be [`WindowKind::QueuePair`](crate::WindowKind::QueuePair). Only for SEND on RC:
+    /// a post of another operation is refused. Add [`fence`](Self::fence) if a READ of that window
+    /// may be outstanding.
     #[must_use]
     pub const fn invalidate(mut self, rkey: RKey) -> Self {
         if let SendOp::Send | SendOp::SendImm(_) = self.request.op {
@@ -181,8 +183,8 @@ impl<'a> WorkRequest<'a> {
         self
     }
 
-    /// Sets the shared receive queue of the peer that an XRC message is for. READ, WRITE and atomics
-    /// need one too, because they access memory of its protection domain.
+    /// Sets the shared receive queue of the peer that an XRC message is for. READ, WRITE and
+    /// atomics need one too, because they access memory of its protection domain.
     #[must_use]
     pub const fn to_srq(mut self, number: SrqNumber) -> Self {
         self.srq = Some(number);

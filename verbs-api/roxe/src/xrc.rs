@@ -1,5 +1,5 @@
-//! XRC domains and their shared receive queues. Each message carries the number of the peer's shared
-//! receive queue that it is for, so one connection between two processes is enough.
+//! XRC domains and their shared receive queues. Each message carries the number of the peer's
+//! shared receive queue that it is for, so one connection between two processes is enough.
 
 use crate::{CompletionQueue, Context, Error, ObjectId, ProtectionDomain, SharedReceiveQueue};
 use roxe_provider as provider;

@@ -41,8 +41,8 @@ pub(crate) fn close(fd: RawFd) {
 
 pub(crate) fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
     let len = value.len() as libc::socklen_t;
-    // SAFETY: pointer and length are those of `value`, which is borrowed during the call; the kernel
-    // only reads it.
+    // SAFETY: pointer and length are those of `value`, which is borrowed during the call; the
+    // kernel only reads it.
     check(unsafe { libc::setsockopt(fd, level, name, value.as_ptr().cast(), len) })?;
     Ok(())
 }

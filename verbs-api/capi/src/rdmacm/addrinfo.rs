@@ -6,7 +6,7 @@
 //! routes to resolve.
 
 use crate::abi::{copy_fields, rdma_addrinfo, sockaddr_ib};
-use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, minus_one, no_result, null, outside};
+use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, minus_one, no_result, null, out_of_range};
 use crate::qp::{RC, UD};
 use core::ffi::{c_char, c_int};
 use core::mem::MaybeUninit;
@@ -37,7 +37,7 @@ pub(crate) unsafe fn read(addr: *const sockaddr) -> Result<Address> {
         AF_INET6 => Ok(v6(unsafe { addr.cast::<sockaddr_in6>().read_unaligned() })),
         // SAFETY: by this function's contract, an address of this family has this structure's size.
         AF_IB => Ok(ib(unsafe { addr.cast::<sockaddr_ib>().read_unaligned() })),
-        _ => Err(outside("sa_family", family, "AF_INET, AF_INET6 and AF_IB")),
+        _ => Err(out_of_range("sa_family", family, "AF_INET, AF_INET6 and AF_IB")),
     }
 }
 
@@ -174,11 +174,11 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
         if res.is_null() || (node.is_null() && service.is_null() && hints.is_null()) {
             return Err(EINVAL);
         }
-        // SAFETY: NULL or a valid structure of the program.
+        // SAFETY: the program passes NULL or a structure that is valid during the call.
         let hints = unsafe { hints.as_ref() }.copied().unwrap_or_default();
         // SAFETY: `node` and `service` are strings of the program or NULL, and each address in
         // `hints` has the length in its length field.
-        match unsafe { find(node, service, &hints) } {
+        match unsafe { lookup(node, service, &hints) } {
             Ok(found) => {
                 // SAFETY: `res` is not NULL, so it is a variable of the program.
                 unsafe { res.write(found.release()) };
@@ -211,7 +211,7 @@ pub(super) unsafe fn resolve(
     }
     hints.ai_flags &= !RAI_DNS;
     // SAFETY: this function's contract.
-    unsafe { find(node, service, &hints) }.map_err(Failure::errno)
+    unsafe { lookup(node, service, &hints) }.map_err(Failure::errno)
 }
 
 /// A list of addresses that is freed on drop unless the program takes ownership of it.
@@ -247,7 +247,7 @@ impl Drop for AddrInfoList {
 /// # Safety
 /// `node` and `service` are strings or NULL. Each address in `hints` has the length in its length
 /// field.
-unsafe fn find(node: *const c_char, service: *const c_char, hints: &rdma_addrinfo) -> FindResult {
+unsafe fn lookup(node: *const c_char, service: *const c_char, hints: &rdma_addrinfo) -> FindResult {
     if hints.ai_flags & !(RAI_PASSIVE | RAI_NUMERICHOST | RAI_NOROUTE | RAI_FAMILY) != 0 {
         return Err(Failure::Resolver(libc::EAI_BADFLAGS));
     }
@@ -259,14 +259,14 @@ unsafe fn find(node: *const c_char, service: *const c_char, hints: &rdma_addrinf
     // SAFETY: `node` and `service` are strings or NULL by this function's contract; `wanted` and
     // `list` outlive the call.
     let list = match unsafe { libc::getaddrinfo(node, service, &raw const wanted, &raw mut list) } {
-        0 => Resolved(list),
+        0 => ResolverList(list),
         code => return Err(Failure::Resolver(code)),
     };
     // SAFETY: this function's contract, for the source address in the hints.
-    let entries = list.iter().filter_map(|entry| unsafe { convert(entry, hints) }.transpose());
+    let entries = list.iter().filter_map(|entry| unsafe { from_resolver(entry, hints) }.transpose());
     let entries = entries.collect::<Result<Vec<_>>>()?;
     // Empty if the resolver found only socket types without a matching QP type.
-    if entries.is_empty() { Err(Failure::Resolver(libc::EAI_SOCKTYPE)) } else { Ok(link(entries)) }
+    if entries.is_empty() { Err(Failure::Resolver(libc::EAI_SOCKTYPE)) } else { Ok(link_entries(entries)) }
 }
 
 /// Returns the entry that the hints alone describe.
@@ -288,16 +288,16 @@ unsafe fn from_hints(hints: &rdma_addrinfo) -> FindResult {
     Ok(rai)
 }
 
-struct Resolved(*mut addrinfo);
+struct ResolverList(*mut addrinfo);
 
-impl Resolved {
+impl ResolverList {
     fn iter(&self) -> impl Iterator<Item = &addrinfo> {
         // SAFETY: the resolver's list ends with NULL and lives as long as this object.
         core::iter::successors(unsafe { self.0.as_ref() }, |entry| unsafe { entry.ai_next.as_ref() })
     }
 }
 
-impl Drop for Resolved {
+impl Drop for ResolverList {
     fn drop(&mut self) {
         // SAFETY: `getaddrinfo` allocated the list, and only this drop frees it.
         unsafe { libc::freeaddrinfo(self.0) };
@@ -339,7 +339,7 @@ fn resolver_hints(hints: &rdma_addrinfo) -> addrinfo {
 ///
 /// # Safety
 /// The source address in `hints` has the length in its length field.
-unsafe fn convert(found: &addrinfo, hints: &rdma_addrinfo) -> Result<Option<AddrInfoList>> {
+unsafe fn from_resolver(found: &addrinfo, hints: &rdma_addrinfo) -> Result<Option<AddrInfoList>> {
     let (qp_type, port_space) = match found.ai_socktype {
         libc::SOCK_STREAM => (RC, PS_TCP),
         libc::SOCK_DGRAM => (UD, PS_UDP),
@@ -407,7 +407,7 @@ unsafe fn copy_address(addr: *const sockaddr, len: socklen_t) -> Result<(*mut so
         return Ok((null_mut(), 0));
     }
     let room = (len as usize).max(size_of::<sockaddr_in>());
-    // SAFETY: `calloc` accepts any size.
+    // SAFETY: `calloc` accepts any numbers.
     let block = unsafe { libc::calloc(1, room) };
     if block.is_null() {
         return Err(Errno(libc::ENOMEM));
@@ -418,7 +418,7 @@ unsafe fn copy_address(addr: *const sockaddr, len: socklen_t) -> Result<(*mut so
 }
 
 /// Links the entries in their order. Returns an empty list (NULL) for no entries.
-fn link(entries: Vec<AddrInfoList>) -> AddrInfoList {
+fn link_entries(entries: Vec<AddrInfoList>) -> AddrInfoList {
     entries.into_iter().rev().fold(AddrInfoList(null_mut()), |next, entry| {
         // SAFETY: `entry` has the only pointer to its block.
         unsafe { (*entry.0).ai_next = next.release() };

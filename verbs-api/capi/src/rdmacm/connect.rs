@@ -1,10 +1,10 @@
 //! Connecting, accepting, rejecting and disconnecting; ECE; multicast groups.
 
 use super::addrinfo::read;
-use super::id::{CmId, Depths, live, no_device, provided, show};
+use super::id::{CmId, Depths, live, no_device, provider_id, show};
 use super::lifecycle::{complete, release_event};
 use crate::abi::{ibv_ece, ibv_qp, ibv_qp_ex, rdma_cm_id, rdma_cm_join_mc_attr_ex, rdma_conn_param};
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, einval, invalid, outside, required, zero};
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, einval, invalid, out_of_range, required, zero};
 use crate::object::Object;
 use core::ffi::{c_int, c_void};
 use libc::sockaddr;
@@ -13,42 +13,42 @@ use roxe_provider::wire::cm::VendorId;
 use roxe_provider::{AsyncEventKind, DeviceAttr, Service};
 use std::sync::Arc;
 
-const TRIES: u8 = 7;
+const DEFAULT_RETRY_COUNT: u8 = 7;
 
 pub(crate) unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
     zero(|| {
-        // SAFETY: NULL or a valid structure of the program.
+        // SAFETY: the program passes NULL or a structure that is valid during the call.
         let wanted = unsafe { param.as_ref() };
         let object = live(id)?;
-        check(object, wanted)?;
+        check_param(object, wanted)?;
         let depths = wanted.map_or(Depths::MAX, Depths::from_param);
         let data = object.inner.state.lock().connect_data.clone();
         // SAFETY: the program's private data has the length in `private_data_len`.
         let param = unsafe { conn_param(object, wanted, depths, data) };
         object.inner.id.connect(&param)?;
         object.inner.state.lock().connect_data.clear();
-        finish(id)
+        show_and_complete(id)
     })
 }
 
 /// `man rdma_accept`. After RDMA_CM_EVENT_CONNECT_RESPONSE it acts like `rdma_establish`.
 pub(crate) unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
     zero(|| {
-        // SAFETY: NULL or a valid structure of the program.
+        // SAFETY: the program passes NULL or a structure that is valid during the call.
         let wanted = unsafe { param.as_ref() };
         let object = live(id)?;
-        check(object, wanted)?;
-        let proposal = object.inner.state.lock().proposal.within(&device_attr(object)?);
-        let depths = wanted.map_or(proposal, |wanted| Depths::from_param(wanted).or(proposal));
+        check_param(object, wanted)?;
+        let proposal = object.inner.state.lock().proposal.limited_to(&device_attr(object)?);
+        let depths = wanted.map_or(proposal, |wanted| Depths::from_param(wanted).or_for_max(proposal));
         // SAFETY: the program's private data has the length in `private_data_len`.
         let param = unsafe { conn_param(object, wanted, depths, vec![]) };
         object.inner.id.accept(&param)?;
-        if object.inner.id.service() == Service::Ud { Ok(()) } else { finish(id) }
+        if object.inner.id.service() == Service::Ud { Ok(()) } else { show_and_complete(id) }
     })
 }
 
 /// Shows the identifier's new state and, if it is synchronous, waits for the outcome.
-fn finish(id: *mut rdma_cm_id) -> Result<()> {
+fn show_and_complete(id: *mut rdma_cm_id) -> Result<()> {
     show(live(id)?)?;
     complete(id)
 }
@@ -58,13 +58,13 @@ fn device_attr(object: &Object<CmId>) -> Result<DeviceAttr> {
 }
 
 fn queue_pair(object: &Object<CmId>) -> *mut ibv_qp {
-    // SAFETY: alive; the program does not write to it during a call.
+    // SAFETY: the identifier is alive; the program does not write to it during a call.
     unsafe { (*object.exposed()).public.qp }
 }
 
 /// Checks the parameters of a connection, as rdma-core does only for the TCP port space. EINVAL
 /// without a queue pair and parameters, and for more outstanding READs than the device supports.
-fn check(object: &Object<CmId>, wanted: Option<&rdma_conn_param>) -> Result<()> {
+fn check_param(object: &Object<CmId>, wanted: Option<&rdma_conn_param>) -> Result<()> {
     if object.inner.id.port_space() != PortSpace::Tcp {
         return Ok(());
     }
@@ -92,7 +92,7 @@ impl Depths {
         Self { responder_resources: wanted.responder_resources, initiator_depth: wanted.initiator_depth }
     }
 
-    fn within(self, attr: &DeviceAttr) -> Self {
+    fn limited_to(self, attr: &DeviceAttr) -> Self {
         let least = |a: u8, b: u32| u8::try_from(b).map_or(a, |b| a.min(b));
         Self {
             responder_resources: least(self.responder_resources, attr.max_qp_rd_atom),
@@ -101,7 +101,7 @@ impl Depths {
     }
 
     /// Replaces `ConnParam::MAX` by the values of `other`.
-    fn or(self, other: Self) -> Self {
+    fn or_for_max(self, other: Self) -> Self {
         let choose = |wanted, max| if wanted == ConnParam::MAX { max } else { wanted };
         Self {
             responder_resources: choose(self.responder_resources, other.responder_resources),
@@ -133,8 +133,8 @@ unsafe fn conn_param(
         responder_resources: depths.responder_resources,
         initiator_depth: depths.initiator_depth,
         flow_control: wanted.is_some_and(|wanted| wanted.flow_control != 0),
-        retry_count: wanted.map_or(TRIES, |wanted| wanted.retry_count),
-        rnr_retry_count: wanted.map_or(TRIES, |wanted| wanted.rnr_retry_count),
+        retry_count: wanted.map_or(DEFAULT_RETRY_COUNT, |wanted| wanted.retry_count),
+        rnr_retry_count: wanted.map_or(DEFAULT_RETRY_COUNT, |wanted| wanted.rnr_retry_count),
         srq,
         qp_num,
     }
@@ -191,7 +191,7 @@ pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
 pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     zero(|| {
         live(id)?.inner.id.disconnect()?;
-        finish(id)
+        show_and_complete(id)
     })
 }
 
@@ -204,7 +204,7 @@ pub(crate) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: c_int) -
         let kind = match event {
             COMM_EST => AsyncEventKind::CommEst,
             PATH_MIG => AsyncEventKind::PathMig,
-            _ => return Err(outside("event", event, "IBV_EVENT_COMM_EST 4 and IBV_EVENT_PATH_MIG 6")),
+            _ => return Err(out_of_range("event", event, "IBV_EVENT_COMM_EST 4 and IBV_EVENT_PATH_MIG 6")),
         };
         object.inner.id.notify(kind)?;
         show(object)
@@ -222,7 +222,7 @@ pub(crate) unsafe extern "C" fn rdma_join_multicast(
     addr: *mut sockaddr,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: NULL or an address of the program, as long as its family says.
+    // SAFETY: the program passes NULL or an address of its family's size, valid during the call.
     zero(|| join(id, &unsafe { read(addr) }?, JoinFlags::default(), context))
 }
 
@@ -235,33 +235,35 @@ pub(crate) unsafe extern "C" fn rdma_join_multicast_ex(
     zero(|| {
         let attr = required!(attr);
         let flags = join_flags(attr)?;
-        // SAFETY: NULL or an address of the program, as long as its family says.
+        // SAFETY: the program passes NULL or an address of its family's size, valid during the
+        // call.
         let addr = unsafe { read(attr.addr) }?;
         join(id, &addr, flags, context)
     })
 }
 
 fn join_flags(attr: &rdma_cm_join_mc_attr_ex) -> Result<JoinFlags> {
-    const NEEDED: u32 = ATTR_ADDRESS | ATTR_JOIN_FLAGS;
+    const ADDRESS_AND_FLAGS: u32 = ATTR_ADDRESS | ATTR_JOIN_FLAGS;
     match (attr.comp_mask, attr.join_flags) {
-        (mask, _) if mask & !NEEDED != 0 => Err(EOPNOTSUPP),
-        (NEEDED, FULL_MEMBER) => Ok(JoinFlags { send_only: false }),
-        (NEEDED, SEND_ONLY) => Ok(JoinFlags { send_only: true }),
-        (NEEDED, _) => Err(EOPNOTSUPP),
+        (mask, _) if mask & !ADDRESS_AND_FLAGS != 0 => Err(EOPNOTSUPP),
+        (ADDRESS_AND_FLAGS, FULL_MEMBER) => Ok(JoinFlags { send_only: false }),
+        (ADDRESS_AND_FLAGS, SEND_ONLY) => Ok(JoinFlags { send_only: true }),
+        (ADDRESS_AND_FLAGS, _) => Err(EOPNOTSUPP),
         _ => Err(EINVAL),
     }
 }
 
 fn join(id: *mut rdma_cm_id, addr: &Address, flags: JoinFlags, context: *mut c_void) -> Result<()> {
     let user = context.expose_provenance() as u64;
-    provided(id)?.join_multicast(addr, flags, user)?;
+    provider_id(id)?.join_multicast(addr, flags, user)?;
     complete(id)
 }
 
 pub(crate) unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
     zero(|| {
         let object = live(id)?;
-        // SAFETY: NULL or an address of the program, as long as its family says.
+        // SAFETY: the program passes NULL or an address of its family's size, valid during the
+        // call.
         let addr = unsafe { read(addr) }?;
         object.inner.id.leave_multicast(&addr)?;
         show(object)
@@ -269,7 +271,7 @@ pub(crate) unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: 
 }
 
 /// Returns an identifier whose queue pair the program moves itself; EINVAL if the library has one.
-fn external<'a>(id: *mut rdma_cm_id) -> Result<&'a Arc<Id>> {
+fn id_without_qp<'a>(id: *mut rdma_cm_id) -> Result<&'a Arc<Id>> {
     let object = live(id)?;
     if queue_pair(object).is_null() { Ok(&object.inner.id) } else { Err(EINVAL) }
 }
@@ -277,7 +279,7 @@ fn external<'a>(id: *mut rdma_cm_id) -> Result<&'a Arc<Id>> {
 /// `man rdma_set_local_ece`: EINVAL without a vendor.
 pub(crate) unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
     zero(|| {
-        let id = external(id)?;
+        let id = id_without_qp(id)?;
         let ece = required!(ece);
         if ece.vendor_id == 0 || ece.comp_mask != 0 {
             return Err(EINVAL);
@@ -288,8 +290,8 @@ pub(crate) unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mu
 
 pub(crate) unsafe extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
     zero(|| {
-        let id = external(id)?;
-        // SAFETY: NULL or a valid structure of the program.
+        let id = id_without_qp(id)?;
+        // SAFETY: the program passes NULL or a structure that is valid during the call.
         let ece = unsafe { ece.as_mut() }.filter(|ece| ece.comp_mask == 0).ok_or(EINVAL)?;
         let Ece { vendor_id, options } = id.remote_ece();
         *ece = ibv_ece { vendor_id: vendor_id.get(), options, comp_mask: 0 };

@@ -18,32 +18,32 @@ use std::sync::Arc;
 
 /// A context that stays open until the process ends, and the domains that identifiers share.
 #[derive(Clone, Copy)]
-pub(super) struct Opened {
+pub(super) struct OpenDevice {
     pub(super) context: *mut ibv_context,
     pd: *mut ibv_pd,
     xrcd: *mut ibv_xrcd,
 }
 
 // SAFETY: handles of verbs objects may be used by any thread.
-unsafe impl Send for Opened {}
+unsafe impl Send for OpenDevice {}
 
 /// One entry per device, in device order.
-static OPENED: Mutex<OpenedDevices, Vec<Opened>> = Mutex::new(Vec::new());
+static OPENED: Mutex<OpenedDevices, Vec<OpenDevice>> = Mutex::new(Vec::new());
 
 /// Opens devices that are not open, or whose context the program has closed (which it must not).
-fn open_all(opened: &mut Vec<Opened>) -> Result<()> {
+fn open_all(opened: &mut Vec<OpenDevice>) -> Result<()> {
     for (at, device) in handles()?.into_iter().enumerate() {
         if opened.get(at).is_some_and(|known| objects::context(known.context).is_ok()) {
             continue;
         }
         opened.truncate(at);
-        opened.push(Opened { context: context::open(device)?, pd: null_mut(), xrcd: null_mut() });
+        opened.push(OpenDevice { context: context::open(device)?, pd: null_mut(), xrcd: null_mut() });
     }
     Ok(())
 }
 
 /// Calls `use_it` with the entry of a device; ENODEV if the device is not in the list (any more).
-fn with_device<T>(device: &Arc<Device>, use_it: impl FnOnce(&mut Opened) -> Result<T>) -> Result<T> {
+fn with_device<T>(device: &Arc<Device>, use_it: impl FnOnce(&mut OpenDevice) -> Result<T>) -> Result<T> {
     let mut opened = OPENED.lock();
     for_library(|| open_all(&mut opened))?;
     let at =
@@ -60,7 +60,7 @@ pub(super) fn non_null<T>(pointer: *mut T) -> Result<*mut T> {
 }
 
 /// Returns the context of a device, and the default protection domain of its identifiers.
-pub(super) fn defaults(device: &Arc<Device>) -> Result<(*mut ibv_context, *mut ibv_pd)> {
+pub(super) fn default_context_and_pd(device: &Arc<Device>) -> Result<(*mut ibv_context, *mut ibv_pd)> {
     with_device(device, |opened| {
         if opened.pd.is_null() {
             // SAFETY: an open context.
@@ -85,7 +85,7 @@ pub(super) fn xrc_domain(device: &Arc<Device>) -> Result<*mut ibv_xrcd> {
 pub(crate) unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
     let count = |number: usize| {
         if !num_devices.is_null() {
-            // SAFETY: not NULL, so the program passed a variable for the number.
+            // SAFETY: not NULL; the program passes a variable that is valid during the call.
             unsafe { num_devices.write(c_int::try_from(number).unwrap_or(c_int::MAX)) };
         }
     };
@@ -105,7 +105,8 @@ pub(crate) unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mu
 
 /// `man rdma_free_devices`: frees the array, closes no device.
 pub(crate) unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
-    // SAFETY: NULL or an array from `c_array`, which came from `calloc`.
+    // SAFETY: the program passes NULL or an array from `c_array`, which `calloc` allocated, and
+    // frees it once.
     unsafe { libc::free(list.cast()) };
 }
 

@@ -32,17 +32,17 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
             return Err(null("id"));
         }
         let created = lifecycle::create(null_mut(), null_mut(), res.ai_port_space, res.ai_qp_type)?;
-        let prepare = if res.ai_flags & RAI_PASSIVE != 0 { passive } else { active };
+        let prepare = if res.ai_flags & RAI_PASSIVE != 0 { prepare_passive } else { prepare_active };
         // SAFETY: the addresses and blocks are as long as the structure says.
         unsafe { prepare(created, res, pd, init) }.inspect_err(|_| destroy(created).unwrap_or_default())?;
-        // SAFETY: not NULL; a variable of the program.
+        // SAFETY: not NULL; the program passes a variable that is valid during the call.
         unsafe { id.write(created) };
         Ok(())
     })
 }
 
 /// Returns an address; NULL if its length is 0.
-fn given(addr: *mut sockaddr, len: socklen_t) -> *const sockaddr {
+fn address_if_given(addr: *mut sockaddr, len: socklen_t) -> *const sockaddr {
     if len == 0 { null_mut() } else { addr }
 }
 
@@ -50,15 +50,15 @@ fn given(addr: *mut sockaddr, len: socklen_t) -> *const sockaddr {
 ///
 /// # Safety
 /// Each address and block in `res` has the length in its length field.
-unsafe fn passive(
+unsafe fn prepare_passive(
     id: *mut rdma_cm_id,
     res: &rdma_addrinfo,
     pd: *mut ibv_pd,
     init: Option<&mut ibv_qp_init_attr>,
 ) -> Result<()> {
     // SAFETY: this function's contract.
-    bind(id, &unsafe { read(given(res.ai_src_addr, res.ai_src_len)) }?)?;
-    // SAFETY: alive; the program does not know it yet.
+    bind(id, &unsafe { read(address_if_given(res.ai_src_addr, res.ai_src_len)) }?)?;
+    // SAFETY: the identifier is alive, and the program does not have it yet.
     let qp_type = unsafe {
         if !pd.is_null() {
             (*id).pd = pd;
@@ -73,25 +73,26 @@ unsafe fn passive(
 ///
 /// # Safety
 /// Each address and block in `res` has the length in its length field.
-unsafe fn active(
+unsafe fn prepare_active(
     id: *mut rdma_cm_id,
     res: &rdma_addrinfo,
     pd: *mut ibv_pd,
     init: Option<&mut ibv_qp_init_attr>,
 ) -> Result<()> {
-    let (src, dst) = (given(res.ai_src_addr, res.ai_src_len), given(res.ai_dst_addr, res.ai_dst_len));
+    let (src, dst) =
+        (address_if_given(res.ai_src_addr, res.ai_src_len), address_if_given(res.ai_dst_addr, res.ai_dst_len));
     // SAFETY: this function's contract.
     let (src, dst) = unsafe { (read_optional(src)?, read(dst)?) };
     resolve(id, src.as_ref(), &dst, RESOLVE_TIMEOUT_MS)?;
     if res.ai_route_len > 0 {
         // SAFETY: this function's contract.
-        unsafe { resolve::set(id, LEVEL_IB, PATH, res.ai_route, res.ai_route_len) }?;
+        unsafe { resolve::set_option(id, LEVEL_IB, PATH, res.ai_route, res.ai_route_len) }?;
         complete(id)?;
     } else {
         resolve_route(id, RESOLVE_TIMEOUT_MS)?;
     }
     if let Some(init) = init {
-        // SAFETY: alive; the program does not know it yet.
+        // SAFETY: the identifier is alive, and the program does not have it yet.
         init.qp_type = unsafe { (*id).qp_type };
         create_qp(id, pd, init)?;
     }
@@ -122,11 +123,12 @@ pub(crate) unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *m
             return Err(einval("id is NULL, or the listener has an event channel and is not synchronous"));
         }
         release_event(listen);
-        // SAFETY: alive; a synchronous identifier belongs to one thread at a time.
+        // SAFETY: the identifier is alive; a program uses a synchronous one on one thread at a
+        // time.
         let event = event::next(unsafe { (*listen).channel })?;
         // SAFETY: alive as above, and the event is the program's.
         let request = unsafe { take_request(listen, event) }.inspect_err(|_| unsafe { (*listen).event = event })?;
-        // SAFETY: not NULL; a variable of the program.
+        // SAFETY: not NULL; the program passes a variable that is valid during the call.
         unsafe { id.write(request) };
         Ok(())
     })

@@ -15,12 +15,12 @@ use core::ptr::null_mut;
 use roxe_provider::cm::{ConnParam, Event, EventData, EventKind, Id, RejReason, UdParam};
 
 /// Room for the peer's private data, whose length is one byte.
-const PRIVATE_DATA: usize = u8::MAX as usize;
+const MAX_PRIVATE_DATA: usize = u8::MAX as usize;
 
 #[repr(C)]
 pub(crate) struct CmEvent {
     public: rdma_cm_event,
-    private_data: [u8; PRIVATE_DATA],
+    private_data: [u8; MAX_PRIVATE_DATA],
 }
 
 exposed! {
@@ -44,7 +44,7 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
         |inner, slept| {
             let _turn = inner.turn.lock();
             let Some(next) = inner.channel.take(slept).and_then(|next| deliver(&next)) else { return Ok(false) };
-            // SAFETY: not NULL; a variable of the program.
+            // SAFETY: not NULL; the program passes a variable that is valid during the call.
             unsafe { event.write(next) };
             Ok(true)
         },
@@ -64,9 +64,9 @@ pub(super) fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_even
 
 /// Makes the program's event; `None` for a destroyed identifier or a request without resources.
 fn deliver(event: &Event) -> Option<*mut rdma_cm_event> {
-    let owner = count(event.listener.as_ref().unwrap_or(&event.id).user());
+    let owner = count_delivered(event.listener.as_ref().unwrap_or(&event.id).user());
     match (owner, &event.listener) {
-        (Some(listener), Some(_)) => request(event, listener),
+        (Some(listener), Some(_)) => deliver_request(event, listener),
         (Some(id), None) => Some(publish(event, id, null_mut(), outcome(event, id))),
         (None, listener) => {
             if listener.is_some() {
@@ -78,7 +78,7 @@ fn deliver(event: &Event) -> Option<*mut rdma_cm_event> {
 }
 
 /// Counts an event as delivered to the identifier whose token is `user`.
-fn count(user: u64) -> Option<*mut rdma_cm_id> {
+fn count_delivered(user: u64) -> Option<*mut rdma_cm_id> {
     with_token::<CmId, _>(Token(user), |object| {
         object.inner.events.deliver();
         object.handle()
@@ -89,7 +89,7 @@ fn count_acknowledged(owner: *mut rdma_cm_id) -> Result<()> {
     Object::<CmId>::with_live(owner, |object| object.inner.events.ack(1))
 }
 
-fn request(event: &Event, listener: *mut rdma_cm_id) -> Option<*mut rdma_cm_event> {
+fn deliver_request(event: &Event, listener: *mut rdma_cm_id) -> Option<*mut rdma_cm_event> {
     match id::adopt(event, listener) {
         Ok(id) => Some(publish(event, id, listener, (event.kind, event.status))),
         Err(_) => {
@@ -134,8 +134,8 @@ fn publish(
 ) -> *mut rdma_cm_event {
     let public = rdma_cm_event { id, listen_id, event: kind as c_int, status, param: param(&event.data) };
     let private_data = event.data.private_data();
-    let len = private_data.len().min(PRIVATE_DATA);
-    let mut exposed = CmEvent { public, private_data: [0; PRIVATE_DATA] };
+    let len = private_data.len().min(MAX_PRIVATE_DATA);
+    let mut exposed = CmEvent { public, private_data: [0; MAX_PRIVATE_DATA] };
     exposed.private_data[..len].copy_from_slice(&private_data[..len]);
     let handle = Object::<CmEvent>::publish(Token::new(), exposed, ());
     if len > 0 {
@@ -191,7 +191,7 @@ pub(crate) unsafe extern "C" fn rdma_write_cm_event(
     arg: u64,
 ) -> c_int {
     zero(|| {
-        let id = id::provided(id)?;
+        let id = id::provider_id(id)?;
         if event != EventKind::User as c_int {
             return Err(EINVAL);
         }
@@ -209,7 +209,7 @@ pub(super) fn acknowledge(event: *mut rdma_cm_event) -> Result<()> {
 }
 
 /// Returns the outcome of an event for a call that waited for it.
-pub(super) fn verdict(kind: c_int, status: c_int) -> Result<()> {
+pub(super) fn event_result(kind: c_int, status: c_int) -> Result<()> {
     match status {
         0 => Ok(()),
         _ if kind == EventKind::Rejected as c_int => Err(Errno(libc::ECONNREFUSED)),

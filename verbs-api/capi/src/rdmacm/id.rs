@@ -48,7 +48,7 @@ impl OwnChannel {
         create().map(Self)
     }
 
-    pub(super) fn take(mut self) -> *mut rdma_event_channel {
+    pub(super) fn into_handle(mut self) -> *mut rdma_event_channel {
         core::mem::replace(&mut self.0, null_mut())
     }
 }
@@ -72,7 +72,7 @@ pub(super) fn inner(channel: *mut rdma_event_channel) -> Result<Arc<ChannelInner
 }
 
 /// Selector of a path record: exactly this value (IBA §15.2.5.16).
-const EXACTLY: u8 = 2;
+const EXACT: u8 = 2;
 
 #[repr(C)]
 pub(crate) struct CmId {
@@ -137,16 +137,16 @@ unsafe impl Send for Template {}
 /// program stored in it; EINVAL if there is none.
 pub(super) fn live<'a>(handle: *mut rdma_cm_id) -> Result<&'a Object<CmId>> {
     let object = Object::live(handle)?;
-    follow_qp(object);
+    adopt_assigned_qp(object);
     Ok(object)
 }
 
 /// Adopts the queue pair in `id->qp`, which programs may assign: dapl accepts a request with the
 /// queue pair of another identifier, and other programs clear the field to keep theirs. A destroyed
 /// queue pair counts as none: programs also use `ibv_destroy_qp` and leave the pointer.
-fn follow_qp(object: &Object<CmId>) {
+fn adopt_assigned_qp(object: &Object<CmId>) {
     let mut state = object.inner.state.lock();
-    // SAFETY: alive; the program does not write to it during a call.
+    // SAFETY: the identifier is alive; the program does not write to it during a call.
     let qp = unsafe { (*object.exposed()).public.qp };
     let provided = Object::<ibv_qp_ex>::if_alive(qp).map(|found| &found.inner.qp);
     let now = QpHandle(if provided.is_some() { qp } else { null_mut() });
@@ -157,7 +157,7 @@ fn follow_qp(object: &Object<CmId>) {
     }
 }
 
-pub(super) fn provided<'a>(handle: *mut rdma_cm_id) -> Result<&'a Arc<Id>> {
+pub(super) fn provider_id<'a>(handle: *mut rdma_cm_id) -> Result<&'a Arc<Id>> {
     live(handle).map(|object| &object.inner.id)
 }
 
@@ -186,7 +186,12 @@ fn service(qp_type: c_int) -> Result<Service> {
     }
 }
 
-fn unbound(channel: *mut rdma_event_channel, context: *mut c_void, port_space: PortSpace, qp_type: c_int) -> CmId {
+fn new_structure(
+    channel: *mut rdma_event_channel,
+    context: *mut c_void,
+    port_space: PortSpace,
+    qp_type: c_int,
+) -> CmId {
     let ps = port_space.code().into();
     let public = rdma_cm_id { channel, context, ps, qp_type, ..rdma_cm_id::ZERO };
     CmId { public, path: ibv_sa_path_rec::default() }
@@ -202,7 +207,7 @@ pub(super) fn create_on(
     let token = Token::new();
     let id = Id::create_for(&inner(channel)?.channel, port_space, service(qp_type)?, token.0)?;
     let state = State { synchronous, ..State::default() };
-    Ok(publish(token, unbound(channel, context, port_space, qp_type), id, state))
+    Ok(publish(token, new_structure(channel, context, port_space, qp_type), id, state))
 }
 
 fn publish(token: Token, exposed: CmId, id: Arc<Id>, state: State) -> *mut rdma_cm_id {
@@ -225,14 +230,14 @@ pub(super) fn adopt(event: &Event, listener: *mut rdma_cm_id) -> Result<*mut rdm
     let token = Token::new();
     let state = State { synchronous, proposal: proposal(&event.data), ..State::default() };
     let handle =
-        publish(token, unbound(channel, context, event.id.port_space(), qp_type), Arc::clone(&event.id), state);
+        publish(token, new_structure(channel, context, event.id.port_space(), qp_type), Arc::clone(&event.id), state);
     event.id.set_user(token.0);
     if let Err(errno) = live(handle).and_then(show) {
         // The program has not seen it.
         drop(Object::<CmId>::retire(handle)?);
         return Err(errno);
     }
-    own.map(OwnChannel::take);
+    own.map(OwnChannel::into_handle);
     Ok(handle)
 }
 
@@ -252,20 +257,22 @@ pub(super) fn show(object: &Object<CmId>) -> Result<()> {
     let gid = |address: Option<&Address>| ibv_gid { raw: address.map_or_else(Gid::default, Address::gid).0 };
     let ibaddr = rdma_ib_addr { sgid: gid(local.as_ref()), dgid: gid(peer.as_ref()), pkey: u16::MAX };
     let (src, dst) = (addrinfo::to_c(local.as_ref()), addrinfo::to_c(peer.as_ref()));
-    // SAFETY: alive; programs read these fields and only we write them.
+    // SAFETY: the identifier is alive; programs read these fields, and only this library writes
+    // them.
     unsafe { (*exposed).public.route.addr = rdma_addr { src, dst, ibaddr } };
     if let Some(path) = id.path() {
         show_path(object, &path);
     }
-    // SAFETY: alive; the program does not write to it during a call.
+    // SAFETY: the identifier is alive; the program does not write to it during a call.
     let qp = unsafe { (*exposed).public.qp };
     // The program may have destroyed the queue pair itself.
     if Object::<ibv_qp_ex>::if_alive(qp).is_some() {
         show_state(qp).ok();
     }
     let Some(device) = id.device() else { return Ok(()) };
-    let (context, pd) = devices::defaults(&device)?;
-    // SAFETY: alive; programs read these fields and only we write them.
+    let (context, pd) = devices::default_context_and_pd(&device)?;
+    // SAFETY: the identifier is alive; programs read these fields, and only this library writes
+    // them.
     unsafe {
         (*exposed).public.verbs = context;
         (*exposed).public.port_num = id.port();
@@ -284,10 +291,10 @@ fn show_path(object: &Object<CmId>, path: &Path) {
         reversible: 1,
         numb_path: 1,
         pkey: path.pkey.to_be(),
-        mtu_selector: EXACTLY,
+        mtu_selector: EXACT,
         mtu: path.mtu as u8,
-        rate_selector: EXACTLY,
-        packet_life_time_selector: EXACTLY,
+        rate_selector: EXACT,
+        packet_life_time_selector: EXACT,
         ..ibv_sa_path_rec::ZERO
     });
     // SAFETY: alive; programs read these fields and only we write them. The record is in the block.

@@ -22,7 +22,7 @@ pub(crate) unsafe extern "C" fn rdma_create_id(
             return Err(null("id"));
         }
         let created = create(channel, context, ps, 0)?;
-        // SAFETY: not NULL; a variable of the program.
+        // SAFETY: not NULL; the program passes a variable that is valid during the call.
         unsafe { id.write(created) };
         Ok(())
     })
@@ -42,7 +42,7 @@ pub(super) fn create(
     }
     let own = OwnChannel::new()?;
     let created = create_on(own.0, context, port_space, qp_type, true)?;
-    own.take();
+    own.into_handle();
     Ok(created)
 }
 
@@ -96,7 +96,7 @@ fn migrate(handle: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> Result<
     object.inner.state.lock().synchronous = synchronous;
     // SAFETY: alive, and the program does not use it meanwhile.
     let old = unsafe { (&raw mut (*handle).channel).replace(channel) };
-    own.map(OwnChannel::take);
+    own.map(OwnChannel::into_handle);
     if was_synchronous {
         drop(OwnChannel(old));
     }
@@ -111,7 +111,7 @@ pub(super) fn complete(handle: *mut rdma_cm_id) -> Result<()> {
         return Ok(());
     }
     release_event(handle);
-    // SAFETY: alive; a synchronous identifier belongs to one thread at a time.
+    // SAFETY: the identifier is alive; a program uses a synchronous one on one thread at a time.
     let event = event::next(unsafe { (*handle).channel })?;
     // SAFETY: alive; a synchronous identifier belongs to one thread at a time; the event is the
     // program's from here on.
@@ -119,5 +119,5 @@ pub(super) fn complete(handle: *mut rdma_cm_id) -> Result<()> {
         (*handle).event = event;
         ((*event).event, (*event).status)
     };
-    event::verdict(kind, status)
+    event::event_result(kind, status)
 }

@@ -4,7 +4,7 @@ use super::devices::{non_null, xrc_domain};
 use super::id::{CmId, QpHandle, live, no_device, show};
 use crate::abi::*;
 use crate::cq::{ibv_create_cq, ibv_destroy_cq};
-use crate::errno::{EINVAL, Errno, Result, einval, no_result, null, outside, required, zero};
+use crate::errno::{EINVAL, Errno, Result, einval, no_result, null, out_of_range, required, zero};
 use crate::event::{ibv_create_comp_channel, ibv_destroy_comp_channel};
 use crate::object::Object;
 use crate::objects::context_of;
@@ -25,7 +25,7 @@ fn foreign_pd() -> Errno {
 /// Returns the structure and the context of an identifier; EINVAL if it is not bound to a device.
 fn bound(object: &Object<CmId>) -> Result<(*mut rdma_cm_id, *mut ibv_context)> {
     let id = object.handle();
-    // SAFETY: alive; programs only read the field.
+    // SAFETY: the identifier is alive; programs only read what this accesses.
     let context = unsafe { (*id).verbs };
     if context.is_null() { Err(no_device()) } else { Ok((id, context)) }
 }
@@ -56,25 +56,25 @@ pub(crate) unsafe extern "C" fn rdma_create_qp_ex(id: *mut rdma_cm_id, init: *mu
 fn create_extended(id: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> Result<()> {
     let object = live(id)?;
     let (id, context) = bound(object)?;
-    // SAFETY: alive; the program does not write to it during a call.
+    // SAFETY: the identifier is alive; the program does not write to it during a call.
     if !unsafe { (*id).qp }.is_null() {
         return Err(einval("the identifier has a queue pair already"));
     }
-    fill_in(object, init)?;
-    let qp = create_on(id, context, init).inspect_err(|_| drop_cqs(id))?;
+    set_default_domains(object, init)?;
+    let qp = create_on(id, context, init).inspect_err(|_| destroy_own_cqs(id))?;
     // Fails if the queue pair does not fit the identifier.
     attach(object, qp).inspect_err(|_| destroy_qp(id))?;
-    // SAFETY: alive; programs only read the field.
+    // SAFETY: the identifier is alive; programs only read what this accesses.
     unsafe { (*id).pd = init.pd };
     show(object)
 }
 
 /// Sets the default domains; EINVAL for a domain of another device.
-fn fill_in(object: &Object<CmId>, init: &mut ibv_qp_init_attr_ex) -> Result<()> {
+fn set_default_domains(object: &Object<CmId>, init: &mut ibv_qp_init_attr_ex) -> Result<()> {
     let (id, context) = bound(object)?;
     if init.comp_mask & QP_PD == 0 || init.pd.is_null() {
         init.comp_mask |= QP_PD;
-        // SAFETY: alive; programs only read the field.
+        // SAFETY: the identifier is alive; programs only read what this accesses.
         init.pd = unsafe { (*id).pd };
     }
     if context_of(init.pd)? != context {
@@ -82,12 +82,12 @@ fn fill_in(object: &Object<CmId>, init: &mut ibv_qp_init_attr_ex) -> Result<()> 
     }
     if init.qp_type == XRC_RECV && init.comp_mask & QP_XRCD == 0 {
         init.comp_mask |= QP_XRCD;
-        init.xrcd = own_xrcd(object)?;
+        init.xrcd = default_xrcd(object)?;
     }
     Ok(())
 }
 
-fn own_xrcd(object: &Object<CmId>) -> Result<*mut ibv_xrcd> {
+fn default_xrcd(object: &Object<CmId>) -> Result<*mut ibv_xrcd> {
     xrc_domain(&object.inner.id.device().ok_or_else(no_device)?)
 }
 
@@ -114,7 +114,7 @@ fn attach(object: &Object<CmId>, qp: *mut ibv_qp) -> Result<()> {
     let provided = &Object::<ibv_qp_ex>::live(qp)?.inner.qp;
     // The lock makes a thread that delivers events see both or neither.
     let mut state = object.inner.state.lock();
-    // SAFETY: alive; the program does not use it meanwhile.
+    // SAFETY: the identifier is alive; the program uses it in one call at a time.
     unsafe { (*object.exposed()).public.qp = qp };
     state.qp = QpHandle(qp);
     Ok(object.inner.id.attach_qp(provided)?)
@@ -149,13 +149,13 @@ unsafe fn own_cq(id: *mut rdma_cm_id, context: *mut ibv_context, entries: u32, s
         }
         *channel = non_null(for_library(|| ibv_create_comp_channel(context)))?;
         let new = for_library(|| ibv_create_cq(context, entries, id.cast(), *channel, 0));
-        *cq = non_null(new).inspect_err(|_| drop_cq(id, side))?;
+        *cq = non_null(new).inspect_err(|_| destroy_own_cq(id, side))?;
         Ok(*cq)
     }
 }
 
 /// Destroys the identifier's CQ of a side unless another queue still uses it.
-fn drop_cq(id: *mut rdma_cm_id, side: Side) {
+fn destroy_own_cq(id: *mut rdma_cm_id, side: Side) {
     // SAFETY: the caller ensures that the identifier is alive; the handles are ours.
     unsafe {
         let (cq, channel) = cq_fields(id, side);
@@ -170,9 +170,9 @@ fn drop_cq(id: *mut rdma_cm_id, side: Side) {
     }
 }
 
-fn drop_cqs(id: *mut rdma_cm_id) {
-    drop_cq(id, Side::Send);
-    drop_cq(id, Side::Recv);
+fn destroy_own_cqs(id: *mut rdma_cm_id) {
+    destroy_own_cq(id, Side::Send);
+    destroy_own_cq(id, Side::Recv);
 }
 
 pub(crate) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
@@ -186,14 +186,14 @@ pub(super) fn destroy_qp(id: *mut rdma_cm_id) {
         let mut state = object.inner.state.lock();
         object.inner.id.detach_qp();
         state.qp = QpHandle::default();
-        // SAFETY: alive; the program does not use it meanwhile.
+        // SAFETY: the identifier is alive; the program uses it in one call at a time.
         unsafe { (&raw mut (*id).qp).replace(null_mut()) }
     };
     if !qp.is_null() {
         // SAFETY: anything but a live queue pair is refused.
         unsafe { ibv_destroy_qp(qp) };
     }
-    drop_cqs(id);
+    destroy_own_cqs(id);
 }
 
 pub(crate) unsafe extern "C" fn rdma_create_srq(
@@ -204,7 +204,7 @@ pub(crate) unsafe extern "C" fn rdma_create_srq(
     zero(|| {
         let init = required!(mut init);
         let object = live(id)?;
-        // SAFETY: alive; programs only read the field.
+        // SAFETY: the identifier is alive; programs only read what this accesses.
         let is_target = unsafe { (*object.exposed()).public.qp_type } == XRC_RECV;
         let mut extended = ibv_srq_init_attr_ex {
             srq_context: init.srq_context,
@@ -230,7 +230,7 @@ pub(crate) unsafe extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, init: *m
 
 fn create_srq(object: &Object<CmId>, init: &mut ibv_srq_init_attr_ex) -> Result<()> {
     let (id, context) = bound(object)?;
-    // SAFETY: alive; programs only read the fields.
+    // SAFETY: the identifier is alive; programs only read what this accesses.
     let (has_one, own_pd) = unsafe { (!(*id).srq.is_null(), (*id).pd) };
     if has_one || init.comp_mask & SRQ_TYPE == 0 {
         return Err(einval(
@@ -248,7 +248,7 @@ fn create_srq(object: &Object<CmId>, init: &mut ibv_srq_init_attr_ex) -> Result<
     }
     if init.srq_type == XRC && (!has_xrcd || init.xrcd.is_null()) {
         init.comp_mask |= SRQ_XRCD;
-        init.xrcd = own_xrcd(object)?;
+        init.xrcd = default_xrcd(object)?;
     }
     if init.srq_type == XRC && (!has_cq || init.cq.is_null()) {
         init.comp_mask |= SRQ_CQ;
@@ -256,8 +256,8 @@ fn create_srq(object: &Object<CmId>, init: &mut ibv_srq_init_attr_ex) -> Result<
         init.cq = unsafe { own_cq(id, context, init.attr.max_wr, Side::Recv) }?;
     }
     // SAFETY: an open context and a valid structure.
-    let srq = non_null(unsafe { create_srq_ex(context, init) }).inspect_err(|_| drop_cq(id, Side::Recv))?;
-    // SAFETY: alive; programs only read the field.
+    let srq = non_null(unsafe { create_srq_ex(context, init) }).inspect_err(|_| destroy_own_cq(id, Side::Recv))?;
+    // SAFETY: the identifier is alive; programs only read what this accesses.
     unsafe { (*id).srq = srq };
     Ok(())
 }
@@ -274,7 +274,7 @@ pub(super) fn destroy_srq(id: *mut rdma_cm_id) {
             (*id).srq = null_mut();
         }
         if (*id).qp.is_null() {
-            drop_cqs(id);
+            destroy_own_cqs(id);
         }
     }
 }
@@ -293,9 +293,9 @@ pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
         // SAFETY: not NULL; the program fills this field.
         let state = unsafe { (*attr).qp_state };
         let known = QpState::from_code(state.cast_unsigned());
-        let state = known.ok_or_else(|| outside("qp_state", state, "the values of enum ibv_qp_state"))?;
+        let state = known.ok_or_else(|| out_of_range("qp_state", state, "the values of enum ibv_qp_state"))?;
         let (found, needed) = object.inner.id.init_qp_attr(state)?;
-        // SAFETY: not NULL; the program passes valid structures.
+        // SAFETY: not NULL; the program passes structures that are valid during the call.
         unsafe {
             attr.write(ibv_qp_attr { qp_state: state as c_int, ..qp::to_c(&found, ibv_qp_cap::default()) });
             mask.write(needed.bits().cast_signed());

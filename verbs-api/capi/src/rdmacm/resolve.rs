@@ -2,7 +2,7 @@
 
 use super::addrinfo;
 use super::addrinfo::{read, read_optional};
-use super::id::{live, provided, show};
+use super::id::{live, provider_id, show};
 use super::lifecycle::complete;
 use crate::abi::{ibv_path_data, rdma_addrinfo, rdma_cm_id};
 use crate::errno::{EINVAL, ENOENT, Errno, Result, invalid, null, zero};
@@ -12,7 +12,7 @@ use roxe_provider::cm::{Address, EventKind, IdOption, Path};
 use roxe_wire::{Gid, PathMtu};
 
 pub(crate) unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
-    // SAFETY: NULL or an address of the program, as long as its family says.
+    // SAFETY: the program passes NULL or an address of its family's size, valid during the call.
     zero(|| bind(id, &unsafe { read(addr) }?))
 }
 
@@ -29,14 +29,15 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addr(
     timeout_ms: c_int,
 ) -> c_int {
     zero(|| {
-        // SAFETY: NULL or addresses of the program, as long as their families say.
+        // SAFETY: the program passes NULL or addresses of their families' sizes, valid during the
+        // call.
         let (src, dst) = unsafe { (read_optional(src)?, read(dst)?) };
         resolve(id, src.as_ref(), &dst, timeout_ms)
     })
 }
 
 pub(super) fn resolve(id: *mut rdma_cm_id, src: Option<&Address>, dst: &Address, timeout_ms: c_int) -> Result<()> {
-    provided(id)?.resolve_addr(src, dst, timeout_ms.cast_unsigned())?;
+    provider_id(id)?.resolve_addr(src, dst, timeout_ms.cast_unsigned())?;
     complete(id)
 }
 
@@ -45,7 +46,7 @@ pub(crate) unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_
 }
 
 pub(super) fn resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> Result<()> {
-    provided(id)?.resolve_route(timeout_ms.cast_unsigned())?;
+    provider_id(id)?.resolve_route(timeout_ms.cast_unsigned())?;
     complete(id)
 }
 
@@ -80,7 +81,7 @@ pub(crate) unsafe extern "C" fn rdma_query_addrinfo(id: *mut rdma_cm_id, info: *
             return Err(EINVAL);
         }
         let list = object.inner.state.lock().addrinfo.take().ok_or(ENOENT)?;
-        // SAFETY: not NULL; a variable of the program.
+        // SAFETY: not NULL; the program passes a variable that is valid during the call.
         unsafe { info.write(list.release()) };
         Ok(())
     })
@@ -96,7 +97,7 @@ pub(crate) unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int)
 
 /// Port of an address in network byte order; 0 for no address.
 fn port(id: *mut rdma_cm_id, address: fn(&roxe_provider::cm::Id) -> Option<Address>) -> u16 {
-    provided(id).ok().and_then(|id| address(id)).map_or(0, |address| address.port()).to_be()
+    provider_id(id).ok().and_then(|id| address(id)).map_or(0, |address| address.port()).to_be()
 }
 
 pub(crate) unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
@@ -116,9 +117,9 @@ const AFONLY: c_int = 2;
 const ACK_TIMEOUT: c_int = 3;
 pub(super) const PATH: c_int = 1;
 /// `IBV_PATH_FLAG_GMP`, `_PRIMARY` and `_BIDIRECTIONAL` together: the path of a connection.
-const USABLE: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 5;
+const CONNECTION_PATH: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 5;
 /// Value bits of a path record's field; the selector is above them.
-const VALUE: u8 = 0x3f;
+const VALUE_MASK: u8 = 0x3f;
 
 /// `man rdma_set_option`: EINVAL for a value of the wrong size, ENOSYS for an unknown option.
 pub(crate) unsafe extern "C" fn rdma_set_option(
@@ -129,12 +130,12 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
     len: usize,
 ) -> c_int {
     // SAFETY: the program's value has `len` bytes.
-    zero(|| unsafe { set(id, level, name, value, len) })
+    zero(|| unsafe { set_option(id, level, name, value, len) })
 }
 
 /// # Safety
 /// `value` is NULL or points to `len` bytes.
-pub(super) unsafe fn set(
+pub(super) unsafe fn set_option(
     id: *mut rdma_cm_id,
     level: c_int,
     name: c_int,
@@ -143,23 +144,23 @@ pub(super) unsafe fn set(
 ) -> Result<()> {
     let object = live(id)?;
     // SAFETY: this function's contract.
-    object.inner.id.set_option(unsafe { parse(level, name, value, len) }?)?;
+    object.inner.id.set_option(unsafe { parse_option(level, name, value, len) }?)?;
     show(object)
 }
 
 /// # Safety
-/// The contract of [`set`].
-unsafe fn parse(level: c_int, name: c_int, value: *const c_void, len: usize) -> Result<IdOption> {
+/// The contract of [`set_option`].
+unsafe fn parse_option(level: c_int, name: c_int, value: *const c_void, len: usize) -> Result<IdOption> {
     if value.is_null() {
         return Err(null("optval"));
     }
     // SAFETY: not NULL, and `len` bytes long by this function's contract.
     unsafe {
         match (level, name) {
-            (LEVEL_ID, TOS) => fixed(value, len).map(IdOption::Tos),
-            (LEVEL_ID, REUSEADDR) => fixed::<c_int>(value, len).map(|on| IdOption::ReuseAddr(on != 0)),
-            (LEVEL_ID, AFONLY) => fixed::<c_int>(value, len).map(|on| IdOption::AfOnly(on != 0)),
-            (LEVEL_ID, ACK_TIMEOUT) => fixed(value, len).map(IdOption::AckTimeout),
+            (LEVEL_ID, TOS) => read_fixed(value, len).map(IdOption::Tos),
+            (LEVEL_ID, REUSEADDR) => read_fixed::<c_int>(value, len).map(|on| IdOption::ReuseAddr(on != 0)),
+            (LEVEL_ID, AFONLY) => read_fixed::<c_int>(value, len).map(|on| IdOption::AfOnly(on != 0)),
+            (LEVEL_ID, ACK_TIMEOUT) => read_fixed(value, len).map(IdOption::AckTimeout),
             (LEVEL_IB, PATH) => path(value.cast(), len).map(IdOption::Path),
             _ => Err(Errno(libc::ENOSYS)),
         }
@@ -170,7 +171,7 @@ unsafe fn parse(level: c_int, name: c_int, value: *const c_void, len: usize) -> 
 ///
 /// # Safety
 /// `value` points to `len` bytes, in which any bits are a `T`.
-unsafe fn fixed<T: Copy>(value: *const c_void, len: usize) -> Result<T> {
+unsafe fn read_fixed<T: Copy>(value: *const c_void, len: usize) -> Result<T> {
     if len != size_of::<T>() {
         return Err(invalid(|| format!("optlen is {len}; accepted is {}", size_of::<T>())));
     }
@@ -188,7 +189,7 @@ unsafe fn path(records: *const ibv_path_data, len: usize) -> Result<Path> {
     }
     // SAFETY: this many records by this function's contract; any bits are valid.
     let records = (0..len / size_of::<ibv_path_data>()).map(|at| unsafe { records.add(at).read_unaligned() });
-    let usable = records.into_iter().find(|record| record.flags == USABLE).ok_or(EINVAL)?;
+    let usable = records.into_iter().find(|record| record.flags == CONNECTION_PATH).ok_or(EINVAL)?;
     from_record(&usable)
 }
 
@@ -204,8 +205,8 @@ fn from_record(record: &ibv_path_data) -> Result<Path> {
         traffic_class: path.tclass,
         sl: (u16::from_be(path.qosclass_sl) & 0xf) as u8,
         pkey: u16::from_be(path.pkey),
-        mtu: PathMtu::from_code(path.mtu & VALUE).ok_or(EINVAL)?,
-        rate: path.rate & VALUE,
-        packet_life_time: path.packetlifetime & VALUE,
+        mtu: PathMtu::from_code(path.mtu & VALUE_MASK).ok_or(EINVAL)?,
+        rate: path.rate & VALUE_MASK,
+        packet_life_time: path.packetlifetime & VALUE_MASK,
     })
 }

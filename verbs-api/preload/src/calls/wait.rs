@@ -57,7 +57,8 @@ fn holds(room: size_t, count: nfds_t) -> bool {
 ///
 /// # Safety
 ///
-/// `entries` is NULL or points to `count` entries that are valid for `'a` and used by no other code.
+/// `entries` is NULL or points to `count` entries that are valid for `'a` and used by no other
+/// code.
 unsafe fn with_rsockets<'a>(entries: *mut pollfd, count: nfds_t) -> Option<(&'static Rdma, &'a mut [pollfd])> {
     if entries.is_null() {
         return None;
@@ -147,8 +148,8 @@ unsafe extern "C" fn pselect(
     with_mask(mask, || select_by_poll(rdma, count, &sets, timeout))
 }
 
-/// One of the program's sets, or NULL. It has at least as many bits as the call's `count`, which may
-/// be more than an `fd_set` has.
+/// One of the program's sets, or NULL. It has at least as many bits as the call's `count`, which
+/// may be more than an `fd_set` has.
 struct Set(*mut fd_set);
 
 /// Bits of a word of a set.

@@ -220,8 +220,8 @@ impl Incoming {
         &self.param
     }
 
-    /// Returns parameters for [`accept`](Self::accept): the numbers of READs and atomics that the peer offers, without
-    /// private data.
+    /// Returns parameters for [`accept`](Self::accept): the numbers of READs and atomics that the
+    /// peer offers, without private data.
     pub fn answer(&self) -> ConnParam {
         let ConnParam { responder_resources, initiator_depth, .. } = self.param;
         ConnParam { responder_resources, initiator_depth, ..ConnParam::default() }

@@ -202,8 +202,8 @@ impl CmId {
         Ok(self.0.id.establish()?)
     }
 
-    /// Ends the connection: moves the queue pair to the error state, which flushes its requests, and
-    /// notifies the peer. After the event `Disconnected`, answers the peer.
+    /// Ends the connection: moves the queue pair to the error state, which flushes its requests,
+    /// and notifies the peer. After the event `Disconnected`, answers the peer.
     ///
     /// # Errors
     /// [`Error::Argument`] if there is no connection.

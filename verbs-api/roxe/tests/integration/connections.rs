@@ -467,8 +467,8 @@ fn port_in_use_is_refused_to_a_second_listener() {
     assert_eq!(errno(Listener::bind(foreign)), libc::EADDRNOTAVAIL);
 }
 
-/// A loopback address that no device has, as `localhost` is for a program whose devices are on other
-/// interfaces.
+/// A loopback address that no device has, as `localhost` is for a program whose devices are on
+/// other interfaces.
 // clause: CM-LOOPBACK
 #[test]
 fn loopback_address_without_device_is_this_host() {

@@ -1,9 +1,9 @@
 //! Datagrams: SOCK_DGRAM over UD queue pairs.
 //!
-//! A socket has a UDP socket, and a [`Port`] for each local address that it uses. It sends the first
-//! datagram to a peer over UDP, together with its queue pair number; the peer answers with its own
-//! number. Later datagrams go from queue pair to queue pair. The background thread reads the UDP
-//! socket and adds its datagrams to the same inbox.
+//! A socket has a UDP socket, and a [`Port`] for each local address that it uses. It sends the
+//! first datagram to a peer over UDP, together with its queue pair number; the peer answers with
+//! its own number. Later datagrams go from queue pair to queue pair. The background thread reads
+//! the UDP socket and adds its datagrams to the same inbox.
 
 mod port;
 

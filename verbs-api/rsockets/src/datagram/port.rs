@@ -178,8 +178,8 @@ impl Port {
         sent.map(|()| true)
     }
 
-    /// Processes completions. Passes each datagram to `arrived`, which returns true to keep the slot
-    /// until [`repost`](Self::repost). Returns true if there was any completion.
+    /// Processes completions. Passes each datagram to `arrived`, which returns true to keep the
+    /// slot until [`repost`](Self::repost). Returns true if there was any completion.
     pub(crate) fn take_completions(&mut self, mut arrived: impl FnMut(Arrived) -> bool) -> bool {
         let mut any = false;
         let mut batch = [WorkCompletion::default(); BATCH];

@@ -269,7 +269,8 @@ impl Stream {
     }
 
     /// Returns the WRITE of entry `index` to the peer's mapping table, and the message that
-    /// announces it. Takes a credit and a slot: the caller first checks [`can_send_message`](Outgoing::can_send_message).
+    /// announces it. Takes a credit and a slot: the caller first checks
+    /// [`can_send_message`](Outgoing::can_send_message).
     // clause: RSOCK-IOMAP
     pub(crate) fn announce_mapping(&mut self, index: u16, iomap: &Iomap) -> (Target, [u8; IOMAP_LEN], Message) {
         self.outgoing.start_message();
@@ -413,7 +414,8 @@ impl Incoming {
     }
 }
 
-/// Free bytes of the send buffer that a WRITE needs, so that a slow peer does not cause tiny WRITEs.
+/// Free bytes of the send buffer that a WRITE needs, so that a slow peer does not cause tiny
+/// WRITEs.
 const LOW_WATER: u32 = 2048;
 
 /// A WRITE to post.

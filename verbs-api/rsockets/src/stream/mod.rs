@@ -185,8 +185,9 @@ impl Stream {
     /// Waits until the peer has received all data, or the connection has ended. Disconnects if it
     /// has ended.
     fn wait_settled(&self, deadline: Option<Instant>) -> io::Result<()> {
-        let settled =
-            self.wait_until(deadline, |inner| inner.open().is_none_or(|open| !open.established || open.stream.is_settled()));
+        let settled = self.wait_until(deadline, |inner| {
+            inner.open().is_none_or(|open| !open.established || open.stream.is_settled())
+        });
         if let Phase::Open(open) = &mut self.inner.lock().phase
             && open.stream.state() != ConnState::Up
         {

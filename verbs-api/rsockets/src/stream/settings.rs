@@ -1,7 +1,7 @@
 //! Settings of a stream.
 
 use crate::config::{Config, MIN_SEND_BUFFER};
-use crate::proto::conn::{encode_count, decode_count};
+use crate::proto::conn::{decode_count, encode_count};
 use crate::proto::stream::Sizes;
 use roxe::cm::Path;
 use std::time::{Duration, Instant};
@@ -73,7 +73,11 @@ impl Settings {
 
     pub(crate) fn sizes(&self) -> Sizes {
         let Sizes { send_queue, recv_queue, .. } = self.sizes;
-        Sizes { send_queue: clamp_queue_len(send_queue.into()), recv_queue: clamp_queue_len(recv_queue.into()), ..self.sizes }
+        Sizes {
+            send_queue: clamp_queue_len(send_queue.into()),
+            recv_queue: clamp_queue_len(recv_queue.into()),
+            ..self.sizes
+        }
     }
 }
 
