@@ -1,13 +1,14 @@
 //! `libroxe.so`: the C interface, serving as both `libibverbs.so.1` and `librdmacm.so.1`.
 //!
-//! Each function converts C arguments, makes one call of the provider, and returns as the man page
-//! of its name promises. Begin with `exports.rs` (symbols), `errno.rs` (results), `object.rs` and
-//! `objects.rs` (handles) and `data_path.rs` (post and poll). Control calls are in the file of
+//! Each function converts C arguments, makes one call of the provider, and returns what the manual
+//! page of its name promises. Begin with `exports.rs` (symbols), `errno.rs` (results), `object.rs`
+//! and `objects.rs` (handles) and `data_path.rs` (post and poll). Control calls are in the file of
 //! their object. The C structures are in the package `roxe-abi`.
 //!
-//! Reasons of `unsafe` blocks rest on three promises of every verbs program: pointers are NULL or
-//! valid for their type, an object is not destroyed while another call uses it, and handles of the
-//! data path are alive. Control calls check their handles even so.
+//! The SAFETY reasons rest on three promises that every verbs program makes: a pointer is NULL or
+//! valid for its type during the call, no object is destroyed while another call uses it, and
+//! handles that are passed to the data path are alive. Control calls check their handles
+//! nevertheless.
 
 mod ah;
 mod context;

@@ -1,10 +1,12 @@
-//! The order of this crate's locks, outermost first, all outside those of [`roxe_provider::lock`].
+//! The lock ranks of this crate, outermost first. All are outside of the provider's
+//! ([`roxe_provider::lock`]).
 //!
-//! Two kinds have no rank: locks that a program takes with `ibv_start_poll` and `ibv_wr_start` and
-//! holds as long as it likes, and counts of unacknowledged events, under which no other is taken.
+//! Two kinds of locks have no rank: those that a program locks with `ibv_start_poll` and
+//! `ibv_wr_start` and holds as long as it likes, and the counts of unacknowledged events, under
+//! which no other lock is locked.
 
 roxe_provider::ranks! { pub(crate), 4_000.. ;
-    /// `rdmacm::id`: the thread that takes the next event.
+    /// `rdmacm::id`: held by the thread that takes the next event of a channel.
     ChannelTurn,
     /// `rdmacm::id`: state of an identifier that its C structure does not show.
     CmIdState,

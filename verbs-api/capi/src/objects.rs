@@ -1,6 +1,6 @@
 //! The objects of libibverbs: for each the C structure that the program sees, the Rust part next to
-//! it, and the way from a handle to the provider's object. Below the files that create and use
-//! them, because objects refer to each other.
+//! it, and the function from a handle to the provider's object. They are in one file, because the
+//! files that create them refer to each other's objects.
 
 use crate::abi::*;
 use crate::errno::Result;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 exposed! {
     verbs_context => ibv_context at context: ContextInner;
     ibv_pd => ibv_pd: PdInner, context = context, number = handle;
-    // Every parent domain on a thread domain has a clone.
+    // Every parent domain on a thread domain has a clone of the `Arc`.
     ibv_td => ibv_td: Arc<()>, context = context;
     ibv_mr => ibv_mr: Arc<Mr>, context = context, number = handle;
     ibv_mw => ibv_mw: Arc<Mw>, context = context, number = handle;
@@ -38,19 +38,20 @@ exposed! {
 
 pub(crate) struct ContextInner {
     pub(crate) context: Arc<Context>,
-    /// The descriptor it was imported by, closed with it.
+    /// The descriptor of `ibv_import_device`, closed with the context.
     pub(crate) _imported: Option<OwnedFd>,
 }
 
 pub(crate) struct PdInner {
     pub(crate) pd: Arc<Pd>,
-    /// Present on a parent domain.
+    /// `None` for an ordinary protection domain.
     pub(crate) parent: Option<Parent>,
 }
 
+/// State of a parent domain.
 pub(crate) struct Parent {
     pub(crate) allocators: Option<Allocators>,
-    /// Keeps the thread domain busy.
+    /// Makes deallocating the thread domain fail with EBUSY.
     pub(crate) _td: Option<Arc<()>>,
 }
 
@@ -65,14 +66,15 @@ pub(crate) struct CqInner {
     pub(crate) comp_events: Unacked,
     pub(crate) async_events: Unacked,
     pub(crate) cursor: Mutex<Cursor>,
+    /// True if `ibv_create_cq_ex` created the CQ.
     pub(crate) is_extended: bool,
-    /// Keeps the parent domain busy.
+    /// Makes deallocating the parent domain fail with EBUSY.
     pub(crate) _parent: Option<Use>,
 }
 
-/// The current entry of an extended CQ, and the clock that turns its timestamp into time of day.
-/// `start_poll` locks it and `end_poll` unlocks it (`man ibv_create_cq_ex`); in between the calling
-/// thread owns it. Only `cq_ex` may lock it: any other caller would wait for the program.
+/// The current entry of an extended CQ, and the clock that converts its timestamp to time of day.
+/// `start_poll` locks the cursor and `end_poll` unlocks it (`man ibv_create_cq_ex`). Only `cq_ex`
+/// may lock it, because any other caller would wait until the program ends its poll.
 #[derive(Default)]
 pub(crate) struct Cursor {
     pub(crate) entry: Cqe,
@@ -83,7 +85,7 @@ pub(crate) struct QpInner {
     pub(crate) qp: Arc<Qp>,
     pub(crate) service: Service,
     pub(crate) events: Unacked,
-    /// Present if the program requested the `ibv_wr_*` interface.
+    /// `None` unless the program requested the `ibv_wr_*` interface.
     pub(crate) builder: Option<Builder>,
 }
 
@@ -114,12 +116,12 @@ pub(crate) fn pd<'a>(handle: *mut ibv_pd) -> Result<&'a Arc<Pd>> {
 
 pub(crate) fn context_of(pd: *mut ibv_pd) -> Result<*mut ibv_context> {
     let object = Object::<ibv_pd>::live(pd)?;
-    // SAFETY: the structure is alive; the field is never written after creation.
+    // SAFETY: the structure is part of `object`; nothing writes the field after creation.
     Ok(unsafe { (&raw const (*object.exposed()).context).read() })
 }
 
-/// Returns the program's allocator for objects of the domain `handle`; `None` for the global
-/// allocator.
+/// Returns the program's allocator for objects of the domain `handle`; `None` if the program has
+/// set none.
 pub(crate) fn allocator(handle: *mut ibv_pd, resource: Resource) -> Result<Option<ObjectAllocator>> {
     let parent = Object::<ibv_pd>::live(handle)?.inner.parent.as_ref();
     let allocators = parent.and_then(|parent| parent.allocators);

@@ -1,7 +1,8 @@
 //! The `ibv_wr_*` interface: requests built call by call, posted as a batch (`man ibv_wr_post`).
 //!
-//! `wr_start` locks the builder of the QP, `wr_complete` or `wr_abort` unlocks it. Nothing reaches
-//! the send queue before, so an abort or an error of any call in between has no effect on it.
+//! `wr_start` locks the builder of the QP, `wr_complete` or `wr_abort` unlocks it. Only
+//! `wr_complete` posts requests to the send queue, so an abort, or an error of any call before, has
+//! no effect on it.
 
 use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_ex, ibv_sge, with_functions};
 use crate::data_path::{report_long_inline, ud_dest};
@@ -17,8 +18,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 type Qpx = *mut ibv_qp_ex;
 
-/// Returns the structure that the program sees. A QP has the builders of every operation of its
-/// service, because programs use more than `send_ops_flags` requested and other providers let them.
+/// Returns the structure that the program sees. It has the functions of all operations, because
+/// programs use more of them than they requested by `send_ops_flags`, and other providers allow it.
 pub(crate) fn exposed(base: ibv_qp) -> ibv_qp_ex {
     with_functions!(ibv_qp_ex {
         self: wr_start wr_complete wr_abort wr_send wr_send_imm wr_send_inv wr_send_tso wr_rdma_read wr_rdma_write
@@ -30,9 +31,9 @@ pub(crate) fn exposed(base: ibv_qp) -> ibv_qp_ex {
 /// Returns the builder of a QP; `None` for NULL and for a QP without one.
 ///
 /// # Safety
-/// `qp` is NULL or a live QP of ours.
+/// `qp` is NULL or a QP of this library that is alive for `'a`.
 unsafe fn builder<'a>(qp: Qpx) -> Option<(&'a Object<ibv_qp_ex>, &'a Builder)> {
-    // SAFETY: this function's contract; the structure starts with the handle.
+    // SAFETY: the caller guarantees NULL or a live QP; the structure starts with its handle.
     let object = unsafe { Object::<ibv_qp_ex>::trusted(qp.cast()) }?;
     Some((object, object.inner.builder.as_ref()?))
 }
@@ -40,11 +41,11 @@ unsafe fn builder<'a>(qp: Qpx) -> Option<(&'a Object<ibv_qp_ex>, &'a Builder)> {
 /// Runs `step` on the batch; an error or a panic fails the batch.
 ///
 /// # Safety
-/// `qp` is NULL or a live QP of ours, and this thread called `wr_start` on it.
+/// `qp` is NULL or a live QP of this library, and this thread has called `wr_start` on it.
 unsafe fn with_batch(qp: Qpx, step: impl FnOnce(&mut Batch) -> Result<()>) {
-    // SAFETY: this function's contract.
+    // SAFETY: the caller guarantees NULL or a live QP.
     let Some((_, builder)) = (unsafe { builder(qp) }) else { return };
-    // SAFETY: locked since `wr_start`, so no other reference exists.
+    // SAFETY: this thread has locked the builder in `wr_start`, so no other reference exists.
     let batch = unsafe { &mut *builder.data_ptr() };
     let outcome = catch_unwind(AssertUnwindSafe(|| step(batch))).unwrap_or(Err(Errno(libc::EIO)));
     if let Err(error) = outcome {
@@ -67,7 +68,7 @@ pub(crate) unsafe extern "C" fn wr_complete(qp: Qpx) -> c_int {
         return EINVAL.report();
     }
     let posted = quick_status(|| {
-        // SAFETY: the lock is held since `wr_start`.
+        // SAFETY: this thread has locked the builder in `wr_start`.
         let batch = unsafe { &*builder.data_ptr() };
         batch.error.map_or_else(|| batch.post(&object.inner.qp), Err)
     });
@@ -85,12 +86,13 @@ pub(crate) unsafe extern "C" fn wr_abort(qp: Qpx) {
     }
 }
 
-/// Declares builders, which begin a work request with the program's `wr_id` and `wr_flags`.
+/// Declares functions that begin a work request, with the program's `wr_id` and `wr_flags`.
 macro_rules! operations {
     ($($name:ident($($arg:ident: $type:ty),*) = $op:expr;)+) => {
         $(unsafe extern "C" fn $name(qp: Qpx, $($arg: $type),*) {
-            // SAFETY: called through the structure of a live QP, after `wr_start`, with a live
-            // window and region. The fields of the QP are read only if it is not NULL.
+            // SAFETY: the program calls this after `wr_start` on the same thread, with NULL or a
+            // QP, window and region that are alive during the call. `with_batch` runs the closure,
+            // which reads the fields of the QP, only if the QP is not NULL.
             unsafe { with_batch(qp, |batch| batch.begin((*qp).wr_id, (*qp).wr_flags, $op)) };
         })+
     };
@@ -114,8 +116,8 @@ operations! {
         flush(RKey(rkey), remote_addr, length, placement, level)?;
 }
 
-/// `man ibv_wr_post`: `placement` is the required placement type, `level` is 0 for the range and 1
-/// for the whole region.
+/// Returns the FLUSH operation of `ibv_wr_flush`. `placement` is the required placement type;
+/// `level` is 0 for the range and 1 for the whole region.
 fn flush(rkey: RKey, remote_addr: u64, length: usize, placement: u8, level: u8) -> Result<SendOp> {
     let length =
         u32::try_from(length).map_err(|_| invalid(|| format!("length is {length}; it must be at most 2147483648")))?;
@@ -127,22 +129,23 @@ fn flush(rkey: RKey, remote_addr: u64, length: usize, placement: u8, level: u8) 
     Ok(SendOp::Flush { remote_addr, rkey, length, feth: Feth { selectivity, placement: Placement(placement) } })
 }
 
-/// Declares other calls between `wr_start` and `wr_complete`: `name(arguments) = |qp, batch| body`.
+/// Declares other functions that programs call between `wr_start` and `wr_complete`:
+/// `name(arguments) = |qp, batch| body`.
 macro_rules! batch_calls {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) = |$qp:ident, $batch:ident| $body:expr;)+) => {
         $($(#[$doc])* unsafe extern "C" fn $name($qp: Qpx, $($arg: $type),*) {
-            // SAFETY: called through the structure of a live QP, after `wr_start`, with a live
-            // address handle, lists of the given length, and memory that the program may read. The
-            // fields of the QP are read only if it is not NULL.
+            // SAFETY: the program calls this after `wr_start` on the same thread, with NULL or a QP
+            // and address handle that are alive during the call, lists of the passed length, and
+            // memory that it may read. `with_batch` runs the closure only if the QP is not NULL.
             unsafe { with_batch($qp, |$batch| $body) };
         })+
     };
 }
 
 batch_calls! {
-    /// No QP of this device supports TSO.
+    /// Fails, because no QP of this device supports TSO.
     wr_send_tso(_header: *mut c_void, _header_len: u16, _mss: u16) = |qp, _batch| Err(EOPNOTSUPP);
-    /// Copies the 8 bytes now, independent of `max_inline_data`.
+    /// Copies the 8 bytes now, whatever `max_inline_data` is.
     wr_atomic_write(rkey: u32, remote_addr: u64, word: *const c_void) = |qp, batch| {
         batch.begin((*qp).wr_id, (*qp).wr_flags, SendOp::AtomicWrite { remote_addr, rkey: RKey(rkey) })?;
         batch.set_word(word.cast::<[u8; 8]>().as_ref().ok_or(EINVAL)?)
@@ -175,13 +178,13 @@ batch_calls! {
     };
 }
 
-/// Sets inline data. Tells the checker first if it exceeds the QP's limit: the batch refuses it
-/// before the QP sees it.
+/// Sets inline data. If it exceeds the QP's limit, first reports it to the checker, because the
+/// batch refuses it before it reaches the QP.
 ///
 /// # Safety
 /// The contract of [`with_batch`], and every buffer is memory that the program may read.
 unsafe fn set_inline(qp: Qpx, batch: &mut Batch, buffers: impl Iterator<Item = ibv_data_buf> + Clone) -> Result<()> {
-    // SAFETY: this function's contract.
+    // SAFETY: the caller guarantees NULL or a live QP.
     if let (true, Some((object, _))) = (roxe_check::is_on(), unsafe { builder(qp) }) {
         let length = buffers.clone().map(|buffer| buffer.length).fold(0, usize::saturating_add);
         if length > object.inner.qp.query().1.caps.max_inline_data as usize {
@@ -189,6 +192,6 @@ unsafe fn set_inline(qp: Qpx, batch: &mut Batch, buffers: impl Iterator<Item = i
             report_long_inline(&object.inner.qp, unsafe { (*qp).wr_id }, length);
         }
     }
-    // SAFETY: this function's contract.
+    // SAFETY: the caller guarantees buffers of memory that the program may read.
     unsafe { batch.set_inline(buffers) }
 }

@@ -20,14 +20,16 @@ const SYSFS_GID_TYPE_V2: c_int = 1;
 const RAW_CLOCK: u32 = 1;
 /// Completion timestamps count nanoseconds: a clock of 1 GHz, in kHz.
 const CORE_CLOCK_KHZ: u64 = 1_000_000;
-/// Any access may cause a page fault of the operating system: `IBV_ODP_SUPPORT` and `_IMPLICIT`,
-/// then SEND, RECV, WRITE, READ, ATOMIC, SRQ_RECV, FLUSH and ATOMIC_WRITE from bit 0 on, where the
-/// service has them.
+/// On-demand paging is supported everywhere, because the kernel handles page faults of the device:
+/// `IBV_ODP_SUPPORT` and `_IMPLICIT`. For each service, SEND, RECV, WRITE, READ, ATOMIC, SRQ_RECV,
+/// FLUSH and ATOMIC_WRITE from bit 0 on, as far as the service has them.
 const ODP_CAPS: ibv_odp_caps =
     ibv_odp_caps { general_caps: 0b11, rc_odp_caps: 0b1111_1111, uc_odp_caps: 0b10_0111, ud_odp_caps: 0b10_0011 };
-/// ODP of XRC, whose receives are all shared.
+/// On-demand paging of XRC, as in [`ODP_CAPS`]. It has no RECV, because all its receives are
+/// shared.
 const XRC_ODP_CAPS: u32 = 0b11_1101;
-/// Raw packets (`IBV_QPT_RAW_PACKET`) are hashed by addresses and ports.
+/// Receive-side scaling: the device hashes raw packets (`IBV_QPT_RAW_PACKET`) by addresses and
+/// ports.
 const RSS_CAPS: ibv_rss_caps = ibv_rss_caps {
     supported_qpts: 1 << 8,
     max_rwq_indirection_tables: limits::MAX_RWQ_TABLES,
@@ -35,18 +37,18 @@ const RSS_CAPS: ibv_rss_caps = ibv_rss_caps {
     rx_hash_fields_mask: HashFields::all().bits(),
     rx_hash_function: wq::TOEPLITZ,
 };
-/// `struct ibv_tm_caps`: the longest rendezvous request, tags of a queue, `IBV_TM_CAP_RC`,
-/// operations, elements of a tag.
+/// `struct ibv_tm_caps`: bytes of the longest rendezvous header, tags of a queue, `IBV_TM_CAP_RC`,
+/// outstanding operations, list elements of a tag.
 const TM_CAPS: [u32; 5] = [limits::MAX_TM_RNDV_HDR, limits::MAX_TM_TAGS, 1, limits::MAX_TM_OPS, limits::MAX_TM_SGE];
 /// `IBV_RAW_PACKET_CAP_IP_CSUM`.
 const RAW_PACKET_CAPS: u32 = 1 << 2;
 /// QP types with a rate limit, `1 << IBV_QPT_*`: RC, UC, UD, raw packet, both ends of XRC.
 const PACED_QPTS: u32 = 1 << 2 | 1 << 3 | 1 << 4 | 1 << 8 | 1 << 9 | 1 << 10;
-/// The exported `ibv_query_port` predates the last field of the structure.
+/// Bytes of `ibv_port_attr` for the exported `ibv_query_port`, which is older than the last field.
 const OLD_PORT_ATTR_LEN: usize = offset_of!(ibv_port_attr, port_cap_flags2);
 
-/// Copies the first `size` bytes of `value` to `dst`, and zeroes the other bytes of a newer
-/// structure.
+/// Writes `value` to the program's structure of `size` bytes, which is older or newer than `T`:
+/// cuts a longer value, and zeroes the rest of a longer structure.
 ///
 /// # Safety
 /// `dst` is NULL or points to `size` writable bytes.
@@ -54,7 +56,8 @@ unsafe fn write_prefix<D, T: Copy>(dst: *mut D, size: usize, value: &T) -> Resul
     if dst.is_null() {
         return Err(EINVAL);
     }
-    // SAFETY: at most `size` bytes are written; the source has `size_of::<T>()`.
+    // SAFETY: the caller guarantees `size` writable bytes; the copy exceeds neither these nor
+    // `value`.
     unsafe {
         dst.cast::<u8>().write_bytes(0, size);
         dst.cast::<u8>().copy_from_nonoverlapping((&raw const *value).cast(), size.min(size_of::<T>()));
@@ -92,7 +95,7 @@ fn device_attr_ex(attr: &DeviceAttr) -> ibv_device_attr_ex {
         hca_core_clock: CORE_CLOCK_KHZ,
         device_cap_flags_ex: attr.device_cap_flags_ex,
         rss_caps: RSS_CAPS,
-        // A work queue counts as half a queue pair.
+        // The limit is that of queue pairs, because a work queue is half of one.
         max_wq_type_rq: attr.max_qp,
         packet_pacing_caps: [MIN_RATE_KBPS, u32::MAX, PACED_QPTS],
         raw_packet_caps: RAW_PACKET_CAPS,
@@ -127,13 +130,13 @@ fn gid_entry(entry: &GidEntry) -> ibv_gid_entry {
 }
 
 pub(crate) unsafe extern "C" fn ibv_query_device(handle: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
-    // SAFETY: the program passes a valid structure.
+    // SAFETY: the program passes NULL or a structure that is valid during the call.
     status(|| unsafe {
         write_prefix(attr, size_of::<ibv_device_attr>(), &device_attr(&context(handle)?.device().attr()))
     })
 }
 
-/// `man ibv_query_device_ex`; `size` is the size of the caller's structure.
+/// `man ibv_query_device_ex`. `size` is the size of the program's structure.
 pub(crate) unsafe extern "C" fn query_device_ex(
     handle: *mut ibv_context,
     comp_mask: *const u32,
@@ -141,34 +144,37 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     size: usize,
 ) -> c_int {
     status(|| {
-        // SAFETY: NULL or the program's input structure, whose only field this is.
+        // SAFETY: the program passes NULL or an input structure that is valid during the call; this
+        // is its only field.
         let unknown_input = !comp_mask.is_null() && unsafe { comp_mask.read() } != 0;
         if unknown_input || size < size_of::<ibv_device_attr>() {
             return Err(EINVAL);
         }
-        // SAFETY: the caller passes the size of its structure.
+        // SAFETY: the program passes NULL or a structure of `size` bytes that is valid during the
+        // call.
         unsafe { write_prefix(attr, size, &device_attr_ex(&context(handle)?.device().attr())) }
     })
 }
 
-/// `man ibv_query_port` for programs compiled with old headers.
+/// `man ibv_query_port`, for programs compiled with old headers.
 pub(crate) unsafe extern "C" fn ibv_query_port(handle: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int {
-    // SAFETY: the old structure has this many bytes.
+    // SAFETY: the program passes NULL or a structure of the old headers, which has this many bytes.
     unsafe { query_port(handle, port, attr, OLD_PORT_ATTR_LEN) }
 }
 
-/// `man ibv_query_port`; `size` is the size of the caller's structure.
+/// `man ibv_query_port`. `size` is the size of the program's structure.
 pub(crate) unsafe extern "C" fn query_port(
     handle: *mut ibv_context,
     port: u8,
     attr: *mut ibv_port_attr,
     size: usize,
 ) -> c_int {
-    // SAFETY: the caller passes the size of its structure.
+    // SAFETY: the program passes NULL or a structure of `size` bytes that is valid during the call.
     status(|| unsafe { write_prefix(attr, size, &port_attr(&context(handle)?.port_attr(port)?)) })
 }
 
-/// `man ibv_query_port_speed`, in units of 100 Mbit/s: lanes times the speed of one.
+/// `man ibv_query_port_speed`: writes the number of lanes times the speed of one lane, in units of
+/// 100 Mbit/s.
 pub(crate) unsafe extern "C" fn ibv_query_port_speed(handle: *mut ibv_context, port: u32, speed: *mut u64) -> c_int {
     status(|| {
         let attr = context(handle)?.port_attr(u8::try_from(port).map_err(|_| out_of_range("port_num", port, "1"))?)?;
@@ -184,7 +190,7 @@ pub(crate) unsafe extern "C" fn ibv_query_port_speed(handle: *mut ibv_context, p
     })
 }
 
-/// `man ibv_query_gid`: an empty entry is all zero.
+/// `man ibv_query_gid`: writes zeros for an empty entry.
 pub(crate) unsafe extern "C" fn ibv_query_gid(
     handle: *mut ibv_context,
     port: u8,
@@ -194,12 +200,12 @@ pub(crate) unsafe extern "C" fn ibv_query_gid(
     zero(|| {
         let index = usize::try_from(index).map_err(|_| out_of_range("index", index, "0 to gid_tbl_len of the port"))?;
         let found = ibv_gid { raw: context(handle)?.gid(port, index)?.0 };
-        // SAFETY: the program passes a valid GID.
+        // SAFETY: the program passes NULL or a GID that is valid during the call.
         unsafe { write_prefix(gid, size_of::<ibv_gid>(), &found) }
     })
 }
 
-/// Returns the entry at `index`: ENODATA in a hole, EINVAL outside the table.
+/// Returns the GID table's entry at `index`; ENODATA if it is empty, EINVAL outside the table.
 fn find_entry(handle: *mut ibv_context, port: u32, index: u32) -> Result<GidEntry> {
     let context = context(handle)?;
     let port = u8::try_from(port).map_err(|_| out_of_range("port_num", port, "1"))?;
@@ -208,7 +214,7 @@ fn find_entry(handle: *mut ibv_context, port: u32, index: u32) -> Result<GidEntr
     context.gid_entries().into_iter().find(matches).ok_or(Errno(libc::ENODATA))
 }
 
-/// `man ibv_query_gid_ex`; `size` is the size of the caller's entry.
+/// `man ibv_query_gid_ex`. `size` is the size of the program's entry.
 pub(crate) unsafe extern "C" fn _ibv_query_gid_ex(
     handle: *mut ibv_context,
     port: u32,
@@ -221,12 +227,14 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_ex(
         if flags != 0 {
             return Err(EINVAL);
         }
-        // SAFETY: the caller passes the size of its entry.
+        // SAFETY: the program passes NULL or an entry of `size` bytes that is valid during the
+        // call.
         unsafe { write_prefix(entry, size, &gid_entry(&find_entry(handle, port, index)?)) }
     })
 }
 
-/// `man ibv_query_gid_table`: the number of entries, or a negative errno; -EINVAL without room.
+/// `man ibv_query_gid_table`: returns the number of entries, or a negative errno; -EINVAL if the
+/// array is too short.
 pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
     handle: *mut ibv_context,
     entries: *mut ibv_gid_entry,
@@ -241,7 +249,8 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
         }
         for (i, entry) in found.iter().enumerate() {
             let slot = entries.cast::<u8>().wrapping_add(i.wrapping_mul(size));
-            // SAFETY: the program passes `max_entries` entries of `size` bytes.
+            // SAFETY: the program passes an array of `max_entries` entries of `size` bytes, valid
+            // during the call; `i` is below `max_entries`.
             unsafe { write_prefix(slot, size, &gid_entry(entry)) }?;
         }
         c_int::try_from(found.len()).map_err(|_| EINVAL)
@@ -249,7 +258,7 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
     isize::try_from(count).unwrap_or_default()
 }
 
-/// Type of a GID for old programs (`ibv_devinfo`, pyverbs); type 0 for an empty entry.
+/// Writes the type of a GID, for old programs (`ibv_devinfo`, pyverbs); 0 for an empty entry.
 pub(crate) unsafe extern "C" fn ibv_query_gid_type(
     handle: *mut ibv_context,
     port: u8,
@@ -262,12 +271,12 @@ pub(crate) unsafe extern "C" fn ibv_query_gid_type(
             Ok(_) | Err(Errno(libc::ENODATA)) => SYSFS_GID_TYPE_V1,
             Err(error) => return Err(error),
         };
-        // SAFETY: the program passes a variable for the type.
+        // SAFETY: the program passes NULL or a variable that is valid during the call.
         unsafe { write_prefix(gid_type, size_of::<c_int>(), &found) }
     })
 }
 
-/// `man ibv_query_pkey`, in network byte order.
+/// `man ibv_query_pkey`: writes the P_Key in network byte order.
 pub(crate) unsafe extern "C" fn ibv_query_pkey(
     handle: *mut ibv_context,
     port: u8,
@@ -277,12 +286,12 @@ pub(crate) unsafe extern "C" fn ibv_query_pkey(
     zero(|| {
         let index = usize::try_from(index).map_err(|_| EINVAL)?;
         let found = context(handle)?.pkey(port, index)?.0.to_be();
-        // SAFETY: the program passes a variable for the key.
+        // SAFETY: the program passes NULL or a variable that is valid during the call.
         unsafe { write_prefix(pkey, size_of::<u16>(), &found) }
     })
 }
 
-/// `man ibv_get_pkey_index`, with `pkey` in network byte order.
+/// `man ibv_get_pkey_index`: `pkey` is in network byte order.
 pub(crate) unsafe extern "C" fn ibv_get_pkey_index(handle: *mut ibv_context, port: u8, pkey: u16) -> c_int {
     minus_one(|| {
         let context = context(handle)?;
@@ -293,7 +302,7 @@ pub(crate) unsafe extern "C" fn ibv_get_pkey_index(handle: *mut ibv_context, por
     })
 }
 
-/// `man ibv_query_rt_values_ex`: the current time of the completion timestamps' clock.
+/// `man ibv_query_rt_values_ex`: writes the current time of the clock of completion timestamps.
 pub(crate) unsafe extern "C" fn query_rt_values(handle: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
     status(|| {
         context(handle)?;

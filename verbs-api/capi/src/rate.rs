@@ -2,13 +2,15 @@
 
 use core::ffi::c_int;
 
-/// `IBV_RATE_MAX`: the rate of the port, and the answer for an unknown rate.
+/// `IBV_RATE_MAX`: the rate of the port. Also returned for an unknown rate.
 const RATE_MAX: c_int = 0;
 
 struct Rate {
+    /// `enum ibv_rate`.
     code: c_int,
     /// Mbit/s on the wire.
     mbps: c_int,
+    /// Multiple of 2.5 Gbit/s.
     mult: Option<c_int>,
 }
 
@@ -43,7 +45,7 @@ const RATES: [Rate; 23] = [
     rate(24, 1_275_000, 480),
 ];
 
-/// `man ibv_rate_to_mult`: -1 if the rate is not a multiple or unknown.
+/// `man ibv_rate_to_mult`: returns -1 if the rate is unknown or not a multiple.
 pub(crate) extern "C" fn ibv_rate_to_mult(rate: c_int) -> c_int {
     RATES.iter().find(|r| r.code == rate).and_then(|r| r.mult).unwrap_or(-1)
 }
@@ -53,7 +55,7 @@ pub(crate) extern "C" fn mult_to_ibv_rate(mult: c_int) -> c_int {
     RATES.iter().find(|r| r.mult == Some(mult)).map_or(RATE_MAX, |r| r.code)
 }
 
-/// `man ibv_rate_to_mbps`: -1 if the rate is unknown.
+/// `man ibv_rate_to_mbps`: returns -1 if the rate is unknown.
 pub(crate) extern "C" fn ibv_rate_to_mbps(rate: c_int) -> c_int {
     RATES.iter().find(|r| r.code == rate).map_or(-1, |r| r.mbps)
 }
@@ -63,7 +65,8 @@ pub(crate) extern "C" fn mbps_to_ibv_rate(mbps: c_int) -> c_int {
     RATES.iter().find(|r| r.mbps == mbps).map_or(RATE_MAX, |r| r.code)
 }
 
-/// Mbit/s of a `static_rate`; 0 for the port's rate and for undefined numbers (perftest).
+/// Returns the Mbit/s of a `static_rate`; 0 for the port's rate and for undefined numbers, which
+/// perftest passes.
 pub(crate) fn static_rate(code: u8) -> u32 {
     u32::try_from(ibv_rate_to_mbps(code.into())).unwrap_or(0)
 }
@@ -87,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_numbers_are_refused() {
+    fn unknown_rates_convert_to_the_default() {
         assert_eq!((static_rate(0), static_rate(1), static_rate(255)), (0, 0, 0));
         assert_eq!((static_rate_code(0), static_rate_code(1), static_rate_code(u32::MAX)), (0, 0, 0));
         assert_eq!((ibv_rate_to_mbps(0), ibv_rate_to_mult(25)), (-1, -1));

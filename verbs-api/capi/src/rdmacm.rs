@@ -1,8 +1,8 @@
 //! librdmacm: the functions of `rdma/rdma_cma.h`, with support for `rdma/rdma_verbs.h`.
 //!
-//! The provider's identifiers report to channels and never wait. A synchronous identifier has a
-//! channel of its own, from which its calls wait for their outcome. Events name identifiers by
-//! token, so the event of a destroyed identifier is dropped.
+//! The provider's identifiers report events to channels and never wait. A synchronous identifier
+//! has a channel of its own; its calls wait for the event on that channel. Events name identifiers
+//! by token, so the event of a destroyed identifier is dropped.
 
 pub(crate) mod addrinfo;
 mod connect;

@@ -1,5 +1,5 @@
-//! Shared receive queues: plain, of XRC domains, and with tag matching (`IBV_SRQT_TM`). Posting
-//! receives is in `data_path.rs`.
+//! Shared receive queues: basic ones, those of XRC domains, and those with tag matching
+//! (`IBV_SRQT_TM`). Posting receives is in `data_path.rs`.
 
 use crate::abi::*;
 use crate::cq::extended_cq;
@@ -13,7 +13,7 @@ use core::ffi::{c_int, c_void};
 use roxe_provider::{Error, Srq, SrqInit, TagHandle, TagInit, TagOp, TagRecv, TagRequest};
 use std::sync::Arc;
 
-/// `IBV_SRQ_MAX_WR` and `IBV_SRQ_LIMIT`, attributes of a modify.
+/// `IBV_SRQ_MAX_WR` and `IBV_SRQ_LIMIT`: attributes that `ibv_modify_srq` changes.
 const MAX_WR: c_int = 1;
 const LIMIT: c_int = 2;
 /// `IBV_SRQT_BASIC` and `IBV_SRQT_XRC`.
@@ -29,26 +29,26 @@ fn attr(srq: &Srq) -> ibv_srq_attr {
     ibv_srq_attr { max_wr: attr.max_wr, max_sge: attr.max_sge, srq_limit: attr.limit }
 }
 
-/// Creates an SRQ and writes its actual size to `wanted`. The limit is not part of creation (`man
-/// ibv_create_srq`), so it starts unarmed.
-pub(crate) fn create(handle: *mut ibv_pd, srq_context: *mut c_void, wanted: &mut ibv_srq_attr) -> Result<*mut ibv_srq> {
+/// Creates an SRQ and writes its actual size to `size`. Ignores the limit in it, which is not an
+/// attribute of creation (`man ibv_create_srq`).
+pub(crate) fn create(handle: *mut ibv_pd, srq_context: *mut c_void, size: &mut ibv_srq_attr) -> Result<*mut ibv_srq> {
     let pd = pd(handle)?;
-    publish(handle, srq_context, wanted, |init| pd.create_srq(init))
+    publish(handle, srq_context, size, |init| pd.create_srq(init))
 }
 
-/// Publishes the SRQ that `make` creates, and writes its actual size to `wanted`.
+/// Publishes the SRQ that `make` creates, and writes its actual size to `size`.
 pub(crate) fn publish(
     handle: *mut ibv_pd,
     srq_context: *mut c_void,
-    wanted: &mut ibv_srq_attr,
+    size: &mut ibv_srq_attr,
     make: impl FnOnce(SrqInit) -> core::result::Result<Arc<Srq>, Error>,
 ) -> Result<*mut ibv_srq> {
     let token = Token::new();
-    let init = SrqInit { max_wr: wanted.max_wr, max_sge: wanted.max_sge, limit: 0, user: token.0 };
+    let init = SrqInit { max_wr: size.max_wr, max_sge: size.max_sge, limit: 0, user: token.0 };
     let srq = make(init)?;
     let exposed =
         ibv_srq { context: context_of(handle)?, srq_context, pd: handle, handle: token.short(), ..ibv_srq::ZERO };
-    *wanted = attr(&srq);
+    *size = attr(&srq);
     let inner = SrqInner { events: Unacked::new("asynchronous events", Some(srq.id())), srq };
     Object::publish_in(allocator(handle, Resource::Srq)?, token, exposed, inner)
 }
@@ -69,8 +69,8 @@ pub(crate) unsafe extern "C" fn ibv_modify_srq(handle: *mut ibv_srq, attr: *mut 
                 format!("srq_attr_mask is {mask:#x}; accepted are IBV_SRQ_MAX_WR 1, IBV_SRQ_LIMIT 2")
             }));
         }
-        let chosen = |bit, value| (mask & bit != 0).then_some(value);
-        Ok(srq.modify(chosen(MAX_WR, attr.max_wr), chosen(LIMIT, attr.srq_limit))?)
+        let if_set = |bit, value| (mask & bit != 0).then_some(value);
+        Ok(srq.modify(if_set(MAX_WR, attr.max_wr), if_set(LIMIT, attr.srq_limit))?)
     })
 }
 
@@ -84,7 +84,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_srq(handle: *mut ibv_srq) -> c_int {
     status(|| Object::<ibv_srq>::destroy_acknowledged(handle, |inner| inner.srq.destroy(), |inner| &inner.events))
 }
 
-/// `IBV_SRQ_INIT_ATTR_*`: set fields of `ibv_srq_init_attr_ex`.
+/// `IBV_SRQ_INIT_ATTR_*`: fields of `ibv_srq_init_attr_ex` that the program has set.
 pub(crate) const SRQ_TYPE: u32 = 1;
 pub(crate) const SRQ_PD: u32 = 1 << 1;
 pub(crate) const SRQ_XRCD: u32 = 1 << 2;
@@ -104,15 +104,15 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
         context(handle)?;
         let init = required!(mut init);
         if init.comp_mask == SRQ_MASK_XRC && init.srq_type == XRC {
-            let (domain, own, completes) = (xrcd(init.xrcd)?, pd(init.pd)?, cq(init.cq)?);
-            let make = |init: SrqInit| domain.create_srq(own, completes, init);
+            let (xrcd, pd, cq) = (xrcd(init.xrcd)?, pd(init.pd)?, cq(init.cq)?);
+            let make = |init: SrqInit| xrcd.create_srq(pd, cq, init);
             return publish(init.pd, init.srq_context, &mut init.attr, make);
         }
         if init.comp_mask == SRQ_MASK_TAGS && init.srq_type == TAGS {
-            // Only an extended CQ reports the matched tag; libmlx5 refuses others, too.
-            let (domain, completes) = (pd(init.pd)?, extended_cq(init.cq)?);
+            // Only an extended CQ reports the matched tag; libmlx5 refuses other CQs too.
+            let (pd, cq) = (pd(init.pd)?, extended_cq(init.cq)?);
             let [max_tags, max_ops] = init.tm_cap;
-            let make = |init: SrqInit| domain.create_tag_srq(init, completes, TagInit { max_tags, max_ops });
+            let make = |init: SrqInit| pd.create_tag_srq(init, cq, TagInit { max_tags, max_ops });
             return publish(init.pd, init.srq_context, &mut init.attr, make);
         }
         let other_type = init.comp_mask & SRQ_TYPE != 0 && init.srq_type != BASIC;
@@ -126,7 +126,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     })
 }
 
-/// `man ibv_get_srq_num`: EINVAL for an SRQ of no XRC domain.
+/// `man ibv_get_srq_num`: EINVAL for an SRQ that belongs to no XRC domain.
 pub(crate) unsafe extern "C" fn get_srq_num(handle: *mut ibv_srq, number: *mut u32) -> c_int {
     status(|| {
         let none = || einval("the shared receive queue belongs to no XRC domain");
@@ -143,17 +143,17 @@ const ADD: c_int = 0;
 const DEL: c_int = 1;
 const SYNC: c_int = 2;
 
-/// Executes one operation of a list.
+/// Posts one operation of a list.
 ///
 /// # Safety
-/// `wr` and its list are as verbs requires.
+/// The scatter/gather list in `wr` has as many elements as `wr` says.
 unsafe fn post_one(srq: &Srq, wr: &mut ibv_ops_wr) -> Result<()> {
     let mut list = SgeList::new();
     let op = match wr.opcode {
         ADD => {
             let add = &wr.tm.add;
             let count = usize::try_from(add.num_sge).map_err(|_| EINVAL)?;
-            // SAFETY: this function's contract.
+            // SAFETY: the caller guarantees a list of `count` elements.
             let sges = unsafe { list.fill(add.sg_list, count) }?;
             TagOp::Add(TagRecv { wr_id: add.recv_wr_id, tag: add.tag, mask: add.mask, sges })
         }
@@ -169,7 +169,8 @@ unsafe fn post_one(srq: &Srq, wr: &mut ibv_ops_wr) -> Result<()> {
     Ok(())
 }
 
-/// `man ibv_post_srq_ops`: ENOMEM if the list of tags or of unpolled operations is full.
+/// `man ibv_post_srq_ops`: ENOMEM if the list of tags, or that of operations without a polled
+/// completion, is full.
 pub(crate) unsafe extern "C" fn post_srq_ops(
     handle: *mut ibv_srq,
     wr: *mut ibv_ops_wr,

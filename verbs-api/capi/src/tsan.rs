@@ -1,10 +1,10 @@
 //! The data path for programs built with ThreadSanitizer.
 //!
-//! Programs hand buffers between threads through posts and completions. The sanitizer sees neither
-//! our locks nor the peer, so these functions annotate that a post happens before a completion. A
-//! context chooses its functions when it is opened, so other programs pay nothing. All posts and
-//! completions of the process form one order: the sanitizer may miss a race, but never reports a
-//! false one.
+//! Programs pass buffers from thread to thread by posts and completions. The sanitizer sees neither
+//! this library's locks nor the peer, so these functions tell it that a post happens before a
+//! completion. A context gets them when it is opened, and only under the sanitizer, so other
+//! programs pay nothing. All posts and completions of the process are annotated as one object: the
+//! sanitizer may miss a race, but never reports a false one.
 
 use crate::abi::*;
 use crate::{cq_ex, data_path, qp_ex};
@@ -19,7 +19,7 @@ struct Sanitizer {
     release: Annotation,
 }
 
-/// Only its address matters: the object of all annotations.
+/// The object of all annotations, of which only the address is used.
 static ORDER: u8 = 0;
 
 fn sanitizer() -> Option<&'static Sanitizer> {
@@ -29,22 +29,25 @@ fn sanitizer() -> Option<&'static Sanitizer> {
 }
 
 fn annotation(name: &CStr) -> Option<Annotation> {
-    // SAFETY: a C string; the result is NULL or the function of this documented type.
+    // SAFETY: the name is a C string. The result is NULL or a function of the type that
+    // `sanitizer/tsan_interface.h` declares.
     unsafe { core::mem::transmute::<*mut c_void, Option<Annotation>>(libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr())) }
 }
 
-/// Orders everything that this thread did before what others do after a completion.
+/// Tells the sanitizer that this thread's past accesses happen before those of other threads after
+/// a completion.
 fn release() {
     if let Some(Sanitizer { release, .. }) = sanitizer() {
-        // SAFETY: takes any address and does not touch what is there.
+        // SAFETY: the annotation uses the address as a key, and does not access the memory.
         unsafe { release((&raw const ORDER).cast_mut().cast()) };
     }
 }
 
-/// Orders everything that others did before posting before what this thread does next.
+/// Tells the sanitizer that other threads' accesses before a post happen before this thread's next
+/// accesses.
 fn acquire() {
     if let Some(Sanitizer { acquire, .. }) = sanitizer() {
-        // SAFETY: takes any address and does not touch what is there.
+        // SAFETY: the annotation uses the address as a key, and does not access the memory.
         unsafe { acquire((&raw const ORDER).cast_mut().cast()) };
     }
 }
@@ -77,14 +80,15 @@ pub(crate) fn qp_ex(plain: ibv_qp_ex) -> ibv_qp_ex {
     ibv_qp_ex { wr_complete: Some(wr_complete), ..plain }
 }
 
-/// Declares annotated functions: `release` before a post, `acquire` after a found completion.
+/// Declares annotated functions: `release` before a post, `acquire` after a successful poll.
 macro_rules! annotated {
     ($($plain:ident::$name:ident($($argument:ident: $type:ty),*), $(before $release:ident)?
         $(after acquire if $found:expr)?;)+) => {
         $(
             unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
                 $($release();)?
-                // SAFETY: the caller's promises are those of the plain function.
+                // SAFETY: these are the program's arguments; the plain function has the same
+                // contract.
                 let result = unsafe { $plain::$name($($argument),*) };
                 $(if $found(result) {
                     acquire();

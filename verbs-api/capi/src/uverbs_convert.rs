@@ -1,5 +1,5 @@
-//! Conversions between structures of the kernel's uverbs interface and those of verbs.h, for
-//! programs that use `rdma_cm` through its device file.
+//! Conversions between structures of the kernel's uverbs interface and those of `verbs.h`, for
+//! programs that use the kernel's `rdma_cm` through its device file.
 
 use crate::abi::{
     copy_fields, ib_user_path_rec, ib_uverbs_ah_attr, ib_uverbs_qp_attr, ibv_ah_attr, ibv_gid, ibv_global_route,
@@ -64,7 +64,7 @@ unsafe fn copy<S: Copy, D>(dst: *mut D, src: *const S, convert: impl Fn(&S) -> D
     if dst.is_null() || src.is_null() {
         return;
     }
-    // SAFETY: not NULL, and valid by this function's contract.
+    // SAFETY: not NULL; the caller guarantees that both are valid.
     unsafe { dst.write(convert(&src.read())) };
 }
 
@@ -74,7 +74,7 @@ macro_rules! copies {
         $(
             $(#[$doc])*
             pub(crate) unsafe extern "C" fn $name(dst: *mut $destination, src: *const $source) {
-                // SAFETY: the C caller passes structures of these types.
+                // SAFETY: the program passes NULL or structures that are valid during the call.
                 unsafe { copy(dst, src, $convert) };
             }
         )+

@@ -1,31 +1,35 @@
-//! Completion timestamps as time of day.
+//! Conversion of completion timestamps to time of day.
 //!
-//! Completions carry the time of the device's clock. Its offset to the time of day is measured once
-//! a second per queue: measured for every completion it varied, and time went backwards.
+//! Completions carry the time of the device's clock. Each queue measures the offset to the time of
+//! day once a second. Measurements vary a little: with one per completion, the time of day of
+//! successive completions would go back and forth.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Nanoseconds for which an offset is used. At 500 ppm, the most that Linux slews a clock, the
-/// error then is half a millisecond.
+/// Nanoseconds for which a measured offset is used. Linux slews a clock by at most 500 ppm, so the
+/// error is at most half a millisecond.
 const OFFSET_LIFETIME: u64 = 1_000_000_000;
-/// A time of day that goes back by more nanoseconds than this means that the clock was set.
+/// Nanoseconds by which variation of the offset can set the time of day back. If it goes back
+/// further, the clock was set.
 const MAX_STEP_BACK: u64 = 1_000_000_000;
-/// Attempts to measure without losing the processor between two clock reads.
+/// Largest number of measurements. A measurement is inaccurate if the thread loses the processor
+/// between two clock reads.
 const ATTEMPTS: u32 = 8;
-/// Nanoseconds between two reads of the device's clock that are accurate enough.
+/// Nanoseconds between the two reads of the device's clock in an accurate measurement.
 const CLOSE_READS: u64 = 1_000;
 
 #[derive(Debug, Default)]
 pub(crate) struct WallClock {
-    /// Time of day minus device time, nanoseconds.
+    /// Time of day minus device time, in nanoseconds.
     offset: u64,
-    /// Device time of the next measurement.
+    /// Device time of the next measurement, in nanoseconds.
     stale_at: u64,
+    /// Last returned time of day, in nanoseconds.
     last: u64,
 }
 
 impl WallClock {
-    /// Returns nanoseconds since 1970 for `timestamp` of the device's clock. If timestamps do not
+    /// Converts `timestamp` of the device's clock to nanoseconds since 1970. If timestamps do not
     /// go backwards, the result does not either, unless the time of day was set back.
     pub(crate) fn at(&mut self, timestamp: u64, measure: impl FnOnce() -> u64) -> u64 {
         if timestamp >= self.stale_at {
@@ -37,13 +41,13 @@ impl WallClock {
     }
 }
 
-/// Time of day minus device time, nanoseconds.
+/// Returns time of day minus device time, in nanoseconds.
 pub(crate) fn measure() -> u64 {
     best_measurement().1
 }
 
-/// Returns the most accurate measurement: nanoseconds between the two reads of the device's clock,
-/// and time of day minus device time.
+/// Returns the most accurate of several measurements: nanoseconds between the two reads of the
+/// device's clock, and time of day minus device time.
 fn best_measurement() -> (u64, u64) {
     let measure = || {
         let before = roxe_provider::now().0;

@@ -1,4 +1,4 @@
-//! Receive work queues, and indirection tables that spread frames over them.
+//! Receive work queues, and indirection tables, which distribute frames over them.
 
 use crate::abi::*;
 use crate::data_path::post_wq_recv;
@@ -18,7 +18,7 @@ const ATTR_FLAGS: u32 = 1 << 2;
 /// `IBV_RX_HASH_FUNC_TOEPLITZ`.
 pub(crate) const TOEPLITZ: u8 = 1;
 
-/// `man ibv_create_wq`: EINVAL for a queue of another kind, EOPNOTSUPP for flags.
+/// `man ibv_create_wq`: EINVAL for a type other than `IBV_WQT_RQ`, EOPNOTSUPP for flags.
 pub(crate) unsafe extern "C" fn create_wq(handle: *mut ibv_context, init: *mut ibv_wq_init_attr) -> *mut ibv_wq {
     pointer(|| {
         context(handle)?;
@@ -35,8 +35,8 @@ pub(crate) unsafe extern "C" fn create_wq(handle: *mut ibv_context, init: *mut i
         }
         let token = Token::new();
         let cq = Arc::clone(cq(init.cq)?);
-        let wanted = WqInit { max_wr: init.max_wr, max_sge: init.max_sge, cq, user: token.0 };
-        let wq = pd(init.pd)?.create_wq(wanted)?;
+        let wq_init = WqInit { max_wr: init.max_wr, max_sge: init.max_sge, cq, user: token.0 };
+        let wq = pd(init.pd)?.create_wq(wq_init)?;
         (init.max_wr, init.max_sge) = wq.size();
         let exposed = ibv_wq {
             context: handle,
@@ -55,8 +55,8 @@ pub(crate) unsafe extern "C" fn create_wq(handle: *mut ibv_context, init: *mut i
     })
 }
 
-/// Returns the state with number `code` if `mask` has `bit`.
-fn given_state(mask: u32, bit: u32, code: c_int) -> Result<Option<WqState>> {
+/// Returns the state with number `code` if `mask` has `bit`; EINVAL for another number.
+fn state_if_set(mask: u32, bit: u32, code: c_int) -> Result<Option<WqState>> {
     if mask & bit == 0 {
         return Ok(None);
     }
@@ -75,8 +75,8 @@ pub(crate) unsafe extern "C" fn modify_wq(handle: *mut ibv_wq, attr: *mut ibv_wq
         if mask & ATTR_FLAGS != 0 && attr.flags_mask != 0 {
             return Err(EOPNOTSUPP);
         }
-        let current = given_state(mask, ATTR_CURRENT, attr.curr_wq_state)?;
-        if let Some(state) = given_state(mask, ATTR_STATE, attr.wq_state)? {
+        let current = state_if_set(mask, ATTR_CURRENT, attr.curr_wq_state)?;
+        if let Some(state) = state_if_set(mask, ATTR_STATE, attr.wq_state)? {
             wq.modify(state, current)?;
         }
         // SAFETY: `live` found the object, so its structure is alive; programs only read the field.
@@ -104,7 +104,8 @@ pub(crate) unsafe extern "C" fn create_rwq_ind_table(
             return Err(EINVAL);
         }
         let wq = |at| {
-            // SAFETY: the program passes 2^log_ind_tbl_size handles.
+            // SAFETY: the program passes an array of 2^log_ind_tbl_size handles, valid during the
+            // call; `at` is below this number.
             let handle = unsafe { init.ind_tbl.add(at).read() };
             Object::<ibv_wq>::live(handle).map(|object| Arc::clone(&object.inner.wq))
         };

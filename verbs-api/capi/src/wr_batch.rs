@@ -1,6 +1,5 @@
-//! The batch of the `ibv_wr_*` interface: work requests between `wr_start` and `wr_complete`,
-//! posted all together or not at all (`man ibv_wr_post`). `qp_ex.rs` finds the QP and holds the
-//! lock.
+//! The batch of the `ibv_wr_*` interface: work requests between `wr_start` and `wr_complete`, all
+//! of which are posted, or none (`man ibv_wr_post`). `qp_ex.rs` finds the QP and locks the batch.
 
 use crate::abi::{ibv_data_buf, ibv_qp_cap, ibv_sge};
 use crate::errno::{EINVAL, Errno, Result, einval, invalid, unsupported};
@@ -11,19 +10,21 @@ use roxe_transport::qp::Service;
 use roxe_transport::wr::{SendData, SendFlags, SendOp, SendRequest, Sge, UdDest};
 use roxe_wire::LKey;
 
-/// A work request whose payload is in the buffers of the batch.
+/// A work request, whose payload is in the buffers of the batch.
 pub(crate) struct BuiltRequest {
     wr_id: u64,
     op: SendOp,
     flags: SendFlags,
     payload: Payload,
     pub(crate) ud: Option<UdDest>,
-    /// The peer's SRQ, on XRC.
+    /// Number of the peer's SRQ, on XRC.
     pub(crate) srqn: Option<u32>,
 }
 
 enum Payload {
+    /// Range of [`Batch::sges`].
     Sges(Range<usize>),
+    /// Range of [`Batch::bytes`].
     Inline(Range<usize>),
 }
 
@@ -39,7 +40,7 @@ pub(crate) struct Batch {
 }
 
 /// The batch of one QP, locked from `wr_start` until `wr_complete` or `wr_abort`. Only `qp_ex` may
-/// lock it: any other caller would wait for the program.
+/// lock it, because any other caller would wait until the program ends its batch.
 pub(crate) type Builder = Mutex<Batch>;
 
 /// Returns the `IBV_QP_EX_WITH_*` bit of an operation.
@@ -60,7 +61,7 @@ const fn operation_bit(op: &SendOp) -> u64 {
     }
 }
 
-/// `IBV_QP_EX_WITH_*` bits of a QP of `service`.
+/// Returns the `IBV_QP_EX_WITH_*` bits of the operations that `service` supports.
 pub(crate) const fn operations_of(service: Service) -> u64 {
     match service {
         Service::Rc | Service::XrcIni => 0x3ff | 1 << 11 | 1 << 12,
@@ -105,7 +106,7 @@ impl Batch {
             because(|| format!("more requests between ibv_wr_start and ibv_wr_complete than max_send_wr, {max}"));
             return Err(Errno(libc::ENOMEM));
         }
-        // The setter, not a flag, makes data inline.
+        // `ibv_wr_set_inline_data`, not this flag, makes data inline.
         let flags = SendFlags::from_bits_truncate(flags) - SendFlags::INLINE;
         self.requests.push(BuiltRequest { wr_id, op, flags, payload: Payload::Sges(0..0), ud: None, srqn: None });
         Ok(())
@@ -140,7 +141,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Copies the program's buffers.
+    /// Copies the program's buffers as inline data of the current request.
     ///
     /// # Safety
     /// Every buffer is memory that the program may read.
@@ -153,7 +154,7 @@ impl Batch {
                 return Err(EINVAL);
             }
             if buffer.length > 0 {
-                // SAFETY: this function's contract.
+                // SAFETY: not NULL; the caller guarantees readable memory of this length.
                 let bytes = unsafe { core::slice::from_raw_parts(buffer.addr.cast_const().cast(), buffer.length) };
                 self.bytes.extend_from_slice(bytes);
             }
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn batch_refuses_more_than_its_queue_allows() {
+    fn batch_refuses_more_requests_and_sges_than_the_queue_allows() {
         let mut batch = batch();
         let sge = Sge::default();
         assert_eq!(batch.set_sges([sge].into_iter()), Err(EINVAL), "no request was started");

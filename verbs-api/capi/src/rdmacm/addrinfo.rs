@@ -1,9 +1,9 @@
 //! `rdma_getaddrinfo` and `rdma_resolve_addrinfo`, which use the C library's `getaddrinfo`, and
 //! conversion of socket addresses between C and the provider.
 //!
-//! Structures are allocated by `calloc` and released by `free`, as in rdma-core: some programs
-//! store pointers to their own `malloc`ed memory in them. `ai_route` stays empty: RoCE has no
-//! routes to resolve.
+//! Structures are allocated by `calloc` and released by `free`, as in rdma-core, because some
+//! programs store pointers to their own `malloc`ed memory in them. `ai_route` stays empty, because
+//! RoCE has no routes to resolve.
 
 use crate::abi::{copy_fields, rdma_addrinfo, sockaddr_ib};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, minus_one, no_result, null, out_of_range};
@@ -23,19 +23,19 @@ pub(crate) const AF_INET6: u16 = libc::AF_INET6 as u16;
 /// Reads an address of the program. EINVAL for NULL and for unsupported families.
 ///
 /// # Safety
-/// `addr` is NULL or points to an address whose size fits its family.
+/// `addr` is NULL or points to an address of its family's size.
 pub(crate) unsafe fn read(addr: *const sockaddr) -> Result<Address> {
     if addr.is_null() {
         return Err(null("the address"));
     }
-    // SAFETY: `addr` is not NULL, and every address starts with its family.
+    // SAFETY: not NULL; the caller guarantees an address, which starts with its family.
     let family = unsafe { (&raw const (*addr).sa_family).read_unaligned() };
     match family {
-        // SAFETY: by this function's contract, an address of this family has this structure's size.
+        // SAFETY: the caller guarantees an address of this family's size.
         AF_INET => Ok(v4(unsafe { addr.cast::<sockaddr_in>().read_unaligned() })),
-        // SAFETY: by this function's contract, an address of this family has this structure's size.
+        // SAFETY: the caller guarantees an address of this family's size.
         AF_INET6 => Ok(v6(unsafe { addr.cast::<sockaddr_in6>().read_unaligned() })),
-        // SAFETY: by this function's contract, an address of this family has this structure's size.
+        // SAFETY: the caller guarantees an address of this family's size.
         AF_IB => Ok(ib(unsafe { addr.cast::<sockaddr_ib>().read_unaligned() })),
         _ => Err(out_of_range("sa_family", family, "AF_INET, AF_INET6 and AF_IB")),
     }
@@ -49,7 +49,7 @@ pub(crate) unsafe fn read_optional(addr: *const sockaddr) -> Result<Option<Addre
     if addr.is_null() {
         return Ok(None);
     }
-    // SAFETY: this function's contract.
+    // SAFETY: the caller guarantees an address of its family's size.
     unsafe { read(addr) }.map(Some)
 }
 
@@ -75,7 +75,7 @@ fn ib(addr: sockaddr_ib) -> Address {
     })
 }
 
-/// Converts an address to C and pads it with zeros. Returns zeros only for `None`.
+/// Converts an address to C, padded with zeros. Returns only zeros for `None`.
 pub(crate) fn to_c(address: Option<&Address>) -> sockaddr_storage {
     match address {
         None => zeroed(),
@@ -107,8 +107,9 @@ pub(crate) fn to_c(address: Option<&Address>) -> sockaddr_storage {
     }
 }
 
+/// Returns a socket address of zeros.
 fn zeroed<T: Copy>() -> T {
-    // SAFETY: `T` is a socket address of libc, for which all bits zero are valid.
+    // SAFETY: the callers' types are socket addresses of libc, which have only integers.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
@@ -134,7 +135,7 @@ const PS_UDP: c_int = PortSpace::Udp.code() as c_int;
 const IP_PS_MASK: u64 = 0xffff_ffff_ffff_0000;
 const IP_PORT_MASK: u64 = 0xffff;
 
-type FindResult = core::result::Result<AddrInfoList, Failure>;
+type LookupResult = core::result::Result<AddrInfoList, Failure>;
 
 #[derive(Debug)]
 enum Failure {
@@ -176,11 +177,11 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
         }
         // SAFETY: the program passes NULL or a structure that is valid during the call.
         let hints = unsafe { hints.as_ref() }.copied().unwrap_or_default();
-        // SAFETY: `node` and `service` are strings of the program or NULL, and each address in
-        // `hints` has the length in its length field.
+        // SAFETY: the program passes NULL or strings, and hints whose addresses have the lengths in
+        // their length fields, all valid during the call.
         match unsafe { lookup(node, service, &hints) } {
             Ok(found) => {
-                // SAFETY: `res` is not NULL, so it is a variable of the program.
+                // SAFETY: not NULL; the program passes a variable that is valid during the call.
                 unsafe { res.write(found.release()) };
                 Ok(0)
             }
@@ -190,8 +191,8 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
     })
 }
 
-/// Resolves for `rdma_resolve_addrinfo`. EOPNOTSUPP for `RAI_SA`, as there is no subnet
-/// administrator; EADDRNOTAVAIL for an unknown name or service.
+/// Resolves an address for `rdma_resolve_addrinfo`. EOPNOTSUPP for `RAI_SA`, because there is no
+/// subnet administrator; EADDRNOTAVAIL for an unknown name or service.
 ///
 /// # Safety
 /// `node` and `service` are strings or NULL. `hints` is NULL or a structure in which each address
@@ -201,7 +202,7 @@ pub(super) unsafe fn resolve(
     service: *const c_char,
     hints: *const rdma_addrinfo,
 ) -> Result<AddrInfoList> {
-    // SAFETY: this function's contract.
+    // SAFETY: the caller guarantees NULL or a valid structure.
     let mut hints = unsafe { hints.as_ref() }.copied().unwrap_or_default();
     if hints.ai_flags & RAI_SA != 0 {
         return Err(if hints.ai_flags & RAI_DNS != 0 { EINVAL } else { EOPNOTSUPP });
@@ -210,19 +211,19 @@ pub(super) unsafe fn resolve(
         return Err(EINVAL);
     }
     hints.ai_flags &= !RAI_DNS;
-    // SAFETY: this function's contract.
+    // SAFETY: the caller guarantees strings or NULL, and the lengths of the addresses in `hints`.
     unsafe { lookup(node, service, &hints) }.map_err(Failure::errno)
 }
 
-/// A list of addresses that is freed on drop unless the program takes ownership of it.
+/// A list of addresses, freed on drop unless [`release`](Self::release) passes it to the program.
 pub(super) struct AddrInfoList(*mut rdma_addrinfo);
 
-// SAFETY: this object has the only pointer to the list, and any thread may free `calloc`ed memory.
+// SAFETY: this value has the only pointer to the list, and any thread may free `calloc`ed memory.
 unsafe impl Send for AddrInfoList {}
 
 impl AddrInfoList {
     fn new() -> Result<Self> {
-        // SAFETY: `calloc` accepts any size. Zeroed memory is a valid, empty entry.
+        // SAFETY: `calloc` accepts any numbers.
         let block = unsafe { libc::calloc(1, size_of::<rdma_addrinfo>()) }.cast::<rdma_addrinfo>();
         if block.is_null() { Err(Errno(libc::ENOMEM)) } else { Ok(Self(block)) }
     }
@@ -237,7 +238,7 @@ impl AddrInfoList {
 
 impl Drop for AddrInfoList {
     fn drop(&mut self) {
-        // SAFETY: this object has the only pointer to the list.
+        // SAFETY: this value has the only pointer to the list, and frees it once.
         unsafe { free_list(self.0) };
     }
 }
@@ -247,22 +248,21 @@ impl Drop for AddrInfoList {
 /// # Safety
 /// `node` and `service` are strings or NULL. Each address in `hints` has the length in its length
 /// field.
-unsafe fn lookup(node: *const c_char, service: *const c_char, hints: &rdma_addrinfo) -> FindResult {
+unsafe fn lookup(node: *const c_char, service: *const c_char, hints: &rdma_addrinfo) -> LookupResult {
     if hints.ai_flags & !(RAI_PASSIVE | RAI_NUMERICHOST | RAI_NOROUTE | RAI_FAMILY) != 0 {
         return Err(Failure::Resolver(libc::EAI_BADFLAGS));
     }
     if node.is_null() && service.is_null() {
-        // SAFETY: this function's contract.
+        // SAFETY: the caller guarantees the lengths of the addresses in `hints`.
         return unsafe { from_hints(hints) };
     }
     let (wanted, mut list) = (resolver_hints(hints), null_mut());
-    // SAFETY: `node` and `service` are strings or NULL by this function's contract; `wanted` and
-    // `list` outlive the call.
+    // SAFETY: the caller guarantees strings or NULL; `wanted` and `list` are local variables.
     let list = match unsafe { libc::getaddrinfo(node, service, &raw const wanted, &raw mut list) } {
         0 => ResolverList(list),
         code => return Err(Failure::Resolver(code)),
     };
-    // SAFETY: this function's contract, for the source address in the hints.
+    // SAFETY: the caller guarantees the length of the source address in `hints`.
     let entries = list.iter().filter_map(|entry| unsafe { from_resolver(entry, hints) }.transpose());
     let entries = entries.collect::<Result<Vec<_>>>()?;
     // Empty if the resolver found only socket types without a matching QP type.
@@ -273,14 +273,14 @@ unsafe fn lookup(node: *const c_char, service: *const c_char, hints: &rdma_addri
 ///
 /// # Safety
 /// Each address in `hints` has the length in its length field.
-unsafe fn from_hints(hints: &rdma_addrinfo) -> FindResult {
+unsafe fn from_hints(hints: &rdma_addrinfo) -> LookupResult {
     let rai = AddrInfoList::new()?;
     let wanted = copy_fields!(rdma_addrinfo from hints { ai_flags, ai_family, ai_qp_type, ai_port_space } with {
         ..rdma_addrinfo::ZERO
     });
-    // SAFETY: `rai` owns a block of this type.
+    // SAFETY: `rai` owns a block of this type and size.
     unsafe { rai.0.write(wanted) };
-    // SAFETY: this function's contract for the addresses; `rai` owns the block.
+    // SAFETY: the caller guarantees the lengths of both addresses; `rai` owns the block.
     unsafe {
         ((*rai.0).ai_src_addr, (*rai.0).ai_src_len) = copy_address(hints.ai_src_addr, hints.ai_src_len)?;
         ((*rai.0).ai_dst_addr, (*rai.0).ai_dst_len) = copy_address(hints.ai_dst_addr, hints.ai_dst_len)?;
@@ -288,18 +288,19 @@ unsafe fn from_hints(hints: &rdma_addrinfo) -> FindResult {
     Ok(rai)
 }
 
+/// A list of `getaddrinfo`, freed on drop.
 struct ResolverList(*mut addrinfo);
 
 impl ResolverList {
     fn iter(&self) -> impl Iterator<Item = &addrinfo> {
-        // SAFETY: the resolver's list ends with NULL and lives as long as this object.
+        // SAFETY: the list ends with NULL, and is valid until this value is dropped.
         core::iter::successors(unsafe { self.0.as_ref() }, |entry| unsafe { entry.ai_next.as_ref() })
     }
 }
 
 impl Drop for ResolverList {
     fn drop(&mut self) {
-        // SAFETY: `getaddrinfo` allocated the list, and only this drop frees it.
+        // SAFETY: `getaddrinfo` allocated the list, and only `drop` frees it.
         unsafe { libc::freeaddrinfo(self.0) };
     }
 }
@@ -353,7 +354,7 @@ unsafe fn from_resolver(found: &addrinfo, hints: &rdma_addrinfo) -> Result<Optio
     let (addr, len) = if gid {
         ib_address(found, port_space)?
     } else {
-        // SAFETY: the resolver's address has the length in `ai_addrlen`.
+        // SAFETY: `getaddrinfo` sets `ai_addrlen` to the length of the address.
         unsafe { copy_address(found.ai_addr, found.ai_addrlen) }?
     };
     let mut entry = rdma_addrinfo {
@@ -368,10 +369,10 @@ unsafe fn from_resolver(found: &addrinfo, hints: &rdma_addrinfo) -> Result<Optio
     } else {
         (entry.ai_dst_addr, entry.ai_dst_len) = (addr, len);
     }
-    // SAFETY: `rai` owns a block of this type.
+    // SAFETY: `rai` owns a block of this type and size.
     unsafe { rai.0.write(entry) };
     if !passive {
-        // SAFETY: this function's contract for the address; `rai` owns the block.
+        // SAFETY: the caller guarantees the length of the address; `rai` owns the block.
         unsafe { ((*rai.0).ai_src_addr, (*rai.0).ai_src_len) = copy_address(hints.ai_src_addr, hints.ai_src_len)? };
     }
     Ok(Some(rai))
@@ -379,7 +380,7 @@ unsafe fn from_resolver(found: &addrinfo, hints: &rdma_addrinfo) -> Result<Optio
 
 /// Converts an address that was resolved as IPv6 to AF_IB.
 fn ib_address(found: &addrinfo, port_space: c_int) -> Result<(*mut sockaddr, socklen_t)> {
-    // SAFETY: `resolver_hints` asked for AF_INET6, so the address has this type.
+    // SAFETY: `resolver_hints` requested AF_INET6, so the address has this type.
     let sin6 = unsafe { found.ai_addr.cast::<sockaddr_in6>().read_unaligned() };
     let port = u16::from_be(sin6.sin6_port);
     let space = u64::try_from(port_space).unwrap_or_default();
@@ -394,7 +395,7 @@ fn ib_address(found: &addrinfo, port_space: c_int) -> Result<(*mut sockaddr, soc
         sib_scope_id: sin6.sin6_scope_id.into(),
     };
     let len = size_of::<sockaddr_ib>() as socklen_t;
-    // SAFETY: a whole structure of this size.
+    // SAFETY: `sib` is a local variable of this size.
     unsafe { copy_address((&raw const sib).cast(), len) }
 }
 
@@ -412,26 +413,28 @@ unsafe fn copy_address(addr: *const sockaddr, len: socklen_t) -> Result<(*mut so
     if block.is_null() {
         return Err(Errno(libc::ENOMEM));
     }
-    // SAFETY: `addr` has `len` bytes by this function's contract, the new block at least as many.
+    // SAFETY: the caller guarantees `len` bytes; the new block has at least as many.
     unsafe { block.cast::<u8>().copy_from_nonoverlapping(addr.cast(), len as usize) };
     Ok((block.cast(), len))
 }
 
-/// Links the entries in their order. Returns an empty list (NULL) for no entries.
+/// Links the entries in their order; returns an empty list (NULL) for no entries.
 fn link_entries(entries: Vec<AddrInfoList>) -> AddrInfoList {
     entries.into_iter().rev().fold(AddrInfoList(null_mut()), |next, entry| {
-        // SAFETY: `entry` has the only pointer to its block.
+        // SAFETY: `entry` owns its block.
         unsafe { (*entry.0).ai_next = next.release() };
         entry
     })
 }
 
+/// Frees a list.
+///
 /// # Safety
-/// `list` is NULL or a list of `rdma_getaddrinfo` that is not freed again.
+/// `list` is NULL or a list of `rdma_getaddrinfo` that is not used any more.
 unsafe fn free_list(mut list: *mut rdma_addrinfo) {
     while !list.is_null() {
-        // SAFETY: by this function's contract, the entry is a block in which each pointer is NULL
-        // or from `malloc`.
+        // SAFETY: the caller guarantees an entry from `calloc`; each pointer in it is NULL or from
+        // `malloc`.
         unsafe {
             let entry = list.read();
             libc::free(entry.ai_connect);
@@ -449,7 +452,7 @@ unsafe fn free_list(mut list: *mut rdma_addrinfo) {
 /// `man rdma_getaddrinfo`.
 pub(crate) unsafe extern "C" fn rdma_freeaddrinfo(list: *mut rdma_addrinfo) {
     no_result(|| {
-        // SAFETY: `list` is NULL or a list of `rdma_getaddrinfo`, which the program frees once.
+        // SAFETY: the program passes NULL or a list of `rdma_getaddrinfo`, and frees it once.
         unsafe { free_list(list) };
         Ok(())
     });

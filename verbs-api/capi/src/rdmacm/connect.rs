@@ -13,6 +13,7 @@ use roxe_provider::wire::cm::VendorId;
 use roxe_provider::{AsyncEventKind, DeviceAttr, Service};
 use std::sync::Arc;
 
+/// `retry_count` and `rnr_retry_count` without connection parameters.
 const DEFAULT_RETRY_COUNT: u8 = 7;
 
 pub(crate) unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
@@ -23,7 +24,8 @@ pub(crate) unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rd
         check_param(object, wanted)?;
         let depths = wanted.map_or(Depths::MAX, Depths::from_param);
         let data = object.inner.state.lock().connect_data.clone();
-        // SAFETY: the program's private data has the length in `private_data_len`.
+        // SAFETY: the program passes private data of `private_data_len` bytes, valid during the
+        // call.
         let param = unsafe { conn_param(object, wanted, depths, data) };
         object.inner.id.connect(&param)?;
         object.inner.state.lock().connect_data.clear();
@@ -40,14 +42,15 @@ pub(crate) unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdm
         check_param(object, wanted)?;
         let proposal = object.inner.state.lock().proposal.limited_to(&device_attr(object)?);
         let depths = wanted.map_or(proposal, |wanted| Depths::from_param(wanted).or_for_max(proposal));
-        // SAFETY: the program's private data has the length in `private_data_len`.
+        // SAFETY: the program passes private data of `private_data_len` bytes, valid during the
+        // call.
         let param = unsafe { conn_param(object, wanted, depths, vec![]) };
         object.inner.id.accept(&param)?;
         if object.inner.id.service() == Service::Ud { Ok(()) } else { show_and_complete(id) }
     })
 }
 
-/// Shows the identifier's new state and, if it is synchronous, waits for the outcome.
+/// Updates the public fields of the identifier and, if it is synchronous, waits for the outcome.
 fn show_and_complete(id: *mut rdma_cm_id) -> Result<()> {
     show(live(id)?)?;
     complete(id)
@@ -62,8 +65,9 @@ fn queue_pair(object: &Object<CmId>) -> *mut ibv_qp {
     unsafe { (*object.exposed()).public.qp }
 }
 
-/// Checks the parameters of a connection, as rdma-core does only for the TCP port space. EINVAL
-/// without a queue pair and parameters, and for more outstanding READs than the device supports.
+/// Checks the parameters of a connection. Like rdma-core, checks only those of the TCP port space.
+/// EINVAL if there is neither a queue pair nor parameters, or for more outstanding READs than the
+/// device supports.
 fn check_param(object: &Object<CmId>, wanted: Option<&rdma_conn_param>) -> Result<()> {
     if object.inner.id.port_space() != PortSpace::Tcp {
         return Ok(());
@@ -100,7 +104,7 @@ impl Depths {
         }
     }
 
-    /// Replaces `ConnParam::MAX` by the values of `other`.
+    /// Replaces each `ConnParam::MAX` by the value of `other`.
     fn or_for_max(self, other: Self) -> Self {
         let choose = |wanted, max| if wanted == ConnParam::MAX { max } else { wanted };
         Self {
@@ -121,11 +125,12 @@ unsafe fn conn_param(
     mut data: Vec<u8>,
 ) -> ConnParam {
     if let Some(wanted) = wanted {
-        // SAFETY: this function's contract.
+        // SAFETY: the caller guarantees private data of this length.
         data.extend_from_slice(unsafe { bytes(wanted.private_data, wanted.private_data_len) });
     }
     let qp = queue_pair(object);
-    // SAFETY: alive as long as it is read; programs only read these fields.
+    // SAFETY: `with_live` keeps the QP alive during the closure; nothing writes these fields after
+    // creation.
     let own = Object::<ibv_qp_ex>::with_live(qp, |_| unsafe { ((*qp).qp_num, !(*qp).srq.is_null()) }).ok();
     let (qp_num, srq) = own.or_else(|| wanted.map(|wanted| (wanted.qp_num, wanted.srq != 0))).unwrap_or_default();
     ConnParam {
@@ -143,38 +148,41 @@ unsafe fn conn_param(
 /// Returns the program's private data.
 ///
 /// # Safety
-/// `data` is NULL or points to `len` bytes that outlive the result.
+/// `data` is NULL or points to `len` bytes that are valid for `'a`.
 unsafe fn bytes<'a>(data: *const c_void, len: u8) -> &'a [u8] {
     if data.is_null() {
         return &[];
     }
-    // SAFETY: `data` is not NULL, and has `len` bytes by this function's contract.
+    // SAFETY: not NULL; the caller guarantees `len` bytes that are valid for `'a`.
     unsafe { core::slice::from_raw_parts(data.cast(), len.into()) }
 }
 
 pub(crate) unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int {
-    // SAFETY: the program's private data has `len` bytes.
+    // SAFETY: the program passes NULL or private data of `len` bytes, valid during the call.
     zero(|| unsafe { reject(id, private_data, len, RejReason::ConsumerDefined) })
 }
 
-/// `rdma_reject` with the reason that the peer's vendor options do not fit.
+/// `rdma_reject` with the reason that the peer's vendor options are not supported.
 pub(crate) unsafe extern "C" fn rdma_reject_ece(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int {
-    // SAFETY: the program's private data has `len` bytes.
+    // SAFETY: the program passes NULL or private data of `len` bytes, valid during the call.
     zero(|| unsafe { reject(id, private_data, len, RejReason::VendorOptionNotSupported) })
 }
 
+/// Rejects a request or a response of the peer.
+///
 /// # Safety
 /// `data` is NULL or points to `len` bytes.
 unsafe fn reject(id: *mut rdma_cm_id, data: *const c_void, len: u8, reason: RejReason) -> Result<()> {
     let object = live(id)?;
-    // SAFETY: this function's contract.
+    // SAFETY: the caller guarantees NULL or `len` bytes.
     object.inner.id.reject(unsafe { bytes(data, len) }, reason)?;
-    // A synchronous identifier no longer refers to the request.
+    // A synchronous identifier holds the event of the request, which is no longer needed.
     release_event(id);
     show(object)
 }
 
-/// `man rdma_establish`: EINVAL with a queue pair, whose connection the library confirms.
+/// `man rdma_establish`: EINVAL if the identifier has a queue pair, because the library confirms
+/// its connection.
 pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     zero(|| {
         let object = live(id)?;
@@ -270,13 +278,14 @@ pub(crate) unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: 
     })
 }
 
-/// Returns an identifier whose queue pair the program moves itself; EINVAL if the library has one.
+/// Returns the provider's identifier; EINVAL if it has a queue pair. Without one, the program
+/// modifies its queue pair itself.
 fn id_without_qp<'a>(id: *mut rdma_cm_id) -> Result<&'a Arc<Id>> {
     let object = live(id)?;
     if queue_pair(object).is_null() { Ok(&object.inner.id) } else { Err(EINVAL) }
 }
 
-/// `man rdma_set_local_ece`: EINVAL without a vendor.
+/// `man rdma_set_local_ece`: EINVAL without a vendor id.
 pub(crate) unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
     zero(|| {
         let id = id_without_qp(id)?;

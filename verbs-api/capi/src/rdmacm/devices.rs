@@ -1,5 +1,5 @@
-//! Devices of librdmacm, which are open and shared by the whole process, with the default
-//! protection domain and XRC domain of identifiers.
+//! The devices that librdmacm opens, with the default protection domain and XRC domain of
+//! identifiers. All identifiers of the process share them.
 
 use crate::abi::{ibv_context, ibv_pd, ibv_xrcd, ibv_xrcd_init_attr};
 use crate::context;
@@ -16,7 +16,8 @@ use roxe_provider::Device;
 use roxe_provider::lock::Mutex;
 use std::sync::Arc;
 
-/// A context that stays open until the process ends, and the domains that identifiers share.
+/// A context, which stays open until the process ends, and the domains that identifiers share. A
+/// domain is NULL until it is needed.
 #[derive(Clone, Copy)]
 pub(super) struct OpenDevice {
     pub(super) context: *mut ibv_context,
@@ -24,13 +25,14 @@ pub(super) struct OpenDevice {
     xrcd: *mut ibv_xrcd,
 }
 
-// SAFETY: handles of verbs objects may be used by any thread.
+// SAFETY: any thread may use handles of verbs objects.
 unsafe impl Send for OpenDevice {}
 
 /// One entry per device, in device order.
 static OPENED: Mutex<OpenedDevices, Vec<OpenDevice>> = Mutex::new(Vec::new());
 
-/// Opens devices that are not open, or whose context the program has closed (which it must not).
+/// Opens the devices that are not open, and those whose context the program has closed, which it
+/// must not do.
 fn open_all(opened: &mut Vec<OpenDevice>) -> Result<()> {
     for (at, device) in handles()?.into_iter().enumerate() {
         if opened.get(at).is_some_and(|known| objects::context(known.context).is_ok()) {
@@ -42,7 +44,7 @@ fn open_all(opened: &mut Vec<OpenDevice>) -> Result<()> {
     Ok(())
 }
 
-/// Calls `use_it` with the entry of a device; ENODEV if the device is not in the list (any more).
+/// Calls `use_it` with the entry of a device; ENODEV if the device is not in the list.
 fn with_device<T>(device: &Arc<Device>, use_it: impl FnOnce(&mut OpenDevice) -> Result<T>) -> Result<T> {
     let mut opened = OPENED.lock();
     for_library(|| open_all(&mut opened))?;
@@ -51,7 +53,7 @@ fn with_device<T>(device: &Arc<Device>, use_it: impl FnOnce(&mut OpenDevice) -> 
     use_it(at.and_then(|at| opened.get_mut(at)).ok_or(Errno(libc::ENODEV))?)
 }
 
-/// Converts the result of an exported function; NULL is the error in `errno`.
+/// Converts the result of an exported function: for NULL, returns the error in `errno`.
 pub(super) fn non_null<T>(pointer: *mut T) -> Result<*mut T> {
     if pointer.is_null() {
         return Err(Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)));
@@ -63,7 +65,7 @@ pub(super) fn non_null<T>(pointer: *mut T) -> Result<*mut T> {
 pub(super) fn default_context_and_pd(device: &Arc<Device>) -> Result<(*mut ibv_context, *mut ibv_pd)> {
     with_device(device, |opened| {
         if opened.pd.is_null() {
-            // SAFETY: an open context.
+            // SAFETY: `open_all` checked that the context is open.
             opened.pd = non_null(for_library(|| unsafe { ibv_alloc_pd(opened.context) }))?;
         }
         Ok((opened.context, opened.pd))
@@ -74,14 +76,15 @@ pub(super) fn xrc_domain(device: &Arc<Device>) -> Result<*mut ibv_xrcd> {
     with_device(device, |opened| {
         if opened.xrcd.is_null() {
             let mut init = ibv_xrcd_init_attr { comp_mask: 3, fd: -1, oflags: libc::O_CREAT };
-            // SAFETY: an open context and a valid structure.
+            // SAFETY: `open_all` checked that the context is open; `init` is a local variable.
             opened.xrcd = non_null(for_library(|| unsafe { open_xrcd(opened.context, &raw mut init) }))?;
         }
         Ok(opened.xrcd)
     })
 }
 
-/// `man rdma_get_devices`. Writes number 0 on failure, because libfabric checks the number first.
+/// `man rdma_get_devices`. On failure writes the number 0, because libfabric checks the number
+/// first.
 pub(crate) unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
     let count = |number: usize| {
         if !num_devices.is_null() {
@@ -103,7 +106,7 @@ pub(crate) unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mu
     })
 }
 
-/// `man rdma_free_devices`: frees the array, closes no device.
+/// `man rdma_free_devices`: frees the array; the devices stay open.
 pub(crate) unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
     // SAFETY: the program passes NULL or an array from `c_array`, which `calloc` allocated, and
     // frees it once.
@@ -117,15 +120,15 @@ mod tests {
     #[test]
     fn rdma_get_devices_returns_the_same_open_contexts() {
         let mut count = -1;
-        // SAFETY: a variable, or NULL.
+        // SAFETY: `count` is a local variable; NULL is allowed.
         let (first, second) = unsafe { (rdma_get_devices(&raw mut count), rdma_get_devices(null_mut())) };
         assert!(count >= 1 && !first.is_null() && !second.is_null());
         for at in 0..count.cast_unsigned() as usize {
-            // SAFETY: both arrays have this many entries.
+            // SAFETY: both arrays have `count` entries.
             let (one, other) = unsafe { (*first.add(at), *second.add(at)) };
             assert!(core::ptr::eq(one, other) && objects::context(one).is_ok());
         }
-        // SAFETY: the arrays end with NULL, and are freed once.
+        // SAFETY: the arrays have `count` entries and a NULL at the end; each is freed once.
         unsafe {
             assert!((*first.add(count.cast_unsigned() as usize)).is_null());
             rdma_free_devices(first);

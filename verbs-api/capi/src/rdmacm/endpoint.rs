@@ -1,5 +1,5 @@
-//! Endpoints: identifiers created from a result of `rdma_getaddrinfo`, with their queue pair, and
-//! requests to a synchronous listener.
+//! Endpoints: identifiers that are created from a result of `rdma_getaddrinfo`, with a queue pair.
+//! Also the requests that a synchronous listener receives.
 
 use super::addrinfo::RAI_PASSIVE;
 use super::addrinfo::{read, read_optional};
@@ -15,7 +15,7 @@ use core::ptr::null_mut;
 use libc::{sockaddr, socklen_t};
 use roxe_provider::cm::EventKind;
 
-/// Time limit for resolving the address, and for resolving the route.
+/// Time limit of resolving the address, and again of resolving the route.
 const RESOLVE_TIMEOUT_MS: c_int = 2000;
 
 /// `man rdma_create_ep`: EINVAL without an address.
@@ -26,14 +26,14 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
     zero(|| {
-        // SAFETY: NULL or valid structures of the program.
+        // SAFETY: the program passes NULL or structures that are valid during the call.
         let (res, init) = unsafe { (res.as_ref().ok_or_else(|| null("res"))?, init.as_mut()) };
         if id.is_null() {
             return Err(null("id"));
         }
         let created = lifecycle::create(null_mut(), null_mut(), res.ai_port_space, res.ai_qp_type)?;
         let prepare = if res.ai_flags & RAI_PASSIVE != 0 { prepare_passive } else { prepare_active };
-        // SAFETY: the addresses and blocks are as long as the structure says.
+        // SAFETY: the program passes addresses and blocks of the lengths in their length fields.
         unsafe { prepare(created, res, pd, init) }.inspect_err(|_| destroy(created).unwrap_or_default())?;
         // SAFETY: not NULL; the program passes a variable that is valid during the call.
         unsafe { id.write(created) };
@@ -41,12 +41,13 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
     })
 }
 
-/// Returns an address; NULL if its length is 0.
+/// Returns the address; NULL if its length is 0.
 fn address_if_given(addr: *mut sockaddr, len: socklen_t) -> *const sockaddr {
     if len == 0 { null_mut() } else { addr }
 }
 
-/// Binds the future listener and stores the attributes of its requests' queue pairs.
+/// Binds the identifier of a listener, and stores the attributes for the queue pairs of its
+/// requests.
 ///
 /// # Safety
 /// Each address and block in `res` has the length in its length field.
@@ -56,7 +57,7 @@ unsafe fn prepare_passive(
     pd: *mut ibv_pd,
     init: Option<&mut ibv_qp_init_attr>,
 ) -> Result<()> {
-    // SAFETY: this function's contract.
+    // SAFETY: the caller guarantees the length of the address.
     bind(id, &unsafe { read(address_if_given(res.ai_src_addr, res.ai_src_len)) }?)?;
     // SAFETY: the identifier is alive, and the program does not have it yet.
     let qp_type = unsafe {
@@ -81,11 +82,11 @@ unsafe fn prepare_active(
 ) -> Result<()> {
     let (src, dst) =
         (address_if_given(res.ai_src_addr, res.ai_src_len), address_if_given(res.ai_dst_addr, res.ai_dst_len));
-    // SAFETY: this function's contract.
+    // SAFETY: the caller guarantees the lengths of both addresses.
     let (src, dst) = unsafe { (read_optional(src)?, read(dst)?) };
     resolve(id, src.as_ref(), &dst, RESOLVE_TIMEOUT_MS)?;
     if res.ai_route_len > 0 {
-        // SAFETY: this function's contract.
+        // SAFETY: the caller guarantees the length of the block.
         unsafe { resolve::set_option(id, LEVEL_IB, PATH, res.ai_route, res.ai_route_len) }?;
         complete(id)?;
     } else {
@@ -97,7 +98,7 @@ unsafe fn prepare_active(
         create_qp(id, pd, init)?;
     }
     if res.ai_connect_len > 0 && !res.ai_connect.is_null() {
-        // SAFETY: this function's contract.
+        // SAFETY: not NULL; the caller guarantees the length of the block.
         let data = unsafe { core::slice::from_raw_parts(res.ai_connect.cast::<u8>(), res.ai_connect_len) };
         live(id)?.inner.state.lock().connect_data = data.to_vec();
     }
@@ -126,7 +127,7 @@ pub(crate) unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *m
         // SAFETY: the identifier is alive; a program uses a synchronous one on one thread at a
         // time.
         let event = event::next(unsafe { (*listen).channel })?;
-        // SAFETY: alive as above, and the event is the program's.
+        // SAFETY: the listener is alive, and the event has just been delivered to this call.
         let request = unsafe { take_request(listen, event) }.inspect_err(|_| unsafe { (*listen).event = event })?;
         // SAFETY: not NULL; the program passes a variable that is valid during the call.
         unsafe { id.write(request) };
@@ -139,7 +140,7 @@ pub(crate) unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *m
 /// # Safety
 /// The listener and the event are alive.
 unsafe fn take_request(listen: *mut rdma_cm_id, event: *mut rdma_cm_event) -> Result<*mut rdma_cm_id> {
-    // SAFETY: this function's contract.
+    // SAFETY: the caller guarantees a live listener and event.
     let (kind, status, request, pd) = unsafe { ((*event).event, (*event).status, (*event).id, (*listen).pd) };
     if status != 0 {
         return Err(Errno(status.saturating_abs()));
@@ -151,7 +152,8 @@ unsafe fn take_request(listen: *mut rdma_cm_id, event: *mut rdma_cm_event) -> Re
     if let Some(Template(mut init)) = template {
         create_qp(request, pd, &mut init)?;
     }
-    // SAFETY: this function's contract: the identifier came with the event.
+    // SAFETY: the identifier of a request is alive while its event, which the caller guarantees,
+    // is.
     unsafe { (*request).event = event };
     Ok(request)
 }

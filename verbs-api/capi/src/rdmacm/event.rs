@@ -1,7 +1,7 @@
 //! Events that programs read from channels and acknowledge.
 //!
-//! A delivered event counts at its identifier, or at the listener for a connection request.
-//! Destroying or migrating that identifier waits until the event is acknowledged.
+//! Each identifier counts its delivered events; a connection request counts at the listener.
+//! Destroying or migrating an identifier waits until the program has acknowledged these events.
 
 use super::id::inner;
 use super::id::{self, CmId};
@@ -14,9 +14,10 @@ use core::ffi::c_int;
 use core::ptr::null_mut;
 use roxe_provider::cm::{ConnParam, Event, EventData, EventKind, Id, RejReason, UdParam};
 
-/// Room for the peer's private data, whose length is one byte.
+/// Largest private data of the peer, in bytes: the length field is one byte.
 const MAX_PRIVATE_DATA: usize = u8::MAX as usize;
 
+/// The C structure of an event, and the private data that it points to.
 #[repr(C)]
 pub(crate) struct CmEvent {
     public: rdma_cm_event,
@@ -27,7 +28,7 @@ exposed! {
     CmEvent => rdma_cm_event: ();
 }
 
-/// `man rdma_get_cm_event`: EAGAIN if the descriptor does not block and nothing is pending.
+/// `man rdma_get_cm_event`: EAGAIN if the descriptor is non-blocking and no event is pending.
 pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
     channel: *mut rdma_event_channel,
     event: *mut *mut rdma_cm_event,
@@ -51,6 +52,7 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
     )
 }
 
+/// Waits for the next event of a channel and delivers it.
 pub(super) fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_event> {
     let inner = inner(channel)?;
     let _turn = inner.turn.lock();
@@ -62,7 +64,8 @@ pub(super) fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_even
     }
 }
 
-/// Makes the program's event; `None` for a destroyed identifier or a request without resources.
+/// Creates the program's event. `None` if the identifier was destroyed, or if there are no
+/// resources for the identifier of a request.
 fn deliver(event: &Event) -> Option<*mut rdma_cm_event> {
     let owner = count_delivered(event.listener.as_ref().unwrap_or(&event.id).user());
     match (owner, &event.listener) {
@@ -89,6 +92,7 @@ fn count_acknowledged(owner: *mut rdma_cm_id) -> Result<()> {
     Object::<CmId>::with_live(owner, |object| object.inner.events.ack(1))
 }
 
+/// Creates the identifier and the event of a connection request; rejects the request on failure.
 fn deliver_request(event: &Event, listener: *mut rdma_cm_id) -> Option<*mut rdma_cm_event> {
     match id::adopt(event, listener) {
         Ok(id) => Some(publish(event, id, listener, (event.kind, event.status))),
@@ -100,9 +104,10 @@ fn deliver_request(event: &Event, listener: *mut rdma_cm_id) -> Option<*mut rdma
     }
 }
 
-/// Updates the public fields of the identifier; returns the event's kind and status. A resolved
-/// address without resources becomes an error. A connect response becomes an established connection
-/// if the program has given the identifier a queue pair since it connected.
+/// Updates the public fields of the identifier; returns the kind and status that the program sees.
+/// A resolved address becomes an error if there are no resources for the fields. A connect response
+/// becomes an established connection if the program has assigned a queue pair to the identifier
+/// since it connected.
 fn outcome(event: &Event, id: *mut rdma_cm_id) -> (EventKind, c_int) {
     let found = id::live(id);
     let (kind, status) = match &found {
@@ -115,7 +120,8 @@ fn outcome(event: &Event, id: *mut rdma_cm_id) -> (EventKind, c_int) {
     }
 }
 
-/// Confirms the peer's response with the queue pair; rejects it if that cannot be moved.
+/// Confirms the peer's response with the identifier's queue pair; rejects it if the queue pair
+/// cannot be modified.
 fn confirm(id: &Id) -> (EventKind, c_int) {
     match id.accept(&ConnParam::NOTHING) {
         Ok(()) => (EventKind::Established, 0),
@@ -140,7 +146,8 @@ fn publish(
     let handle = Object::<CmEvent>::publish(Token::new(), exposed, ());
     if len > 0 {
         let event = handle.cast::<CmEvent>();
-        // SAFETY: a fresh block; both members of the union start with these two fields.
+        // SAFETY: `publish` has just created the block, and the program does not have it yet. Both
+        // members of the union start with these two fields.
         unsafe {
             (*event).public.param.conn.private_data = (&raw const (*event).private_data).cast();
             (*event).public.param.conn.private_data_len = len as u8;
@@ -150,7 +157,7 @@ fn publish(
 }
 
 fn param(data: &EventData) -> rdma_event_param {
-    // The larger member first, so that the whole union is initialised.
+    // Sets the largest member first, so that the whole union is initialised.
     let mut param = rdma_event_param { ud: ud_param(&UdParam::default()) };
     match data {
         EventData::None => {}
@@ -203,12 +210,12 @@ pub(crate) unsafe extern "C" fn rdma_write_cm_event(
 /// Acknowledges an event; EINVAL if the program does not hold it.
 pub(super) fn acknowledge(event: *mut rdma_cm_event) -> Result<()> {
     let event = Object::<CmEvent>::retire(event)?;
-    // SAFETY: the block is ours now; the program was not to write to it.
+    // SAFETY: `retire` made `event` the owner of the block; programs only read the fields.
     let (id, listener) = unsafe { ((*event.exposed()).public.id, (*event.exposed()).public.listen_id) };
     count_acknowledged(if listener.is_null() { id } else { listener })
 }
 
-/// Returns the outcome of an event for a call that waited for it.
+/// Returns the result of a call that has waited for an event of this kind and status.
 pub(super) fn event_result(kind: c_int, status: c_int) -> Result<()> {
     match status {
         0 => Ok(()),
@@ -227,8 +234,8 @@ mod tests {
 
     #[test]
     fn waiting_thread_survives_destroy_of_its_channel() {
-        // SAFETY: a fresh channel, whose descriptor is open; the other thread is past the call's
-        // first look at it when it is destroyed, and gives the call a variable of its own.
+        // SAFETY: the channel is new, and its descriptor is open. When this thread destroys it, the
+        // other thread has looked the channel up already; it passes a local variable.
         unsafe {
             let channel = rdma_create_event_channel();
             let copy = |fd| BorrowedFd::borrow_raw(fd).try_clone_to_owned().unwrap();
@@ -240,7 +247,7 @@ mod tests {
                 let result = rdma_get_cm_event(std::ptr::with_exposed_provenance_mut(address), &raw mut event);
                 (result, io::Error::last_os_error().raw_os_error())
             });
-            // A unit without an event: once it is read, the thread waits.
+            // A unit without an event. When it has been read, the thread is waiting.
             units.write_all(&1u64.to_ne_bytes()).unwrap();
             let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
             while libc::poll(&raw mut poll, 1, 0) > 0 {

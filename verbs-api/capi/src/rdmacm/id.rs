@@ -1,8 +1,8 @@
 //! Identifiers, their public fields, and event channels.
 //!
-//! Programs read nearly every field of an identifier directly. [`show`] writes them after a call
-//! that changed something and when an event is delivered, as rdma-core does. Programs also write
-//! one field, `qp`, which [`live`] reads.
+//! Programs read nearly every field of an identifier directly. [`show`] updates the fields after
+//! each call that may change them and when an event is delivered, as rdma-core does. Programs also
+//! write one field, `qp`, which [`live`] reads.
 
 use super::addrinfo::AddrInfoList;
 use super::{addrinfo, devices};
@@ -22,14 +22,14 @@ use std::sync::Arc;
 
 pub(crate) struct ChannelInner {
     pub(crate) channel: Arc<Channel>,
-    /// Held from taking an event until the program's structures show it: events of a new identifier
-    /// follow the request that creates it, and another thread may be waiting for them.
+    /// Held from taking an event until the program's structures are updated. The events of a new
+    /// identifier follow the request that creates it, and another thread may wait for them: it must
+    /// not take them before the identifier exists.
     pub(super) turn: Mutex<ChannelTurn, ()>,
 }
 
 exposed! {
-    // Shared with threads that wait for events: rping before rdma-core 59 destroys the channel
-    // while a thread waits on it.
+    // An `Arc`, because rping before rdma-core 59 destroys the channel while a thread waits on it.
     rdma_event_channel => rdma_event_channel: Arc<ChannelInner>;
 }
 
@@ -40,7 +40,8 @@ pub(super) fn create() -> Result<*mut rdma_event_channel> {
     Ok(Object::publish(Token::new(), exposed, inner))
 }
 
-/// A channel of one identifier; destroyed on drop unless taken.
+/// The channel of a synchronous identifier; destroyed on drop unless
+/// [`into_handle`](Self::into_handle) passes it to the identifier.
 pub(super) struct OwnChannel(pub(super) *mut rdma_event_channel);
 
 impl OwnChannel {
@@ -67,6 +68,7 @@ pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_ev
     no_result(|| Object::<rdma_event_channel>::retire(channel).map(drop));
 }
 
+/// Returns the Rust part of a channel; EINVAL if there is none.
 pub(super) fn inner(channel: *mut rdma_event_channel) -> Result<Arc<ChannelInner>> {
     Object::<rdma_event_channel>::with_live(channel, |object| Arc::clone(&object.inner))
 }
@@ -74,6 +76,7 @@ pub(super) fn inner(channel: *mut rdma_event_channel) -> Result<Arc<ChannelInner
 /// Selector of a path record: exactly this value (IBA §15.2.5.16).
 const EXACT: u8 = 2;
 
+/// The C structure of an identifier, and the path record that it points to.
 #[repr(C)]
 pub(crate) struct CmId {
     pub(super) public: rdma_cm_id,
@@ -86,32 +89,32 @@ exposed! {
 
 pub(crate) struct CmIdInner {
     pub(crate) id: Arc<Id>,
-    /// Events that the program holds.
+    /// Events that the program has not acknowledged.
     pub(super) events: Unacked,
     pub(super) state: Mutex<CmIdState, State>,
 }
 
 #[derive(Default)]
 pub(super) struct State {
-    /// True if the identifier owns its channel and calls wait for their outcome.
+    /// True if the identifier owns its channel, and its calls wait for their outcome.
     pub(super) synchronous: bool,
     /// Attributes of the queue pairs of its requests (`man rdma_create_ep`).
     pub(super) template: Option<Template>,
-    /// Data before the private data when it connects (`ai_connect`).
+    /// Data that `rdma_connect` sends before the private data (`ai_connect`).
     pub(super) connect_data: Vec<u8>,
-    /// Outstanding READs and atomics that the peer proposes in a request.
+    /// Numbers of READs and atomics that the peer proposes in its request.
     pub(super) proposal: Depths,
-    /// The queue pair that the provider's identifier drives.
+    /// The queue pair that the provider's identifier modifies.
     pub(super) qp: QpHandle,
     /// Result of `rdma_resolve_addrinfo` that the program has not queried.
     pub(super) addrinfo: Option<AddrInfoList>,
 }
 
-/// A handle that is compared, and looked up before use.
+/// A handle that is only compared.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct QpHandle(pub(super) *mut ibv_qp);
 
-// SAFETY: the handle may be used by any thread.
+// SAFETY: any thread may compare the handle.
 unsafe impl Send for QpHandle {}
 
 impl Default for QpHandle {
@@ -120,21 +123,22 @@ impl Default for QpHandle {
     }
 }
 
+/// Numbers of outstanding READs and atomics (`struct rdma_conn_param`).
 #[derive(Clone, Copy, Default)]
 pub(super) struct Depths {
     pub(super) responder_resources: u8,
     pub(super) initiator_depth: u8,
 }
 
-/// Attributes of future queue pairs.
+/// Attributes for the queue pairs of a listener's requests.
 #[derive(Clone, Copy)]
 pub(super) struct Template(pub(super) ibv_qp_init_attr);
 
-// SAFETY: the handles in it may be used by any thread.
+// SAFETY: any thread may use the handles of verbs objects in it.
 unsafe impl Send for Template {}
 
-/// Returns the identifier of a pointer of the program, after adopting the queue pair that the
-/// program stored in it; EINVAL if there is none.
+/// Returns the identifier of a handle, after adopting the queue pair that the program has stored in
+/// it; EINVAL if there is no such identifier.
 pub(super) fn live<'a>(handle: *mut rdma_cm_id) -> Result<&'a Object<CmId>> {
     let object = Object::live(handle)?;
     adopt_assigned_qp(object);
@@ -142,8 +146,9 @@ pub(super) fn live<'a>(handle: *mut rdma_cm_id) -> Result<&'a Object<CmId>> {
 }
 
 /// Adopts the queue pair in `id->qp`, which programs may assign: dapl accepts a request with the
-/// queue pair of another identifier, and other programs clear the field to keep theirs. A destroyed
-/// queue pair counts as none: programs also use `ibv_destroy_qp` and leave the pointer.
+/// queue pair of another identifier, and other programs clear the field to keep their queue pair. A
+/// destroyed queue pair counts as none, because programs call `ibv_destroy_qp` and leave the
+/// pointer in the field.
 fn adopt_assigned_qp(object: &Object<CmId>) {
     let mut state = object.inner.state.lock();
     // SAFETY: the identifier is alive; the program does not write to it during a call.
@@ -151,7 +156,8 @@ fn adopt_assigned_qp(object: &Object<CmId>) {
     let provided = Object::<ibv_qp_ex>::if_alive(qp).map(|found| &found.inner.qp);
     let now = QpHandle(if provided.is_some() { qp } else { null_mut() });
     if state.qp != now {
-        // On an error the program has to join multicast groups again, as it would have to anyway.
+        // An error means that multicast groups were left. The program has to join them with the new
+        // queue pair in any case.
         object.inner.id.replace_qp(provided).ok();
         state.qp = now;
     }
@@ -186,6 +192,7 @@ fn service(qp_type: c_int) -> Result<Service> {
     }
 }
 
+/// Returns the C structure of an identifier that is not bound.
 fn new_structure(
     channel: *mut rdma_event_channel,
     context: *mut c_void,
@@ -220,7 +227,7 @@ fn publish(token: Token, exposed: CmId, id: Arc<Id>, state: State) -> *mut rdma_
 pub(super) fn adopt(event: &Event, listener: *mut rdma_cm_id) -> Result<*mut rdma_cm_id> {
     let object = live(listener)?;
     let synchronous = object.inner.state.lock().synchronous;
-    // SAFETY: the listener is alive, with a delivered event.
+    // SAFETY: the listener is alive, because an event has been counted as delivered to it.
     let (channel, context, qp_type) = unsafe { ((*listener).channel, (*listener).context, (*listener).qp_type) };
     let own = synchronous.then(OwnChannel::new).transpose()?;
     let channel = own.as_ref().map_or(channel, |own| own.0);
@@ -233,7 +240,7 @@ pub(super) fn adopt(event: &Event, listener: *mut rdma_cm_id) -> Result<*mut rdm
         publish(token, new_structure(channel, context, event.id.port_space(), qp_type), Arc::clone(&event.id), state);
     event.id.set_user(token.0);
     if let Err(errno) = live(handle).and_then(show) {
-        // The program has not seen it.
+        // The program does not have the identifier yet.
         drop(Object::<CmId>::retire(handle)?);
         return Err(errno);
     }
@@ -297,7 +304,8 @@ fn show_path(object: &Object<CmId>, path: &Path) {
         packet_life_time_selector: EXACT,
         ..ibv_sa_path_rec::ZERO
     });
-    // SAFETY: alive; programs read these fields and only we write them. The record is in the block.
+    // SAFETY: the identifier is alive; programs read these fields, and only this library writes
+    // them. The record is part of the same block.
     unsafe {
         let id = object.exposed();
         (*id).path = record;
@@ -312,7 +320,7 @@ mod tests {
 
     #[test]
     fn event_channel_starts_with_its_descriptor() {
-        // SAFETY: a fresh channel, destroyed once; NULL is allowed.
+        // SAFETY: the channel is new, and destroyed once; NULL is allowed.
         unsafe {
             let channel = rdma_create_event_channel();
             let mut poll = libc::pollfd { fd: (*channel).fd, events: libc::POLLIN, revents: 0 };

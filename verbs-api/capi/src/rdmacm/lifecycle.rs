@@ -1,4 +1,4 @@
-//! Creating, destroying and migrating identifiers; waiting for outcomes of synchronous ones.
+//! Creating, destroying and migrating identifiers; waiting for the outcomes of synchronous calls.
 
 use super::event;
 use super::id;
@@ -59,7 +59,7 @@ pub(super) fn destroy(handle: *mut rdma_cm_id) -> Result<()> {
     object.inner.events.wait();
     let object = Object::<CmId>::retire(handle)?;
     if object.inner.state.lock().synchronous {
-        // SAFETY: the block is still ours.
+        // SAFETY: `retire` made `object` the owner of the block.
         drop(OwnChannel(unsafe { (*object.exposed()).public.channel }));
     }
     Ok(())
@@ -67,7 +67,7 @@ pub(super) fn destroy(handle: *mut rdma_cm_id) -> Result<()> {
 
 /// Acknowledges the event that a synchronous call left in the identifier.
 pub(super) fn release_event(handle: *mut rdma_cm_id) {
-    // SAFETY: the caller ensures that the identifier is alive.
+    // SAFETY: the callers have looked the identifier up, so it is alive during the call.
     let event = unsafe { (&raw mut (*handle).event).replace(null_mut()) };
     if !event.is_null() {
         event::acknowledge(event).ok();
@@ -75,7 +75,7 @@ pub(super) fn release_event(handle: *mut rdma_cm_id) {
 }
 
 /// `man rdma_migrate_id`: waits until the program has acknowledged events of the old channel.
-/// EINVAL to make a synchronous identifier synchronous.
+/// EINVAL for a NULL channel if the identifier is synchronous already.
 pub(crate) unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
     zero(|| migrate(id, channel))
 }
@@ -94,7 +94,7 @@ fn migrate(handle: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> Result<
         release_event(handle);
     }
     object.inner.state.lock().synchronous = synchronous;
-    // SAFETY: alive, and the program does not use it meanwhile.
+    // SAFETY: the identifier is alive; the program uses it in one call at a time.
     let old = unsafe { (&raw mut (*handle).channel).replace(channel) };
     own.map(OwnChannel::into_handle);
     if was_synchronous {
@@ -113,8 +113,8 @@ pub(super) fn complete(handle: *mut rdma_cm_id) -> Result<()> {
     release_event(handle);
     // SAFETY: the identifier is alive; a program uses a synchronous one on one thread at a time.
     let event = event::next(unsafe { (*handle).channel })?;
-    // SAFETY: alive; a synchronous identifier belongs to one thread at a time; the event is the
-    // program's from here on.
+    // SAFETY: the identifier is alive; a program uses a synchronous one on one thread at a time.
+    // The event has just been delivered to this call.
     let (kind, status) = unsafe {
         (*handle).event = event;
         ((*event).event, (*event).status)

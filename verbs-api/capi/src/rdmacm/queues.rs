@@ -22,7 +22,7 @@ fn foreign_pd() -> Errno {
     einval("the protection domain belongs to another context than the identifier (id->verbs)")
 }
 
-/// Returns the structure and the context of an identifier; EINVAL if it is not bound to a device.
+/// Returns the handle and the context of an identifier; EINVAL if it is not bound to a device.
 fn bound(object: &Object<CmId>) -> Result<(*mut rdma_cm_id, *mut ibv_context)> {
     let id = object.handle();
     // SAFETY: the identifier is alive; programs only read what this accesses.
@@ -62,14 +62,14 @@ fn create_extended(id: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> Resul
     }
     set_default_domains(object, init)?;
     let qp = create_on(id, context, init).inspect_err(|_| destroy_own_cqs(id))?;
-    // Fails if the queue pair does not fit the identifier.
+    // Fails if the identifier cannot use the queue pair, for example for another service.
     attach(object, qp).inspect_err(|_| destroy_qp(id))?;
     // SAFETY: the identifier is alive; programs only read what this accesses.
     unsafe { (*id).pd = init.pd };
     show(object)
 }
 
-/// Sets the default domains; EINVAL for a domain of another device.
+/// Sets the default domains if the program has set none; EINVAL for a domain of another device.
 fn set_default_domains(object: &Object<CmId>, init: &mut ibv_qp_init_attr_ex) -> Result<()> {
     let (id, context) = bound(object)?;
     if init.comp_mask & QP_PD == 0 || init.pd.is_null() {
@@ -94,7 +94,8 @@ fn default_xrcd(object: &Object<CmId>) -> Result<*mut ibv_xrcd> {
 fn create_on(id: *mut rdma_cm_id, context: *mut ibv_context, init: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp> {
     // An XRC target has no queues; an XRC initiator has no receive side.
     let (sends, receives) = (init.qp_type != XRC_RECV, !matches!(init.qp_type, XRC_INI | XRC_RECV));
-    // SAFETY: alive, with fields that only we write; an open context and a valid structure.
+    // SAFETY: the identifier is alive, and only this library writes its fields. The context is that
+    // of the identifier, which stays open; `init` is a valid structure.
     unsafe {
         if init.send_cq.is_null() && sends {
             init.send_cq = own_cq(id, context, init.cap.max_send_wr, Side::Send)?;
@@ -109,10 +110,11 @@ fn create_on(id: *mut rdma_cm_id, context: *mut ibv_context, init: &mut ibv_qp_i
     }
 }
 
-/// Gives the identifier a queue pair, which the provider drives from now on.
+/// Assigns a queue pair to the identifier; the provider modifies it from now on.
 fn attach(object: &Object<CmId>, qp: *mut ibv_qp) -> Result<()> {
     let provided = &Object::<ibv_qp_ex>::live(qp)?.inner.qp;
-    // The lock makes a thread that delivers events see both or neither.
+    // Held until both fields are set and the provider has the queue pair: a thread that delivers
+    // events compares them.
     let mut state = object.inner.state.lock();
     // SAFETY: the identifier is alive; the program uses it in one call at a time.
     unsafe { (*object.exposed()).public.qp = qp };
@@ -120,12 +122,12 @@ fn attach(object: &Object<CmId>, qp: *mut ibv_qp) -> Result<()> {
     Ok(object.inner.id.attach_qp(provided)?)
 }
 
-/// Returns the fields of a side's CQ and channel.
+/// Returns pointers to the fields of a side's CQ and channel.
 ///
 /// # Safety
 /// `id` is alive.
 unsafe fn cq_fields(id: *mut rdma_cm_id, side: Side) -> (*mut *mut ibv_cq, *mut *mut ibv_comp_channel) {
-    // SAFETY: alive by this function's contract; only addresses are taken.
+    // SAFETY: the caller guarantees a live identifier; this only computes addresses.
     unsafe {
         match side {
             Side::Send => (&raw mut (*id).send_cq, &raw mut (*id).send_cq_channel),
@@ -141,7 +143,8 @@ unsafe fn cq_fields(id: *mut rdma_cm_id, side: Side) -> (*mut *mut ibv_cq, *mut 
 /// `id` is alive, and no other call creates its queues.
 unsafe fn own_cq(id: *mut rdma_cm_id, context: *mut ibv_context, entries: u32, side: Side) -> Result<*mut ibv_cq> {
     let entries = c_int::try_from(entries.max(1)).map_err(|_| EINVAL)?;
-    // SAFETY: this function's contract; an open context.
+    // SAFETY: the caller guarantees a live identifier whose queues no other call creates. The
+    // context is that of the identifier, which stays open.
     unsafe {
         let (cq, channel) = cq_fields(id, side);
         if !(*cq).is_null() {
@@ -154,9 +157,10 @@ unsafe fn own_cq(id: *mut rdma_cm_id, context: *mut ibv_context, entries: u32, s
     }
 }
 
-/// Destroys the identifier's CQ of a side unless another queue still uses it.
+/// Destroys the identifier's CQ and channel of a side, unless a queue still uses the CQ.
 fn destroy_own_cq(id: *mut rdma_cm_id, side: Side) {
-    // SAFETY: the caller ensures that the identifier is alive; the handles are ours.
+    // SAFETY: the callers have looked the identifier up, so it is alive; this library created the
+    // CQ and the channel.
     unsafe {
         let (cq, channel) = cq_fields(id, side);
         if !(*cq).is_null() && ibv_destroy_cq(*cq) != 0 {
@@ -190,7 +194,7 @@ pub(super) fn destroy_qp(id: *mut rdma_cm_id) {
         unsafe { (&raw mut (*id).qp).replace(null_mut()) }
     };
     if !qp.is_null() {
-        // SAFETY: anything but a live queue pair is refused.
+        // SAFETY: `ibv_destroy_qp` refuses a handle that is not a live queue pair.
         unsafe { ibv_destroy_qp(qp) };
     }
     destroy_own_cqs(id);
@@ -252,10 +256,11 @@ fn create_srq(object: &Object<CmId>, init: &mut ibv_srq_init_attr_ex) -> Result<
     }
     if init.srq_type == XRC && (!has_cq || init.cq.is_null()) {
         init.comp_mask |= SRQ_CQ;
-        // SAFETY: alive, with fields that only we write.
+        // SAFETY: the identifier is alive, and the program creates its queues in one call at a
+        // time.
         init.cq = unsafe { own_cq(id, context, init.attr.max_wr, Side::Recv) }?;
     }
-    // SAFETY: an open context and a valid structure.
+    // SAFETY: the context is that of the identifier, which stays open; `init` is a valid structure.
     let srq = non_null(unsafe { create_srq_ex(context, init) }).inspect_err(|_| destroy_own_cq(id, Side::Recv))?;
     // SAFETY: the identifier is alive; programs only read what this accesses.
     unsafe { (*id).srq = srq };
@@ -267,7 +272,8 @@ pub(crate) unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
 }
 
 pub(super) fn destroy_srq(id: *mut rdma_cm_id) {
-    // SAFETY: the caller ensures that the identifier is alive; the handle is ours.
+    // SAFETY: the callers have looked the identifier up, so it is alive; this library created the
+    // SRQ.
     unsafe {
         if !(*id).srq.is_null() {
             ibv_destroy_srq((*id).srq);
@@ -279,7 +285,7 @@ pub(super) fn destroy_srq(id: *mut rdma_cm_id) {
     }
 }
 
-/// `man rdma_init_qp_attr`: the attributes for moving a queue pair to `attr->qp_state`.
+/// `man rdma_init_qp_attr`: writes the attributes for modifying a queue pair to `attr->qp_state`.
 pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
     id: *mut rdma_cm_id,
     attr: *mut ibv_qp_attr,
@@ -290,7 +296,7 @@ pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
         if attr.is_null() || mask.is_null() {
             return Err(null("qp_attr or qp_attr_mask"));
         }
-        // SAFETY: not NULL; the program fills this field.
+        // SAFETY: not NULL; the program passes a structure in which it has set this field.
         let state = unsafe { (*attr).qp_state };
         let known = QpState::from_code(state.cast_unsigned());
         let state = known.ok_or_else(|| out_of_range("qp_state", state, "the values of enum ibv_qp_state"))?;

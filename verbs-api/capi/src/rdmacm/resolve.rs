@@ -1,4 +1,4 @@
-//! Addresses of an identifier: binding, resolving, listening, ports. Also its options.
+//! Addresses and options of an identifier: binding, resolving, listening, ports.
 
 use super::addrinfo;
 use super::addrinfo::{read, read_optional};
@@ -50,9 +50,8 @@ pub(super) fn resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> Result<()
     complete(id)
 }
 
-/// `man rdma_resolve_addrinfo`. Resolves the name before it returns, as rdma-core does: the event
-/// is already in the channel, and an unknown name is -1. EBUSY until the previous result is
-/// queried.
+/// `man rdma_resolve_addrinfo`. Resolves the name before it returns, as rdma-core does, so an
+/// unknown name is an error of this call. EBUSY until the program has queried the previous result.
 pub(crate) unsafe extern "C" fn rdma_resolve_addrinfo(
     id: *mut rdma_cm_id,
     node: *const c_char,
@@ -64,8 +63,8 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addrinfo(
         if object.inner.state.lock().addrinfo.is_some() {
             return Err(Errno(libc::EBUSY));
         }
-        // SAFETY: `node` and `service` are strings of the program or NULL, and each address in
-        // `hints` has the length in its length field.
+        // SAFETY: the program passes NULL or strings, and NULL or hints whose addresses have the
+        // lengths in their length fields, all valid during the call.
         let found = unsafe { addrinfo::resolve(node, service, hints) }?;
         object.inner.state.lock().addrinfo = Some(found);
         object.inner.id.write_event(EventKind::AddrinfoResolved, 0, 0);
@@ -73,7 +72,7 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addrinfo(
     })
 }
 
-/// `man rdma_query_addrinfo`: gives the list to the program; ENOENT if there is none.
+/// `man rdma_query_addrinfo`: passes the list to the program; ENOENT if there is none.
 pub(crate) unsafe extern "C" fn rdma_query_addrinfo(id: *mut rdma_cm_id, info: *mut *mut rdma_addrinfo) -> c_int {
     zero(|| {
         let object = live(id)?;
@@ -95,7 +94,7 @@ pub(crate) unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int)
     })
 }
 
-/// Port of an address in network byte order; 0 for no address.
+/// Returns the port of an address in network byte order; 0 without an address.
 fn port(id: *mut rdma_cm_id, address: fn(&roxe_provider::cm::Id) -> Option<Address>) -> u16 {
     provider_id(id).ok().and_then(|id| address(id)).map_or(0, |address| address.port()).to_be()
 }
@@ -116,9 +115,9 @@ const REUSEADDR: c_int = 1;
 const AFONLY: c_int = 2;
 const ACK_TIMEOUT: c_int = 3;
 pub(super) const PATH: c_int = 1;
-/// `IBV_PATH_FLAG_GMP`, `_PRIMARY` and `_BIDIRECTIONAL` together: the path of a connection.
+/// Flags of a path that a connection can use: `IBV_PATH_FLAG_GMP`, `_PRIMARY` and `_BIDIRECTIONAL`.
 const CONNECTION_PATH: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 5;
-/// Value bits of a path record's field; the selector is above them.
+/// Bits of the value in a field of a path record; the bits above are the selector.
 const VALUE_MASK: u8 = 0x3f;
 
 /// `man rdma_set_option`: EINVAL for a value of the wrong size, ENOSYS for an unknown option.
@@ -129,10 +128,12 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
     value: *mut c_void,
     len: usize,
 ) -> c_int {
-    // SAFETY: the program's value has `len` bytes.
+    // SAFETY: the program passes NULL or a value of `len` bytes, valid during the call.
     zero(|| unsafe { set_option(id, level, name, value, len) })
 }
 
+/// Sets an option of an identifier.
+///
 /// # Safety
 /// `value` is NULL or points to `len` bytes.
 pub(super) unsafe fn set_option(
@@ -143,18 +144,20 @@ pub(super) unsafe fn set_option(
     len: usize,
 ) -> Result<()> {
     let object = live(id)?;
-    // SAFETY: this function's contract.
+    // SAFETY: the caller guarantees NULL or `len` bytes.
     object.inner.id.set_option(unsafe { parse_option(level, name, value, len) }?)?;
     show(object)
 }
 
+/// Parses an option: EINVAL for a wrong size, ENOSYS for an unknown option.
+///
 /// # Safety
 /// The contract of [`set_option`].
 unsafe fn parse_option(level: c_int, name: c_int, value: *const c_void, len: usize) -> Result<IdOption> {
     if value.is_null() {
         return Err(null("optval"));
     }
-    // SAFETY: not NULL, and `len` bytes long by this function's contract.
+    // SAFETY: not NULL; the caller guarantees `len` bytes.
     unsafe {
         match (level, name) {
             (LEVEL_ID, TOS) => read_fixed(value, len).map(IdOption::Tos),
@@ -167,15 +170,15 @@ unsafe fn parse_option(level: c_int, name: c_int, value: *const c_void, len: usi
     }
 }
 
-/// Reads a value of one size; EINVAL for any other.
+/// Reads a value of type `T`; EINVAL if `len` is not its size.
 ///
 /// # Safety
-/// `value` points to `len` bytes, in which any bits are a `T`.
+/// `value` points to `len` bytes, and any bits are a valid `T`.
 unsafe fn read_fixed<T: Copy>(value: *const c_void, len: usize) -> Result<T> {
     if len != size_of::<T>() {
         return Err(invalid(|| format!("optlen is {len}; accepted is {}", size_of::<T>())));
     }
-    // SAFETY: `value` has `len` bytes by this function's contract.
+    // SAFETY: the caller guarantees `len` bytes, which is the size of `T`.
     Ok(unsafe { value.cast::<T>().read_unaligned() })
 }
 
@@ -187,7 +190,7 @@ unsafe fn path(records: *const ibv_path_data, len: usize) -> Result<Path> {
     if !len.is_multiple_of(size_of::<ibv_path_data>()) {
         return Err(EINVAL);
     }
-    // SAFETY: this many records by this function's contract; any bits are valid.
+    // SAFETY: the caller guarantees `len` bytes, so this many records; any bits are valid records.
     let records = (0..len / size_of::<ibv_path_data>()).map(|at| unsafe { records.add(at).read_unaligned() });
     let usable = records.into_iter().find(|record| record.flags == CONNECTION_PATH).ok_or(EINVAL)?;
     from_record(&usable)
