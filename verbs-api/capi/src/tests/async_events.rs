@@ -1,9 +1,9 @@
 //! Asynchronous events of queues and queue pairs and their causes.
 //!
-//! Port events are in `provider/device/tests/integration/port.rs`, path migration in
-//! `migration.rs`, SRQ_LIMIT_REACHED in `events.rs`. Other events of the manual have
-//! no cause: Ethernet has no LIDs and no subnet manager, the P_Key table never changes, and an SRQ
-//! cannot fail.
+//! Port events are tested in `provider/device/tests/integration/port.rs`, path migration in
+//! `migration.rs`, SRQ_LIMIT_REACHED in `provider/device/src/srq/tests.rs`. Other events of the
+//! manual have no cause: Ethernet has no LIDs and no subnet manager, the P_Key table never changes,
+//! and an SRQ cannot fail.
 
 use super::*;
 use crate::cq::create_cq_ex;
@@ -15,7 +15,7 @@ const SQ_DRAINED: c_int = 5;
 
 /// Returns the QP of the next event of this kind.
 fn qp_of(rig: &Rig, kind: c_int) -> *mut ibv_qp {
-    // SAFETY: an event of a QP carries a QP.
+    // SAFETY: events of this kind carry a QP.
     unsafe { rig.async_event(kind).qp }
 }
 
@@ -23,8 +23,8 @@ fn qp_of(rig: &Rig, kind: c_int) -> *mut ibv_qp {
 fn first_packet_in_rtr_reports_comm_est() {
     let rig = Rig::new();
     let (a, b) = (rig.qp(RC), rig.qp(RC));
-    connect(a, number(b));
-    to_rtr(b, towards(number(a)));
+    connect(a, qp_num(b));
+    to_rtr(b, connect_attr(qp_num(a)));
     assert_eq!(rig.post_recv(b, 1, &[rig.sge(100, 1)]), 0);
     assert_eq!(rig.post_send(a, &mut send_wr(2, SEND, &[rig.sge(0, 1)])).0, 0);
     assert_eq!(qp_of(&rig, COMM_EST), b);
@@ -36,7 +36,7 @@ fn first_packet_in_rtr_reports_comm_est() {
 fn sq_drained_is_reported_after_started_requests() {
     let rig = Rig::new();
     let [a, b] = rig.rc_pair();
-    // Started; cannot finish before a receive is posted.
+    // The request starts, and cannot finish before the peer posts a receive.
     assert_eq!(rig.post_send(a, &mut send_wr(1, SEND, &[rig.sge(0, 1)])).0, 0);
     modify(a, ibv_qp_attr { qp_state: SQD, en_sqd_async_notify: 1, ..ibv_qp_attr::default() }, STATE | 1 << 2);
     assert_eq!((query(a).sq_draining, query(a).en_sqd_async_notify), (1, 1));
@@ -56,12 +56,12 @@ fn sq_drained_is_reported_after_started_requests() {
 #[test]
 fn cq_overrun_fails_cq_and_qp() {
     let rig = Rig::new();
-    // SAFETY: live handles and valid structures throughout.
+    // SAFETY: this test keeps the handles alive; the structures are its variables.
     unsafe {
         let small = ibv_create_cq(rig.context, 1, null_mut(), null_mut(), 0);
         let (a, b) = (rig.qp(RC), ibv_create_qp(rig.pd, &mut ibv_qp_init_attr { recv_cq: small, ..rig.init_attr(RC) }));
-        connect(a, number(b));
-        connect(b, number(a));
+        connect(a, qp_num(b));
+        connect(b, qp_num(a));
         for wr_id in 0..3 {
             assert_eq!(rig.post_recv(b, wr_id, &[rig.sge(100, 1)]), 0);
         }
@@ -83,19 +83,19 @@ fn cq_overrun_fails_cq_and_qp() {
 fn cq_ignoring_overrun_holds_more_than_its_size() {
     let mut rig = Rig::new();
     let mut attr = ibv_cq_init_attr_ex { comp_mask: 1, flags: 2, ..extended_cq(1, 0) };
-    // SAFETY: a live context and a valid structure.
+    // SAFETY: the rig keeps the context alive; the structure is a local variable.
     let cq = unsafe { create_cq_ex(rig.context, &raw mut attr) }.cast::<ibv_cq>();
     assert!(!cq.is_null());
     let classic = core::mem::replace(&mut rig.cq, cq);
     let qp = rig.qp(RC);
-    connect(qp, number(qp));
+    connect(qp, qp_num(qp));
     modify(qp, ibv_qp_attr { qp_state: ERR, ..ibv_qp_attr::default() }, STATE);
     for wr_id in 0..8 {
         assert_eq!(rig.post_recv(qp, wr_id, &[rig.sge(0, 1)]), 0);
     }
     assert_eq!(rig.completions(8).iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
     destroy(&[qp]);
-    // SAFETY: a live CQ, no longer used.
+    // SAFETY: this test created the CQ and does not use it afterwards.
     assert_eq!(unsafe { ibv_destroy_cq(cq) }, 0);
     rig.cq = classic;
 }

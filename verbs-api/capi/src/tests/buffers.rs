@@ -15,14 +15,14 @@ const BUF: u64 = 1 << 5;
 
 fn alloc(pd: *mut ibv_pd, size: usize) -> (*mut c_void, *mut ibv_buf) {
     let mut buf = null_mut();
-    // SAFETY: a live domain and a variable.
+    // SAFETY: the caller keeps the domain alive; `buf` is a local variable.
     let addr = unsafe { ibv_alloc_buf(pd, size, &raw mut buf) };
     (addr, buf)
 }
 
 /// Registers memory; the error is errno.
 fn reg(pd: *mut ibv_pd, mut attr: ibv_mr_init_attr) -> Result<*mut ibv_mr, c_int> {
-    // SAFETY: a live domain and a valid structure.
+    // SAFETY: the rig keeps the domain alive; the structure is a local variable.
     let mr = unsafe { ibv_reg_mr_ex(pd, &raw mut attr) };
     if mr.is_null() { Err(errno()) } else { Ok(mr) }
 }
@@ -31,12 +31,12 @@ fn reg(pd: *mut ibv_pd, mut attr: ibv_mr_init_attr) -> Result<*mut ibv_mr, c_int
 fn write_to(rig: &Rig, qp: *mut ibv_qp, mr: *mut ibv_mr, addr: u64) -> u32 {
     let sges = [rig.sge(0, 1)];
     let mut wr = send_wr(1, 0, &sges);
-    // SAFETY: a live region.
+    // SAFETY: the caller registered the region; it is deregistered below.
     let rkey = unsafe { (*mr).rkey };
     wr.wr = wr_union { rdma: wr_rdma { remote_addr: addr, rkey } };
     assert_eq!(rig.post_send(qp, &mut wr).0, 0);
     let status = rig.completions(1)[0].status;
-    // SAFETY: a live region, named once.
+    // SAFETY: the caller registered the region and does not use it after this call.
     assert_eq!(unsafe { ibv_dereg_mr(mr) }, 0);
     status
 }
@@ -49,7 +49,7 @@ fn buffer_registered_by_either_call_accepts_writes() {
     let (addr, buf) = alloc(rig.pd, 8192);
     assert!(addr.addr().is_multiple_of(4096));
     let within = addr.wrapping_byte_add(4096);
-    // SAFETY: a live domain and a buffer of it.
+    // SAFETY: the rig keeps the domain alive; `buf` was allocated from it.
     let by_buf = unsafe { ibv_reg_buf_mr(rig.pd, buf, within, 64, ALL_ACCESS) };
     let attr = ibv_mr_init_attr {
         length: 64,
@@ -61,10 +61,10 @@ fn buffer_registered_by_either_call_accepts_writes() {
     };
     for mr in [by_buf, reg(rig.pd, attr).unwrap()] {
         assert_eq!(write_to(&rig, qp, mr, within.addr() as u64), 0);
-        // SAFETY: inside the buffer; the write is complete.
+        // SAFETY: the word lies in the buffer, and the completed WRITE was the last to touch it.
         assert_eq!(unsafe { within.cast::<u64>().replace(0) }, 0x0123_4567_89ab_cdef);
     }
-    // SAFETY: a buffer, freed once.
+    // SAFETY: this test allocated the buffer and does not use it afterwards.
     unsafe { ibv_free_buf(buf) };
     destroy(&[qp, peer]);
 }
@@ -72,10 +72,11 @@ fn buffer_registered_by_either_call_accepts_writes() {
 #[test]
 fn buffer_registration_checks_domain_and_range() {
     let rig = Rig::new();
-    // SAFETY: a live context.
+    // SAFETY: the rig keeps the context alive.
     let other = unsafe { ibv_alloc_pd(rig.context) };
     let (addr, buf) = alloc(other, 4096);
-    // SAFETY: live objects; each call looks at its arguments first.
+    // SAFETY: this test keeps the handles alive until it frees them; each call checks its arguments
+    // first.
     unsafe {
         for (pd, addr, length) in [(rig.pd, addr, 64), (other, addr.wrapping_byte_add(1), 4096), (other, null_mut(), 1)]
         {
@@ -104,7 +105,7 @@ fn reg_mr_ex_mask_selects_memory_and_iova() {
     let named = reg(rig.pd, ibv_mr_init_attr { comp_mask: ADDR | IOVA, ..attr }).unwrap();
     assert_eq!(write_to(&rig, qp, named, 0x1000), 0);
     assert_eq!(rig.word(512), 5);
-    // SAFETY: a new descriptor, owned here.
+    // SAFETY: nothing else owns the new descriptor.
     let file = unsafe { std::fs::File::from_raw_fd(libc::memfd_create(c"roxe".as_ptr(), libc::MFD_CLOEXEC)) };
     file.set_len(8192).unwrap();
     let of_fd = ibv_mr_init_attr { fd: std::os::fd::AsRawFd::as_raw_fd(&file), fd_offset: 4096, ..attr };
@@ -125,6 +126,6 @@ fn contradictory_reg_mr_ex_masks_are_refused() {
         assert_eq!(reg(rig.pd, ibv_mr_init_attr { comp_mask, ..attr }), Err(libc::EINVAL), "{comp_mask:#x}");
     }
     assert_eq!(reg(rig.pd, ibv_mr_init_attr { comp_mask: ADDR | DMAH, ..attr }), Err(libc::EOPNOTSUPP));
-    // SAFETY: a live domain; NULL is looked at first.
+    // SAFETY: the rig keeps the domain alive; the call checks for NULL.
     assert_eq!((unsafe { ibv_reg_mr_ex(rig.pd, null_mut()) }, errno()), (null_mut(), libc::EINVAL));
 }

@@ -1,6 +1,6 @@
 //! `rdma_getaddrinfo` and `rdma_resolve_addrinfo`.
 
-use super::cm_events::Wire;
+use super::cm_events::CmChannel;
 use super::*;
 use crate::rdmacm::{rdma_destroy_id, rdma_freeaddrinfo, rdma_getaddrinfo, rdma_query_addrinfo, rdma_resolve_addrinfo};
 use core::ffi::CStr;
@@ -16,20 +16,20 @@ const PS_TCP: c_int = 0x106;
 const PS_UDP: c_int = 0x111;
 const PS_IB: c_int = 0x13f;
 
-/// Empty hints.
+/// Returns empty hints.
 pub(super) fn hints() -> rdma_addrinfo {
-    // SAFETY: all-zero is an empty structure: null pointers and numbers.
+    // SAFETY: all zeros are a valid `rdma_addrinfo`: null pointers and numbers.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
-/// A result, freed on drop.
+/// A list from `rdma_getaddrinfo`, freed on drop.
 pub(super) struct Found(pub(super) *mut rdma_addrinfo);
 
 impl Found {
     pub(super) fn all(&self) -> Vec<rdma_addrinfo> {
-        // SAFETY: a list of the library that ends with NULL.
+        // SAFETY: the library's list ends with NULL and lives as long as `self`.
         let next = |entry: &rdma_addrinfo| unsafe { entry.ai_next.as_ref() }.copied();
-        // SAFETY: as above.
+        // SAFETY: the list lives as long as `self`; a failed call leaves NULL.
         core::iter::successors(unsafe { self.0.as_ref() }.copied(), next).collect()
     }
 
@@ -40,7 +40,7 @@ impl Found {
 
 impl Drop for Found {
     fn drop(&mut self) {
-        // SAFETY: a list of the library, given back once.
+        // SAFETY: `self` owns the library's list.
         unsafe { rdma_freeaddrinfo(self.0) };
     }
 }
@@ -49,7 +49,8 @@ pub(super) fn find(node: Option<&CStr>, service: Option<&CStr>, hints: Option<&r
     let mut list = null_mut();
     let text = |text: Option<&CStr>| text.map_or(ptr::null(), CStr::as_ptr);
     let hints = hints.map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: strings or NULL, a valid structure or NULL, and a variable.
+    // SAFETY: the caller's strings and structure live during the call, or are NULL; `list` is a
+    // local variable.
     match unsafe { rdma_getaddrinfo(text(node), text(service), hints, &raw mut list) } {
         0 => Ok(Found(list)),
         code => Err(code),
@@ -57,7 +58,7 @@ pub(super) fn find(node: Option<&CStr>, service: Option<&CStr>, hints: Option<&r
 }
 
 fn v4(addr: *mut libc::sockaddr) -> sockaddr_in {
-    // SAFETY: an address of the list, of this family.
+    // SAFETY: the caller passes an address of a list that it holds, of family AF_INET.
     unsafe { addr.cast::<sockaddr_in>().read_unaligned() }
 }
 
@@ -112,7 +113,7 @@ fn gid_resolves_to_ib_address_with_service_id() {
     let found = find(Some(c"fe80::1"), Some(c"7471"), Some(&rdma_addrinfo { ai_qp_type: RC, ..wanted })).unwrap();
     let rai = found.first();
     assert_eq!((rai.ai_family, rai.ai_dst_len), (AF_IB, 48));
-    // SAFETY: an address of this family.
+    // SAFETY: the family of the entry says that its address has this type.
     let sib = unsafe { rai.ai_dst_addr.cast::<sockaddr_ib>().read_unaligned() };
     assert_eq!((sib.sib_addr[0], sib.sib_addr[15], sib.sib_pkey), (0xfe, 1, 0xffff));
     assert_eq!((u64::from_be(sib.sib_sid), sib.sib_sid_mask), (0x13f_0000 | 7471, u64::MAX));
@@ -122,7 +123,7 @@ fn gid_resolves_to_ib_address_with_service_id() {
 fn family_hint_selects_the_family() {
     let wanted = rdma_addrinfo { ai_flags: RAI_FAMILY, ai_family: libc::AF_INET6, ai_port_space: PS_TCP, ..hints() };
     let found = find(Some(c"::1"), None, Some(&wanted)).unwrap();
-    // SAFETY: an address of this family.
+    // SAFETY: the family of the entry says that its address has this type.
     let addr = unsafe { found.first().ai_dst_addr.cast::<sockaddr_in6>().read_unaligned() };
     assert_eq!((addr.sin6_addr.s6_addr[15], found.first().ai_dst_len), (1, 28));
     let code =
@@ -139,20 +140,21 @@ fn unresolved_address_returns_getaddrinfo_code() {
         find(Some(c"::1"), None, Some(&rdma_addrinfo { ai_flags: 1 << 20, ..wanted })).err(),
         Some(libc::EAI_BADFLAGS)
     );
-    // A datagram service in the port space of connections.
+    // A UD queue pair in the port space of connections.
     let wanted = rdma_addrinfo { ai_qp_type: UD, ai_port_space: PS_TCP, ..wanted };
     assert!(find(Some(c"127.0.0.1"), Some(c"1"), Some(&wanted)).is_err());
     assert_eq!((find(None, None, None).err(), errno()), (Some(-1), libc::EINVAL));
-    // SAFETY: NULL is allowed.
+    // SAFETY: the call allows NULL.
     unsafe { rdma_freeaddrinfo(null_mut()) };
 }
 
 #[test]
 fn resolve_addrinfo_result_is_queried_once() {
-    let wire = Wire::new();
-    let id = wire.id(cm_events::TCP);
+    let cm = CmChannel::new();
+    let id = cm.id(cm_events::TCP);
     let mut list = null_mut();
-    // SAFETY: a live identifier, strings, NULL, valid structures and a variable.
+    // SAFETY: this test keeps the identifier alive; the strings are static, the structures are its
+    // variables.
     unsafe {
         assert_eq!((rdma_query_addrinfo(id, &raw mut list), errno()), (-1, libc::ENOENT));
         let resolve = |node: &CStr, hints: *const rdma_addrinfo| {
@@ -163,13 +165,13 @@ fn resolve_addrinfo_result_is_queried_once() {
         assert_eq!(resolve(c"::1", &rdma_addrinfo { ai_flags: RAI_SA, ..hints() }), (-1, libc::EOPNOTSUPP));
         assert_eq!(resolve(c"::1", &rdma_addrinfo { ai_flags: RAI_SA | RAI_DNS, ..hints() }), (-1, libc::EINVAL));
         assert_eq!(resolve(c"127.0.0.1", &raw const numeric).0, 0);
-        assert_eq!(wire.expect(cm_events::ADDRINFO_RESOLVED).id, id);
+        assert_eq!(cm.expect(cm_events::ADDRINFO_RESOLVED).id, id);
         assert_eq!(resolve(c"127.0.0.1", ptr::null()), (-1, libc::EBUSY));
         assert_eq!(rdma_query_addrinfo(id, &raw mut list), 0);
         let found = Found(list);
         assert_eq!(v4(found.first().ai_dst_addr).sin_port, 7471_u16.to_be());
         assert_eq!(resolve(c"127.0.0.1", ptr::null()).0, 0);
-        drop(wire.expect(cm_events::ADDRINFO_RESOLVED));
+        drop(cm.expect(cm_events::ADDRINFO_RESOLVED));
         // An unqueried result is freed with the identifier.
         assert_eq!(rdma_destroy_id(id), 0);
     }

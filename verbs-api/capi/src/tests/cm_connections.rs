@@ -5,45 +5,49 @@ use super::cm_events::*;
 use super::*;
 use crate::rdmacm::*;
 
-/// Longest private data of a request, a reply and a rejection.
+/// Most private data of a request, a reply and a rejection, in bytes.
 const REQUEST_DATA: u8 = 56;
 const ACCEPT_DATA: u8 = 196;
 const REJECT_DATA: u8 = 148;
 
 #[test]
 fn connection_is_established_and_disconnected() {
-    let wire = Wire::new();
-    let (listener, port) = wire.listener(TCP);
-    let active = wire.id(TCP);
-    wire.resolve(active, port);
+    let cm = CmChannel::new();
+    let (listener, port) = cm.listener(TCP);
+    let active = cm.id(TCP);
+    cm.resolve(active, port);
     let now = read(active);
     assert!(!now.verbs.is_null() && !now.pd.is_null() && now.port_num == 1);
     assert_eq!((now.route.num_paths, now.route.addr.dst.ss_family), (1, libc::AF_INET as u16));
-    // SAFETY: a live identifier whose path is resolved.
+    // SAFETY: this test keeps the identifier alive, and a resolved route has one path record.
     let path = unsafe { now.route.path_rec.read() };
     assert_eq!((path.dgid.raw, path.pkey), (now.route.addr.ibaddr.dgid.raw, 0xffff));
     assert!(path.mtu > 0);
     create_qp(active);
     assert_eq!(qp_state(active), INIT);
-    ask(active, Some(&with_data(b"hello")));
-    let request = wire.expect(CONNECT_REQUEST);
+    connect_id(active, Some(&with_data(b"hello")));
+    let request = cm.expect(CONNECT_REQUEST);
     let passive = request.id;
     assert_eq!((request.listen_id, read(passive).context), (listener, read(listener).context));
     assert_eq!((request.conn().private_data_len, &request.data()[..6]), (REQUEST_DATA, &b"hello\0"[..]));
-    assert_eq!((request.conn().responder_resources, request.conn().initiator_depth), (3, 2), "seen from this side");
+    assert_eq!(
+        (request.conn().responder_resources, request.conn().initiator_depth),
+        (3, 2),
+        "the two values of the sender, exchanged"
+    );
     assert_eq!((request.conn().retry_count, request.conn().rnr_retry_count), (5, 6));
-    assert_eq!(request.conn().qp_num, number(read(active).qp));
+    assert_eq!(request.conn().qp_num, qp_num(read(active).qp));
     create_qp(passive);
     accept(passive, Some(&with_data(b"welcome")));
     drop(request);
     for _ in 0..2 {
-        let event = wire.expect(ESTABLISHED);
+        let event = cm.expect(ESTABLISHED);
         if event.id == active {
             assert_eq!((event.conn().private_data_len, &event.data()[..8]), (ACCEPT_DATA, &b"welcome\0"[..]));
         }
     }
     assert_eq!((qp_state(active), qp_state(passive)), (RTS, RTS));
-    // SAFETY: live identifiers.
+    // SAFETY: the test keeps both identifiers alive.
     unsafe {
         assert_eq!(rdma_get_dst_port(active), port.to_be());
         assert_eq!(rdma_get_src_port(passive), port.to_be());
@@ -52,44 +56,44 @@ fn connection_is_established_and_disconnected() {
     }
     assert_eq!(qp_state(active), ERR);
     for _ in 0..2 {
-        let event = wire.expect(DISCONNECTED);
+        let event = cm.expect(DISCONNECTED);
         if event.id == passive {
-            // SAFETY: a live identifier.
+            // SAFETY: the test keeps the identifier alive.
             assert_eq!(unsafe { rdma_disconnect(passive) }, 0);
         }
     }
     assert_eq!(qp_state(passive), ERR);
-    wire.end(&[active, passive, listener]);
+    cm.destroy_ids(&[active, passive, listener]);
 }
 
 #[test]
 fn rejection_carries_reason_and_private_data() {
-    let wire = Wire::new();
-    let (listener, port) = wire.listener(TCP);
-    let active = wire.id(TCP);
-    wire.resolve(active, port);
+    let cm = CmChannel::new();
+    let (listener, port) = cm.listener(TCP);
+    let active = cm.id(TCP);
+    cm.resolve(active, port);
     create_qp(active);
-    ask(active, None);
-    let passive = wire.expect(CONNECT_REQUEST).id;
-    // SAFETY: a live identifier and as many bytes as passed.
+    connect_id(active, None);
+    let passive = cm.expect(CONNECT_REQUEST).id;
+    // SAFETY: this test keeps the identifier alive, and the buffer has the length that is passed.
     assert_eq!(unsafe { rdma_reject(passive, b"no".as_ptr().cast(), 2) }, 0);
-    let event = wire.expect(REJECTED);
+    let event = cm.expect(REJECTED);
     assert_eq!((event.id, event.status), (active, 28));
     assert_eq!((event.conn().private_data_len, &event.data()[..3]), (REJECT_DATA, &b"no\0"[..]));
     assert_eq!(qp_state(active), ERR);
     drop(event);
-    wire.end(&[active, passive, listener]);
+    cm.destroy_ids(&[active, passive, listener]);
 }
 
 #[test]
 fn connect_without_param_uses_device_limits() {
-    let wire = Wire::new();
-    let (listener, port) = wire.listener(TCP);
-    let active = wire.id(TCP);
-    wire.resolve(active, port);
+    let cm = CmChannel::new();
+    let (listener, port) = cm.listener(TCP);
+    let active = cm.id(TCP);
+    cm.resolve(active, port);
     create_qp(active);
-    ask(active, None);
-    let request = wire.expect(CONNECT_REQUEST);
+    connect_id(active, None);
+    let request = cm.expect(CONNECT_REQUEST);
     let passive = request.id;
     let max = device_max(active);
     assert_eq!((request.conn().responder_resources, request.conn().initiator_depth), (max, max));
@@ -97,22 +101,23 @@ fn connect_without_param_uses_device_limits() {
     create_qp(passive);
     accept(passive, None);
     drop(request);
-    wire.expect(ESTABLISHED);
-    wire.expect(ESTABLISHED);
+    cm.expect(ESTABLISHED);
+    cm.expect(ESTABLISHED);
     for id in [active, passive] {
         let attr = query(read(id).qp);
         assert_eq!((attr.max_rd_atomic, attr.max_dest_rd_atomic), (max, max));
     }
-    wire.end(&[active, passive, listener]);
+    cm.destroy_ids(&[active, passive, listener]);
 }
 
 #[test]
 fn parameters_beyond_device_limits_are_refused() {
-    let wire = Wire::new();
-    let (listener, port) = wire.listener(TCP);
-    let active = wire.id(TCP);
-    wire.resolve(active, port);
-    // SAFETY: a live identifier, and valid structures or NULL.
+    let cm = CmChannel::new();
+    let (listener, port) = cm.listener(TCP);
+    let active = cm.id(TCP);
+    cm.resolve(active, port);
+    // SAFETY: this test keeps the identifier alive; the structures are its variables, or the
+    // pointer is NULL.
     unsafe {
         assert_eq!(
             (rdma_connect(active, null_mut()), errno()),
@@ -129,103 +134,103 @@ fn parameters_beyond_device_limits_are_refused() {
         assert_eq!((rdma_connect(active, &raw mut param), errno()), (-1, libc::EINVAL));
         assert_eq!((rdma_establish(active), errno()), (-1, libc::EINVAL));
     }
-    wire.end(&[active, listener]);
+    cm.destroy_ids(&[active, listener]);
 }
 
 #[test]
 fn external_qp_is_moved_by_the_program() {
-    let wire = Wire::new();
-    let (listener, port) = wire.listener(TCP);
-    let active = wire.id(TCP);
-    wire.resolve(active, port);
-    let rig = OwnQueues::new(active);
+    let cm = CmChannel::new();
+    let (listener, port) = cm.listener(TCP);
+    let active = cm.id(TCP);
+    cm.resolve(active, port);
+    let rig = OwnQps::new(active);
     let mut ece = ibv_ece { vendor_id: 0x1234, options: 0x56, comp_mask: 0 };
-    // SAFETY: a live identifier and a valid structure.
+    // SAFETY: this test keeps the identifier alive; the structure is its variable.
     assert_eq!(unsafe { rdma_set_local_ece(active, &raw mut ece) }, 0);
-    ask(active, Some(&rdma_conn_param { qp_num: number(rig.qps[0]), ..with_data(b"") }));
-    let request = wire.expect(CONNECT_REQUEST);
+    connect_id(active, Some(&rdma_conn_param { qp_num: qp_num(rig.qps[0]), ..with_data(b"") }));
+    let request = cm.expect(CONNECT_REQUEST);
     let passive = request.id;
-    assert_eq!(request.conn().qp_num, number(rig.qps[0]));
+    assert_eq!(request.conn().qp_num, qp_num(rig.qps[0]));
     drop(request);
-    // SAFETY: a live identifier and a valid structure.
+    // SAFETY: this test keeps the identifier alive; the structure is its variable.
     assert_eq!(unsafe { rdma_get_remote_ece(passive, &raw mut ece) }, 0);
     assert_eq!((ece.vendor_id, ece.options), (0x1234, 0x56));
-    move_up(passive, rig.qps[1]);
-    accept(passive, Some(&rdma_conn_param { qp_num: number(rig.qps[1]), ..with_data(b"") }));
-    let response = wire.expect(CONNECT_RESPONSE);
-    assert_eq!((response.id, response.conn().qp_num), (active, number(rig.qps[1])));
+    qp_to_rts(passive, rig.qps[1]);
+    accept(passive, Some(&rdma_conn_param { qp_num: qp_num(rig.qps[1]), ..with_data(b"") }));
+    let response = cm.expect(CONNECT_RESPONSE);
+    assert_eq!((response.id, response.conn().qp_num), (active, qp_num(rig.qps[1])));
     drop(response);
-    move_up(active, rig.qps[0]);
-    // SAFETY: a live identifier.
+    qp_to_rts(active, rig.qps[0]);
+    // SAFETY: the test keeps the identifier alive.
     assert_eq!(unsafe { rdma_establish(active) }, 0);
-    assert_eq!(wire.expect(ESTABLISHED).id, passive);
+    assert_eq!(cm.expect(ESTABLISHED).id, passive);
     for (qp, peer) in [(rig.qps[0], rig.qps[1]), (rig.qps[1], rig.qps[0])] {
-        assert_eq!((state(qp), query(qp).dest_qp_num), (RTS, number(peer)));
+        assert_eq!((state(qp), query(qp).dest_qp_num), (RTS, qp_num(peer)));
     }
-    wire.end(&[active, passive, listener]);
+    cm.destroy_ids(&[active, passive, listener]);
     rig.end();
 }
 
 #[test]
 fn udp_connect_resolves_the_service() {
-    let wire = Wire::new();
-    let (listener, port) = wire.listener(UDP);
-    let active = wire.id(UDP);
-    wire.resolve(active, port);
+    let cm = CmChannel::new();
+    let (listener, port) = cm.listener(UDP);
+    let active = cm.id(UDP);
+    cm.resolve(active, port);
     create_qp(active);
     assert_eq!(qp_state(active), RTS, "datagrams need no connection");
-    ask(active, Some(&with_data(b"where")));
-    let request = wire.expect(CONNECT_REQUEST);
+    connect_id(active, Some(&with_data(b"where")));
+    let request = cm.expect(CONNECT_REQUEST);
     let passive = request.id;
     assert_eq!((request.ud().private_data_len, &request.data()[..6]), (180, &b"where\0"[..]));
     drop(request);
     create_qp(passive);
     accept(passive, Some(&with_data(b"here")));
-    let event = wire.expect(ESTABLISHED);
-    assert_eq!((event.id, event.ud().qkey, event.ud().qp_num), (active, 0x0123_4567, number(read(passive).qp)));
+    let event = cm.expect(ESTABLISHED);
+    assert_eq!((event.id, event.ud().qkey, event.ud().qp_num), (active, 0x0123_4567, qp_num(read(passive).qp)));
     assert_eq!((event.ud().private_data_len, &event.data()[..5]), (136, &b"here\0"[..]));
     let ah = event.ud().ah_attr;
     assert_eq!((ah.is_global, ah.port_num, ah.grh.dgid.raw), (1, 1, read(active).route.addr.ibaddr.dgid.raw));
     drop(event);
-    wire.end(&[active, passive, listener]);
+    cm.destroy_ids(&[active, passive, listener]);
 }
 
 #[test]
 fn connect_without_listener_is_rejected() {
-    let wire = Wire::new();
-    let (listener, port) = wire.listener(TCP);
-    wire.end(&[listener]);
-    let active = wire.id(TCP);
-    wire.resolve(active, port);
+    let cm = CmChannel::new();
+    let (listener, port) = cm.listener(TCP);
+    cm.destroy_ids(&[listener]);
+    let active = cm.id(TCP);
+    cm.resolve(active, port);
     create_qp(active);
-    ask(active, None);
-    assert_eq!(wire.expect(REJECTED).status, 8, "invalid service id");
-    wire.end(&[active]);
+    connect_id(active, None);
+    assert_eq!(cm.expect(REJECTED).status, 8, "invalid service id");
+    cm.destroy_ids(&[active]);
 }
 
 #[test]
 fn ack_timeout_option_sets_qp_timeout() {
-    let wire = Wire::new();
-    let (listener, port) = wire.listener(TCP);
-    let (active, passive) = wire.connected(port, |id| {
+    let cm = CmChannel::new();
+    let (listener, port) = cm.listener(TCP);
+    let (active, passive) = cm.connected(port, |id| {
         let mut timeout = 19_u8;
-        // SAFETY: a live identifier and one byte.
+        // SAFETY: the test keeps the identifier alive; `timeout` is the one byte that is passed.
         assert_eq!(unsafe { rdma_set_option(id, 0, 3, (&raw mut timeout).cast(), 1) }, 0);
     });
     assert_eq!((query(read(active).qp).timeout, query(read(passive).qp).timeout), (19, 19));
-    // SAFETY: live identifiers; a queue pair that is connected already needs no word about it.
+    // SAFETY: this test keeps the identifiers alive.
     assert_eq!((unsafe { rdma_notify(passive, 4) }, errno()), (-1, libc::EISCONN));
-    wire.end(&[active, passive, listener]);
+    cm.destroy_ids(&[active, passive, listener]);
 }
 
 #[test]
 fn path_option_resolves_the_route() {
-    let wire = Wire::new();
-    let (listener, port) = wire.listener(TCP);
-    let active = wire.id(TCP);
-    // SAFETY: a live identifier and an address.
+    let cm = CmChannel::new();
+    let (listener, port) = cm.listener(TCP);
+    let active = cm.id(TCP);
+    // SAFETY: the test keeps the identifier alive; the address is a local variable.
     assert_eq!(unsafe { rdma_resolve_addr(active, null_mut(), loopback_port(port).as_mut_ptr(), 2000) }, 0);
-    wire.expect(ADDR_RESOLVED);
+    cm.expect(ADDR_RESOLVED);
     let ends = read(active).route.addr.ibaddr;
     let path = ibv_path_record {
         dgid: ends.dgid,
@@ -238,26 +243,27 @@ fn path_option_resolves_the_route() {
         packetlifetime: 2 << 6 | 17,
         ..ibv_path_record::default()
     };
-    // The first is not usable; the second is GMP, primary and bidirectional.
+    // The first path is not bidirectional, so it is unusable; the second is GMP, primary and
+    // bidirectional.
     let mut paths = [1, 0x2b].map(|flags| ibv_path_data { flags, reserved: 0, path });
     let (at, len) = (paths.as_mut_ptr().cast::<c_void>(), size_of_val(&paths));
-    // SAFETY: a live identifier and as many bytes as passed.
+    // SAFETY: this test keeps the identifier alive, and the buffer has the length that is passed.
     unsafe {
         assert_eq!((rdma_set_option(active, 1, 1, at, len / 2), errno()), (-1, libc::EINVAL), "no usable path");
         assert_eq!(rdma_set_option(active, 1, 1, at, len), 0);
     }
-    assert_eq!(wire.expect(ROUTE_RESOLVED).id, active);
-    // SAFETY: a live identifier whose path is resolved.
+    assert_eq!(cm.expect(ROUTE_RESOLVED).id, active);
+    // SAFETY: this test keeps the identifier alive, and a resolved route has one path record.
     let shown = unsafe { read(active).route.path_rec.read() };
     assert_eq!((shown.mtu, shown.packet_life_time, shown.hop_limit, shown.traffic_class), (3, 17, 7, 32));
     assert_eq!((shown.flow_label, shown.dgid.raw), (0x12345_u32.to_be(), ends.dgid.raw));
     create_qp(active);
-    ask(active, None);
-    let passive = wire.expect(CONNECT_REQUEST).id;
+    connect_id(active, None);
+    let passive = cm.expect(CONNECT_REQUEST).id;
     create_qp(passive);
     accept(passive, None);
-    wire.expect(ESTABLISHED);
-    wire.expect(ESTABLISHED);
+    cm.expect(ESTABLISHED);
+    cm.expect(ESTABLISHED);
     assert_eq!([active, passive].map(|id| query(read(id).qp).path_mtu), [3, 3]);
-    wire.end(&[active, passive, listener]);
+    cm.destroy_ids(&[active, passive, listener]);
 }

@@ -8,8 +8,8 @@ use crate::rdmacm::*;
 
 const RAI_PASSIVE: c_int = 1;
 
-/// Address information for a port of the loopback interface.
-fn local(flags: c_int, port: u16, ps: c_int) -> Found {
+/// Returns address information for a port of the loopback interface.
+fn loopback_addrinfo(flags: c_int, port: u16, ps: c_int) -> Found {
     let port = std::ffi::CString::new(port.to_string()).unwrap();
     find(Some(c"127.0.0.1"), Some(&port), Some(&rdma_addrinfo { ai_flags: flags, ai_port_space: ps, ..hints() }))
         .unwrap()
@@ -17,7 +17,7 @@ fn local(flags: c_int, port: u16, ps: c_int) -> Found {
 
 fn endpoint(found: &Found, mut init: ibv_qp_init_attr) -> *mut rdma_cm_id {
     let mut id = null_mut();
-    // SAFETY: variables, a list of the library and a valid structure.
+    // SAFETY: `found` keeps the list alive; the others are local variables.
     let rc = unsafe { rdma_create_ep(&raw mut id, found.0, null_mut(), &raw mut init) };
     assert_eq!(rc, 0, "errno {}", errno());
     id
@@ -25,17 +25,17 @@ fn endpoint(found: &Found, mut init: ibv_qp_init_attr) -> *mut rdma_cm_id {
 
 /// Returns a synchronous listener whose requests get queue pairs.
 fn listener() -> (*mut rdma_cm_id, u16) {
-    let id = endpoint(&local(RAI_PASSIVE, 0, TCP), small_qp(RC));
-    // SAFETY: a living identifier.
+    let id = endpoint(&loopback_addrinfo(RAI_PASSIVE, 0, TCP), small_qp(RC));
+    // SAFETY: `endpoint` made the identifier; nothing has destroyed it.
     unsafe {
         assert_eq!(rdma_listen(id, 0), 0);
         (id, u16::from_be(rdma_get_src_port(id)))
     }
 }
 
-fn request(listener: *mut rdma_cm_id) -> *mut rdma_cm_id {
+fn next_request(listener: *mut rdma_cm_id) -> *mut rdma_cm_id {
     let mut id = null_mut();
-    // SAFETY: a live listener and a variable.
+    // SAFETY: the test keeps the listener alive; the pointer is to a local variable.
     assert_eq!(unsafe { rdma_get_request(listener, &raw mut id) }, 0, "errno {}", errno());
     id
 }
@@ -43,7 +43,7 @@ fn request(listener: *mut rdma_cm_id) -> *mut rdma_cm_id {
 /// Waits for a completion like `rdma_get_recv_comp` and `rdma_get_send_comp`.
 fn completion(id: *mut rdma_cm_id, cq: *mut ibv_cq, channel: *mut ibv_comp_channel) -> ibv_wc {
     let (mut wc, mut from, mut context) = (ibv_wc::default(), null_mut(), null_mut());
-    // SAFETY: live handles, and variables.
+    // SAFETY: the caller keeps the handles alive; the pointers are to local variables.
     unsafe {
         let ops = &(*(*cq).context).ops;
         loop {
@@ -61,7 +61,7 @@ fn completion(id: *mut rdma_cm_id, cq: *mut ibv_cq, channel: *mut ibv_comp_chann
     }
 }
 
-/// Eight bytes of memory, registered in an identifier's domain.
+/// Eight bytes of memory, registered in the domain of an identifier.
 struct Message {
     memory: Box<u64>,
     mr: *mut ibv_mr,
@@ -70,36 +70,39 @@ struct Message {
 impl Message {
     fn new(id: *mut rdma_cm_id, value: u64) -> Self {
         let mut memory = Box::new(value);
-        // SAFETY: a live domain, and memory that this object keeps.
+        // SAFETY: the identifier keeps its domain; `memory` moves into this value, and its block
+        // stays where it is.
         let mr = unsafe { ibv_reg_mr(read(id).pd, (&raw mut *memory).cast(), 8, ALL_ACCESS) };
         assert!(!mr.is_null());
         Self { memory, mr }
     }
 
     fn sge(&self) -> ibv_sge {
-        // SAFETY: a live region.
+        // SAFETY: this value keeps the region registered.
         ibv_sge { addr: (&raw const *self.memory).addr() as u64, length: 8, lkey: unsafe { (*self.mr).lkey } }
     }
 
-    fn send(&self, id: *mut rdma_cm_id) {
+    fn post_send(&self, id: *mut rdma_cm_id) {
         let sge = [self.sge()];
         let (mut wr, mut bad) = (send_wr(1, SEND, &sge), null_mut());
         let qp = read(id).qp;
-        // SAFETY: a live queue pair and a valid structure.
+        // SAFETY: the identifier has a QP as long as the test keeps it; the structure is a local
+        // variable.
         unsafe { assert_eq!((*(*qp).context).ops.post_send.unwrap()(qp, &raw mut wr, &raw mut bad), 0) };
     }
 
-    fn expect(&self, id: *mut rdma_cm_id) {
+    fn post_recv(&self, id: *mut rdma_cm_id) {
         let sge = self.sge();
         let (mut wr, mut bad) =
             (ibv_recv_wr { wr_id: 2, next: null_mut(), sg_list: &raw const sge, num_sge: 1 }, null_mut());
         let qp = read(id).qp;
-        // SAFETY: a live queue pair and a valid structure.
+        // SAFETY: the identifier has a QP as long as the test keeps it; the structure is a local
+        // variable.
         unsafe { assert_eq!((*(*qp).context).ops.post_recv.unwrap()(qp, &raw mut wr, &raw mut bad), 0) };
     }
 
     fn value(self) -> u64 {
-        // SAFETY: a live region, and memory of this object.
+        // SAFETY: this value owns the region and the memory.
         unsafe {
             assert_eq!(ibv_dereg_mr(self.mr), 0);
             (&raw const *self.memory).read_volatile()
@@ -108,17 +111,17 @@ impl Message {
 }
 
 fn client(port: u16) {
-    let id = endpoint(&local(0, port, TCP), small_qp(RC));
+    let id = endpoint(&loopback_addrinfo(0, port, TCP), small_qp(RC));
     let (question, answer) = (Message::new(id, 6), Message::new(id, 0));
-    answer.expect(id);
-    ask(id, None);
+    answer.post_recv(id);
+    connect_id(id, None);
     assert_eq!((event_of(id), qp_state(id)), (ESTABLISHED, RTS));
-    question.send(id);
+    question.post_send(id);
     let now = read(id);
     assert_eq!(completion(id, now.send_cq, now.send_cq_channel).status, 0);
     assert_eq!(completion(id, now.recv_cq, now.recv_cq_channel).byte_len, 8);
     assert_eq!((question.value(), answer.value()), (6, 42));
-    // SAFETY: a live identifier.
+    // SAFETY: the test keeps the identifier alive.
     unsafe {
         assert_eq!(rdma_disconnect(id), 0);
         rdma_destroy_ep(id);
@@ -127,7 +130,7 @@ fn client(port: u16) {
 
 /// Returns the kind of the event that a synchronous call left.
 fn event_of(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: a live identifier with an event.
+    // SAFETY: the test keeps the identifier alive; a synchronous call leaves an event in it.
     unsafe { (*read(id).event).event }
 }
 
@@ -135,19 +138,19 @@ fn event_of(id: *mut rdma_cm_id) -> c_int {
 fn synchronous_endpoints_exchange_messages() {
     let (listen, port) = listener();
     let client = std::thread::spawn(move || client(port));
-    let id = request(listen);
+    let id = next_request(listen);
     assert_eq!(event_of(id), CONNECT_REQUEST);
     assert!(!read(id).qp.is_null() && read(id).channel != read(listen).channel);
     let (question, answer) = (Message::new(id, 0), Message::new(id, 42));
-    question.expect(id);
+    question.post_recv(id);
     accept(id, None);
     assert_eq!((event_of(id), qp_state(id)), (ESTABLISHED, RTS));
     let now = read(id);
     assert_eq!(completion(id, now.recv_cq, now.recv_cq_channel).byte_len, 8);
-    answer.send(id);
+    answer.post_send(id);
     assert_eq!(completion(id, now.send_cq, now.send_cq_channel).status, 0);
     assert_eq!((question.value(), answer.value()), (6, 42));
-    // SAFETY: live identifiers.
+    // SAFETY: the test keeps both identifiers alive.
     unsafe {
         assert_eq!(rdma_disconnect(id), 0);
         rdma_destroy_ep(id);
@@ -160,15 +163,15 @@ fn synchronous_endpoints_exchange_messages() {
 fn rejected_synchronous_connect_is_econnrefused() {
     let (listen, port) = listener();
     let client = std::thread::spawn(move || {
-        let id = endpoint(&local(0, port, TCP), small_qp(RC));
-        // SAFETY: a live identifier.
+        let id = endpoint(&loopback_addrinfo(0, port, TCP), small_qp(RC));
+        // SAFETY: the test keeps the identifier alive.
         let refused = unsafe { (rdma_connect(id, null_mut()), errno()) };
         assert_eq!((refused, event_of(id)), ((-1, libc::ECONNREFUSED), REJECTED));
-        // SAFETY: as above.
+        // SAFETY: this thread created the identifier and does not use it afterwards.
         unsafe { rdma_destroy_ep(id) };
     });
-    let id = request(listen);
-    // SAFETY: live identifiers.
+    let id = next_request(listen);
+    // SAFETY: the test keeps both identifiers alive.
     unsafe {
         assert_eq!(rdma_reject(id, ptr::null(), 0), 0);
         assert!(read(id).event.is_null());
@@ -180,40 +183,40 @@ fn rejected_synchronous_connect_is_econnrefused() {
 
 #[test]
 fn ai_connect_data_precedes_private_data() {
-    let wire = Wire::new();
-    let (listener, port) = wire.listener(TCP);
-    let found = local(0, port, TCP);
-    // SAFETY: a block of this size, which is freed with its list.
+    let cm = CmChannel::new();
+    let (listener, port) = cm.listener(TCP);
+    let found = loopback_addrinfo(0, port, TCP);
+    // SAFETY: `calloc` gives a block of 4 bytes, which the library frees with the list.
     unsafe {
         (*found.0).ai_connect = libc::calloc(1, 4);
         (*found.0).ai_connect.cast::<[u8; 4]>().write(*b"data");
         (*found.0).ai_connect_len = 4;
     }
     let id = endpoint(&found, small_qp(RC));
-    // SAFETY: a live identifier and channel.
-    assert_eq!(unsafe { rdma_migrate_id(id, wire.channel) }, 0);
-    ask(id, Some(&with_data(b" and more")));
-    let request = wire.expect(CONNECT_REQUEST);
+    // SAFETY: this test keeps the identifier and the channel alive.
+    assert_eq!(unsafe { rdma_migrate_id(id, cm.channel) }, 0);
+    connect_id(id, Some(&with_data(b" and more")));
+    let request = cm.expect(CONNECT_REQUEST);
     assert_eq!(&request.data()[..14], b"data and more\0");
     let passive = request.id;
     drop(request);
-    wire.end(&[id, passive, listener]);
+    cm.destroy_ids(&[id, passive, listener]);
 }
 
 #[test]
 fn get_request_needs_a_synchronous_listener() {
-    let wire = Wire::new();
-    let (listener, _) = wire.listener(TCP);
+    let cm = CmChannel::new();
+    let (listener, _) = cm.listener(TCP);
     let mut id = null_mut();
-    // SAFETY: a live listener and a variable.
+    // SAFETY: the test keeps the listener alive; the pointer is to a local variable.
     assert_eq!((unsafe { rdma_get_request(listener, &raw mut id) }, errno()), (-1, libc::EINVAL));
-    wire.end(&[listener]);
+    cm.destroy_ids(&[listener]);
 }
 
 #[test]
 fn passive_endpoint_is_bound() {
-    let (mut id, rai) = (null_mut(), local(RAI_PASSIVE, 0, UDP));
-    // SAFETY: variables, and a list of the library.
+    let (mut id, rai) = (null_mut(), loopback_addrinfo(RAI_PASSIVE, 0, UDP));
+    // SAFETY: `rai` keeps the list alive; `id` is a local variable.
     unsafe {
         assert_eq!(rdma_create_ep(&raw mut id, rai.0, null_mut(), null_mut()), 0);
         assert_ne!(rdma_get_src_port(id), 0);
@@ -224,42 +227,42 @@ fn passive_endpoint_is_bound() {
 }
 
 /// Returns an identifier that is bound to the device.
-fn bound(wire: &Wire) -> *mut rdma_cm_id {
-    let id = wire.id(TCP);
-    // SAFETY: a live identifier and an address.
+fn bound(cm: &CmChannel) -> *mut rdma_cm_id {
+    let id = cm.id(TCP);
+    // SAFETY: the test keeps the identifier alive; the address is a local variable.
     assert_eq!(unsafe { rdma_bind_addr(id, loopback_port(0).as_mut_ptr()) }, 0);
     id
 }
 
 #[test]
 fn default_cqs_live_as_long_as_the_qp() {
-    let wire = Wire::new();
-    let id = bound(&wire);
+    let cm = CmChannel::new();
+    let id = bound(&cm);
     let mut init = small_qp(RC);
-    // SAFETY: a live identifier and valid structures.
+    // SAFETY: this test keeps the identifier alive; the structures are its variables.
     unsafe {
         assert_eq!(rdma_create_qp(id, null_mut(), &raw mut init), 0);
         let now = read(id);
         assert_eq!((init.send_cq, init.recv_cq), (now.send_cq, now.recv_cq));
-        assert_eq!(init.cap.max_inline_data, 16, "the least that there is");
+        assert_eq!(init.cap.max_inline_data, 16, "the least inline data of a queue pair");
         assert!(init.cap.max_send_wr >= 4 && !now.send_cq.is_null() && now.send_cq != now.recv_cq);
         assert_eq!(((*now.recv_cq).channel, (*now.recv_cq).cq_context), (now.recv_cq_channel, id.cast()));
-        assert_eq!((rdma_create_qp(id, null_mut(), &raw mut init), errno()), (-1, libc::EINVAL), "one is enough");
+        assert_eq!((rdma_create_qp(id, null_mut(), &raw mut init), errno()), (-1, libc::EINVAL), "it has a queue pair");
         rdma_destroy_qp(id);
         let now = read(id);
         assert!(now.qp.is_null() && now.send_cq.is_null() && now.recv_cq.is_null());
         assert!(now.send_cq_channel.is_null() && now.recv_cq_channel.is_null());
-        assert_eq!(rdma_create_qp(id, null_mut(), &mut small_qp(RC)), 0, "once more");
+        assert_eq!(rdma_create_qp(id, null_mut(), &mut small_qp(RC)), 0, "again after its destruction");
     }
-    wire.end(&[id]);
+    cm.destroy_ids(&[id]);
 }
 
 #[test]
 fn cqs_of_the_program_are_used_and_kept() {
-    let wire = Wire::new();
-    let id = bound(&wire);
+    let cm = CmChannel::new();
+    let id = bound(&cm);
     let now = read(id);
-    // SAFETY: live handles and valid structures.
+    // SAFETY: this test keeps the handles alive; the structures are its variables.
     unsafe {
         let cq = ibv_create_cq(now.verbs, 4, null_mut(), null_mut(), 0);
         let pd = ibv_alloc_pd(now.verbs);
@@ -269,42 +272,42 @@ fn cqs_of_the_program_are_used_and_kept() {
         rdma_destroy_qp(id);
         assert_eq!((ibv_destroy_cq(cq), ibv_dealloc_pd(pd)), (0, 0));
     }
-    wire.end(&[id]);
+    cm.destroy_ids(&[id]);
 }
 
 #[test]
 fn pd_of_another_context_is_refused() {
-    let (wire, rig) = (Wire::new(), Rig::new());
-    let id = bound(&wire);
+    let (cm, rig) = (CmChannel::new(), Rig::new());
+    let id = bound(&cm);
     let mut srq =
         ibv_srq_init_attr { srq_context: null_mut(), attr: ibv_srq_attr { max_wr: 4, max_sge: 1, srq_limit: 0 } };
-    // SAFETY: live handles and valid structures.
+    // SAFETY: this test keeps the handles alive; the structures are its variables.
     unsafe {
         assert_eq!((rdma_create_qp(id, rig.pd, &mut small_qp(RC)), errno()), (-1, libc::EINVAL));
         assert_eq!((rdma_create_srq(id, rig.pd, &raw mut srq), errno()), (-1, libc::EINVAL));
     }
     assert!(read(id).send_cq.is_null() && read(id).srq.is_null());
-    wire.end(&[id]);
+    cm.destroy_ids(&[id]);
 }
 
 #[test]
 fn srq_of_the_id_serves_its_qp() {
-    let wire = Wire::new();
-    let id = bound(&wire);
+    let cm = CmChannel::new();
+    let id = bound(&cm);
     let mut srq =
         ibv_srq_init_attr { srq_context: null_mut(), attr: ibv_srq_attr { max_wr: 4, max_sge: 1, srq_limit: 0 } };
-    // SAFETY: a live identifier and valid structures.
+    // SAFETY: this test keeps the identifier alive; the structures are its variables.
     unsafe {
         assert_eq!(rdma_create_srq(id, null_mut(), &raw mut srq), 0);
         assert!(srq.attr.max_wr >= 4 && !read(id).srq.is_null());
-        assert_eq!((rdma_create_srq(id, null_mut(), &raw mut srq), errno()), (-1, libc::EINVAL), "one is enough");
+        assert_eq!((rdma_create_srq(id, null_mut(), &raw mut srq), errno()), (-1, libc::EINVAL), "it has an SRQ");
         create_qp(id);
         assert_eq!((*read(id).qp).srq, read(id).srq);
         rdma_destroy_qp(id);
         rdma_destroy_srq(id);
     }
     assert!(read(id).srq.is_null() && read(id).recv_cq.is_null());
-    wire.end(&[id]);
+    cm.destroy_ids(&[id]);
 }
 
 #[test]
@@ -316,7 +319,7 @@ fn xrc_target_uses_the_default_xrc_domain() {
     let mut srq =
         ibv_srq_init_attr { srq_context: null_mut(), attr: ibv_srq_attr { max_wr: 4, max_sge: 1, srq_limit: 0 } };
     let mut number = 0;
-    // SAFETY: variables, a list of the library, valid structures.
+    // SAFETY: `rai` keeps the list alive; the others are variables of this test.
     unsafe {
         assert_eq!(rdma_create_ep(&raw mut id, rai.0, null_mut(), null_mut()), 0, "errno {}", errno());
         assert_eq!(rdma_create_srq(id, null_mut(), &raw mut srq), 0);

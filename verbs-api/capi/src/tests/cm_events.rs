@@ -27,7 +27,7 @@ impl LoopbackAddr {
 
 /// Returns 127.0.0.1 with this port.
 pub(super) fn loopback_port(port: u16) -> LoopbackAddr {
-    // SAFETY: all bits zero are an address of no family.
+    // SAFETY: all zeros are a valid `sockaddr_in`: numbers only.
     let mut addr: libc::sockaddr_in = unsafe { MaybeUninit::zeroed().assume_init() };
     addr.sin_family = libc::AF_INET as u16;
     addr.sin_port = port.to_be();
@@ -37,13 +37,15 @@ pub(super) fn loopback_port(port: u16) -> LoopbackAddr {
 
 /// Returns the public fields of an identifier.
 pub(super) fn read(id: *mut rdma_cm_id) -> rdma_cm_id {
-    // SAFETY: the tests pass live identifiers.
+    // SAFETY: the caller keeps the identifier alive.
     unsafe { id.read() }
 }
 
 /// An event, acknowledged on drop.
 pub(super) struct HeldEvent {
-    held: *mut rdma_cm_event,
+    /// What the library delivered.
+    pointer: *mut rdma_cm_event,
+    /// Its fields.
     copy: rdma_cm_event,
 }
 
@@ -57,49 +59,49 @@ impl Deref for HeldEvent {
 
 impl HeldEvent {
     /// Waits for the next event.
-    pub(super) fn on(channel: *mut rdma_event_channel) -> Self {
+    pub(super) fn wait_on(channel: *mut rdma_event_channel) -> Self {
         let mut event = null_mut();
-        // SAFETY: a live channel and a variable.
+        // SAFETY: `self` or the caller keeps the channel alive; the pointer is to a local variable.
         unsafe {
-            assert!(is_readable((*channel).fd, TIMEOUT), "no event comes");
+            assert!(is_readable((*channel).fd, TIMEOUT), "no event arrives");
             assert_eq!(rdma_get_cm_event(channel, &raw mut event), 0);
-            Self { held: event, copy: event.read() }
+            Self { pointer: event, copy: event.read() }
         }
     }
 
     pub(super) fn conn(&self) -> rdma_conn_param {
-        // SAFETY: an event of a connection.
+        // SAFETY: an event of a connection has the member `conn`.
         unsafe { self.copy.param.conn }
     }
 
     pub(super) fn ud(&self) -> rdma_ud_param {
-        // SAFETY: an event of a datagram service.
+        // SAFETY: an event of a datagram service has the member `ud`.
         unsafe { self.copy.param.ud }
     }
 
     /// Returns the peer's private data.
     pub(super) fn data(&self) -> &[u8] {
         let conn = self.conn();
-        // SAFETY: the event holds this many bytes.
+        // SAFETY: the event holds this many bytes until it is acknowledged on drop.
         unsafe { core::slice::from_raw_parts(conn.private_data.cast(), conn.private_data_len.into()) }
     }
 }
 
 impl Drop for HeldEvent {
     fn drop(&mut self) {
-        // SAFETY: delivered by a channel and acknowledged once.
-        assert_eq!(unsafe { rdma_ack_cm_event(self.held) }, 0);
+        // SAFETY: `wait_on` took the event from a channel, and only this drop acknowledges it.
+        assert_eq!(unsafe { rdma_ack_cm_event(self.pointer) }, 0);
     }
 }
 
-/// An event channel of all identifiers of a test.
-pub(super) struct Wire {
+/// The event channel of all identifiers of a test.
+pub(super) struct CmChannel {
     pub(super) channel: *mut rdma_event_channel,
 }
 
-impl Wire {
+impl CmChannel {
     pub(super) fn new() -> Self {
-        // SAFETY: takes nothing.
+        // SAFETY: the call takes no arguments.
         let channel = unsafe { rdma_create_event_channel() };
         assert!(!channel.is_null());
         Self { channel }
@@ -107,7 +109,7 @@ impl Wire {
 
     pub(super) fn id(&self, ps: c_int) -> *mut rdma_cm_id {
         let mut id = null_mut();
-        // SAFETY: a live channel and a variable.
+        // SAFETY: `self` or the caller keeps the channel alive; the pointer is to a local variable.
         assert_eq!(unsafe { rdma_create_id(self.channel, &raw mut id, null_mut(), ps) }, 0);
         id
     }
@@ -115,7 +117,7 @@ impl Wire {
     /// Returns a listener on a port chosen by the library.
     pub(super) fn listener(&self, ps: c_int) -> (*mut rdma_cm_id, u16) {
         let id = self.id(ps);
-        // SAFETY: a live identifier and an address.
+        // SAFETY: the test keeps the identifier alive; the address is a local variable.
         unsafe {
             assert_eq!(rdma_bind_addr(id, loopback_port(0).as_mut_ptr()), 0);
             assert_eq!(rdma_listen(id, 4), 0);
@@ -127,14 +129,14 @@ impl Wire {
 
     /// Waits for the next event and asserts its kind.
     pub(super) fn expect(&self, kind: c_int) -> HeldEvent {
-        let event = HeldEvent::on(self.channel);
+        let event = HeldEvent::wait_on(self.channel);
         assert_eq!(event.event, kind, "status {}", event.status);
         event
     }
 
     /// Resolves address and route to a local port.
     pub(super) fn resolve(&self, id: *mut rdma_cm_id, port: u16) {
-        // SAFETY: a live identifier and an address.
+        // SAFETY: the test keeps the identifier alive; the address is a local variable.
         unsafe {
             assert_eq!(rdma_resolve_addr(id, null_mut(), loopback_port(port).as_mut_ptr(), 2000), 0);
             assert_eq!(self.expect(ADDR_RESOLVED).id, id);
@@ -149,7 +151,7 @@ impl Wire {
         self.resolve(active, port);
         prepare(active);
         create_qp(active);
-        ask(active, None);
+        connect_id(active, None);
         let passive = self.expect(CONNECT_REQUEST).id;
         prepare(passive);
         create_qp(passive);
@@ -160,9 +162,9 @@ impl Wire {
     }
 
     /// Destroys identifiers with their queue pairs.
-    pub(super) fn end(&self, ids: &[*mut rdma_cm_id]) {
+    pub(super) fn destroy_ids(&self, ids: &[*mut rdma_cm_id]) {
         for &id in ids {
-            // SAFETY: live identifiers, each named once.
+            // SAFETY: the test created the identifiers and does not use them afterwards.
             unsafe {
                 rdma_destroy_qp(id);
                 assert_eq!(rdma_destroy_id(id), 0);
@@ -171,9 +173,9 @@ impl Wire {
     }
 }
 
-impl Drop for Wire {
+impl Drop for CmChannel {
     fn drop(&mut self) {
-        // SAFETY: a live channel without identifiers.
+        // SAFETY: this value's channel has no identifiers left, and nothing uses it afterwards.
         unsafe { rdma_destroy_event_channel(self.channel) };
     }
 }
@@ -181,7 +183,7 @@ impl Drop for Wire {
 /// Creates a queue pair with default CQs.
 pub(super) fn create_qp(id: *mut rdma_cm_id) {
     let mut init = small_qp(read(id).qp_type);
-    // SAFETY: a live identifier that is bound to a device, and a valid structure.
+    // SAFETY: the test keeps the identifier alive; the structure is a local variable.
     let rc = unsafe { rdma_create_qp(id, null_mut(), &raw mut init) };
     assert_eq!(rc, 0, "errno {}", errno());
 }
@@ -203,7 +205,7 @@ pub(super) fn qp_state(id: *mut rdma_cm_id) -> c_int {
     state(read(id).qp)
 }
 
-/// Parameters with distinct numbers and private data.
+/// Returns parameters with distinct numbers and this private data.
 pub(super) fn with_data(data: &[u8]) -> rdma_conn_param {
     rdma_conn_param {
         private_data: data.as_ptr().cast(),
@@ -222,22 +224,24 @@ fn pointer_to(param: &mut Option<rdma_conn_param>) -> *mut rdma_conn_param {
     param.as_mut().map_or(null_mut(), ptr::from_mut)
 }
 
-pub(super) fn ask(id: *mut rdma_cm_id, param: Option<&rdma_conn_param>) {
-    // SAFETY: a live identifier, and a valid structure or NULL.
+pub(super) fn connect_id(id: *mut rdma_cm_id, param: Option<&rdma_conn_param>) {
+    // SAFETY: the test keeps the identifier alive; the structure is a local variable, or the
+    // pointer is NULL.
     let rc = unsafe { rdma_connect(id, pointer_to(&mut param.copied())) };
     assert_eq!(rc, 0, "errno {}", errno());
 }
 
 pub(super) fn accept(id: *mut rdma_cm_id, param: Option<&rdma_conn_param>) {
-    // SAFETY: a live identifier, and a valid structure or NULL.
+    // SAFETY: the test keeps the identifier alive; the structure is a local variable, or the
+    // pointer is NULL.
     let rc = unsafe { rdma_accept(id, pointer_to(&mut param.copied())) };
     assert_eq!(rc, 0, "errno {}", errno());
 }
 
-/// Outstanding READs that the device supports.
+/// Returns the outstanding READs that the device supports.
 pub(super) fn device_max(id: *mut rdma_cm_id) -> u8 {
     let mut attr = MaybeUninit::<ibv_device_attr>::uninit();
-    // SAFETY: an open context, and room for a valid structure.
+    // SAFETY: the identifier keeps its context open; the call fills the structure.
     let attr = unsafe {
         assert_eq!(crate::query::ibv_query_device(read(id).verbs, attr.as_mut_ptr()), 0);
         attr.assume_init()
@@ -245,16 +249,17 @@ pub(super) fn device_max(id: *mut rdma_cm_id) -> u8 {
     attr.max_qp_rd_atom as u8
 }
 
-/// Two queue pairs without identifiers.
-pub(super) struct OwnQueues {
+/// Two queue pairs without identifiers, and their CQ.
+pub(super) struct OwnQps {
     cq: *mut ibv_cq,
     pub(super) qps: [*mut ibv_qp; 2],
 }
 
-impl OwnQueues {
+impl OwnQps {
     pub(super) fn new(id: *mut rdma_cm_id) -> Self {
         let now = read(id);
-        // SAFETY: an open context, its domain, and a valid structure.
+        // SAFETY: the identifier keeps its context and domain open; the structure is a local
+        // variable.
         unsafe {
             let cq = ibv_create_cq(now.verbs, 16, null_mut(), null_mut(), 0);
             let init = ibv_qp_init_attr { send_cq: cq, recv_cq: cq, ..small_qp(RC) };
@@ -264,16 +269,16 @@ impl OwnQueues {
 
     pub(super) fn end(self) {
         destroy(&self.qps);
-        // SAFETY: a live queue that only this thread uses.
+        // SAFETY: this value owns the CQ, and nothing uses it afterwards.
         assert_eq!(unsafe { ibv_destroy_cq(self.cq) }, 0);
     }
 }
 
 /// Moves a queue pair to RTS by `rdma_init_qp_attr`.
-pub(super) fn move_up(id: *mut rdma_cm_id, qp: *mut ibv_qp) {
+pub(super) fn qp_to_rts(id: *mut rdma_cm_id, qp: *mut ibv_qp) {
     for state in [INIT, RTR, RTS] {
         let (mut attr, mut mask) = (ibv_qp_attr { qp_state: state, ..ibv_qp_attr::default() }, 0);
-        // SAFETY: a live identifier and variables.
+        // SAFETY: the test keeps the identifier alive; the others are local variables.
         assert_eq!(unsafe { rdma_init_qp_attr(id, &raw mut attr, &raw mut mask) }, 0);
         modify(qp, attr, mask);
     }
@@ -281,46 +286,47 @@ pub(super) fn move_up(id: *mut rdma_cm_id, qp: *mut ibv_qp) {
 
 #[test]
 fn empty_nonblocking_channel_is_eagain() {
-    let wire = Wire::new();
+    let cm = CmChannel::new();
     let mut event = null_mut();
-    // SAFETY: a live channel and a variable.
+    // SAFETY: `self` or the caller keeps the channel alive; the pointer is to a local variable.
     unsafe {
-        assert_eq!(libc::fcntl((*wire.channel).fd, libc::F_SETFL, libc::O_NONBLOCK), 0);
-        assert_eq!((rdma_get_cm_event(wire.channel, &raw mut event), errno()), (-1, libc::EAGAIN));
-        assert_eq!((rdma_get_cm_event(wire.channel, null_mut()), errno()), (-1, libc::EINVAL));
+        assert_eq!(libc::fcntl((*cm.channel).fd, libc::F_SETFL, libc::O_NONBLOCK), 0);
+        assert_eq!((rdma_get_cm_event(cm.channel, &raw mut event), errno()), (-1, libc::EAGAIN));
+        assert_eq!((rdma_get_cm_event(cm.channel, null_mut()), errno()), (-1, libc::EINVAL));
     }
 }
 
 #[test]
 fn event_is_acknowledged_once() {
-    let wire = Wire::new();
-    let id = wire.id(TCP);
-    // SAFETY: a live identifier and an address; the event is looked up when it is given back.
+    let cm = CmChannel::new();
+    let id = cm.id(TCP);
+    // SAFETY: this test keeps the identifier alive; the address is a local variable; the call looks
+    // the event up.
     unsafe {
         assert_eq!(rdma_resolve_addr(id, null_mut(), loopback_port(9).as_mut_ptr(), 2000), 0);
-        let event = wire.expect(ADDR_RESOLVED).held;
+        let event = cm.expect(ADDR_RESOLVED).pointer;
         assert_eq!((rdma_ack_cm_event(event), errno()), (-1, libc::EINVAL));
     }
-    wire.end(&[id]);
+    cm.destroy_ids(&[id]);
 }
 
-/// A handle that another thread may use.
-struct Sent(*mut rdma_cm_id);
+/// An identifier for another thread.
+struct SendId(*mut rdma_cm_id);
 
-// SAFETY: identifiers may be used by any thread.
-unsafe impl Send for Sent {}
+// SAFETY: the library allows calls on an identifier from any thread.
+unsafe impl Send for SendId {}
 
 #[test]
 fn destroy_id_waits_for_acknowledgements() {
-    let wire = Wire::new();
-    let id = wire.id(TCP);
-    // SAFETY: a live identifier and an address.
+    let cm = CmChannel::new();
+    let id = cm.id(TCP);
+    // SAFETY: the test keeps the identifier alive; the address is a local variable.
     assert_eq!(unsafe { rdma_resolve_addr(id, null_mut(), loopback_port(9).as_mut_ptr(), 2000) }, 0);
-    let held = wire.expect(ADDR_RESOLVED);
-    let (sent, (sender, receiver)) = (Sent(id), std::sync::mpsc::channel());
+    let held = cm.expect(ADDR_RESOLVED);
+    let (sent, (sender, receiver)) = (SendId(id), std::sync::mpsc::channel());
     let destroyer = std::thread::spawn(move || {
-        let Sent(id) = { sent };
-        // SAFETY: a live identifier that no other thread uses.
+        let SendId(id) = { sent };
+        // SAFETY: only this thread uses the identifier until it is destroyed here.
         assert_eq!(unsafe { rdma_destroy_id(id) }, 0);
         sender.send(()).unwrap();
     });
@@ -333,9 +339,10 @@ fn destroy_id_waits_for_acknowledgements() {
 
 #[test]
 fn pending_events_move_with_migrated_id() {
-    let (from, to) = (Wire::new(), Wire::new());
+    let (from, to) = (CmChannel::new(), CmChannel::new());
     let id = from.id(TCP);
-    // SAFETY: a live identifier, an address, a live channel.
+    // SAFETY: this test keeps the identifier and the channels alive; the address is a local
+    // variable.
     unsafe {
         assert_eq!(rdma_resolve_addr(id, null_mut(), loopback_port(9).as_mut_ptr(), 2000), 0);
         assert!(is_readable((*from.channel).fd, TIMEOUT));
@@ -344,14 +351,15 @@ fn pending_events_move_with_migrated_id() {
     }
     assert_eq!(read(id).channel, to.channel);
     assert_eq!(to.expect(ADDR_RESOLVED).id, id);
-    to.end(&[id]);
+    to.destroy_ids(&[id]);
 }
 
 #[test]
 fn id_migrates_to_synchronous_and_back() {
-    let wire = Wire::new();
-    let id = wire.id(TCP);
-    // SAFETY: a live identifier, an address, a live channel.
+    let cm = CmChannel::new();
+    let id = cm.id(TCP);
+    // SAFETY: this test keeps the identifier and the channels alive; the address is a local
+    // variable.
     unsafe {
         assert_eq!(rdma_migrate_id(id, null_mut()), 0);
         assert_eq!(rdma_resolve_addr(id, null_mut(), loopback_port(9).as_mut_ptr(), 2000), 0);
@@ -359,22 +367,22 @@ fn id_migrates_to_synchronous_and_back() {
         assert_eq!(((*event).event, (*event).status, (*event).id), (ADDR_RESOLVED, 0, id));
         assert_eq!(rdma_resolve_route(id, 2000), 0);
         assert_eq!((*read(id).event).event, ROUTE_RESOLVED);
-        assert_eq!(rdma_migrate_id(id, wire.channel), 0);
+        assert_eq!(rdma_migrate_id(id, cm.channel), 0);
     }
-    assert!(read(id).event.is_null() && read(id).channel == wire.channel);
-    wire.end(&[id]);
+    assert!(read(id).event.is_null() && read(id).channel == cm.channel);
+    cm.destroy_ids(&[id]);
 }
 
 #[test]
 fn write_cm_event_delivers_a_user_event() {
-    let wire = Wire::new();
-    let id = wire.id(TCP);
-    // SAFETY: a live identifier.
+    let cm = CmChannel::new();
+    let id = cm.id(TCP);
+    // SAFETY: the test keeps the identifier alive.
     unsafe {
         assert_eq!(rdma_write_cm_event(id, USER, -5, u64::MAX - 1), 0);
         assert_eq!((rdma_write_cm_event(id, ESTABLISHED, 0, 0), errno()), (-1, libc::EINVAL));
-        let event = wire.expect(USER);
-        // SAFETY: the member of user events.
+        let event = cm.expect(USER);
+        // SAFETY: user events have the member `arg`.
         assert_eq!((event.id, event.status, event.param.arg), (id, -5, u64::MAX - 1));
         drop(event);
         assert_eq!(rdma_destroy_id(id), 0);

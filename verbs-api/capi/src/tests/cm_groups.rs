@@ -10,7 +10,7 @@ const MULTICAST_JOIN: c_int = 12;
 /// Returns a group that is unique to this process and test.
 fn group(test: u8) -> libc::sockaddr_in {
     let [a, b, ..] = std::process::id().to_le_bytes();
-    // SAFETY: all bits zero are an address of no family.
+    // SAFETY: all zeros are a valid `sockaddr_in`: numbers only.
     let mut addr: libc::sockaddr_in = unsafe { MaybeUninit::zeroed().assume_init() };
     addr.sin_family = libc::AF_INET as u16;
     addr.sin_addr.s_addr = u32::from_ne_bytes([239, b, a, test]);
@@ -23,97 +23,98 @@ fn mgid(group: &libc::sockaddr_in) -> ibv_gid {
 }
 
 /// Returns a datagram identifier on the loopback device.
-fn bound(wire: &Wire) -> *mut rdma_cm_id {
-    let id = wire.id(UDP);
-    // SAFETY: a live identifier and an address.
+fn bound(cm: &CmChannel) -> *mut rdma_cm_id {
+    let id = cm.id(UDP);
+    // SAFETY: the test keeps the identifier alive; the address is a local variable.
     assert_eq!(unsafe { rdma_bind_addr(id, loopback_port(0).as_mut_ptr()) }, 0);
     id
 }
 
 fn leave(id: *mut rdma_cm_id, group: &mut libc::sockaddr_in) -> (c_int, c_int) {
-    // SAFETY: a live identifier and an address.
+    // SAFETY: the test keeps the identifier alive; the address is a local variable.
     (unsafe { rdma_leave_multicast(id, ptr::from_mut(group).cast()) }, errno())
 }
 
 #[test]
 fn group_join_attaches_the_qp_until_leave() {
-    let wire = Wire::new();
-    let (id, mut group) = (bound(&wire), group(201));
+    let cm = CmChannel::new();
+    let (id, mut group) = (bound(&cm), group(201));
     create_qp(id);
     let context = ptr::without_provenance_mut::<c_void>(77);
-    // SAFETY: a live identifier and an address.
+    // SAFETY: the test keeps the identifier alive; the address is a local variable.
     assert_eq!(unsafe { rdma_join_multicast(id, (&raw mut group).cast(), context) }, 0);
-    let event = wire.expect(MULTICAST_JOIN);
+    let event = cm.expect(MULTICAST_JOIN);
     let ud = event.ud();
     assert_eq!((event.id, event.status, ud.private_data.cast_mut(), ud.private_data_len), (id, 0, context, 0));
     assert_eq!((ud.qp_num, ud.qkey, ud.ah_attr.is_global), (0x00ff_ffff, 0x0123_4567, 1));
     assert_eq!(ud.ah_attr.grh.dgid.raw, mgid(&group).raw);
     drop(event);
-    // SAFETY: a live queue pair.
+    // SAFETY: the test keeps the QP of the identifier alive.
     assert_eq!(unsafe { ibv_destroy_qp(read(id).qp) }, libc::EBUSY, "it is a member");
     assert_eq!(leave(id, &mut group).0, 0);
     assert_eq!(leave(id, &mut group), (-1, libc::EADDRNOTAVAIL));
-    wire.end(&[id]);
+    cm.destroy_ids(&[id]);
 }
 
 #[test]
 fn send_only_join_attaches_no_qp() {
-    let wire = Wire::new();
-    let (id, mut group) = (bound(&wire), group(202));
+    let cm = CmChannel::new();
+    let (id, mut group) = (bound(&cm), group(202));
     create_qp(id);
     let mut attr = rdma_cm_join_mc_attr_ex { comp_mask: 3, join_flags: 1, addr: (&raw mut group).cast() };
-    // SAFETY: a live identifier and a valid structure.
+    // SAFETY: this test keeps the identifier alive; the structure is its variable.
     assert_eq!(unsafe { rdma_join_multicast_ex(id, &raw mut attr, null_mut()) }, 0);
-    assert!(wire.expect(MULTICAST_JOIN).ud().private_data.is_null());
+    assert!(cm.expect(MULTICAST_JOIN).ud().private_data.is_null());
     let (qp, gid) = (read(id).qp, mgid(&group));
-    // SAFETY: a live queue pair and a GID.
+    // SAFETY: this test keeps the QP alive; the GID is a local variable.
     unsafe {
         assert_eq!(ibv_attach_mcast(qp, &raw const gid, 0), 0);
         assert_eq!(ibv_detach_mcast(qp, &raw const gid, 0), 0);
     }
     assert_eq!(leave(id, &mut group).0, 0);
-    wire.end(&[id]);
+    cm.destroy_ids(&[id]);
 }
 
 #[test]
 fn destroyed_qp_leaves_its_groups() {
-    let wire = Wire::new();
-    let (id, mut group) = (bound(&wire), group(203));
+    let cm = CmChannel::new();
+    let (id, mut group) = (bound(&cm), group(203));
     create_qp(id);
-    // SAFETY: a live identifier and an address; then handles that are looked up.
+    // SAFETY: this test keeps the identifier alive; the address is a local variable; the last call
+    // looks the QP up.
     unsafe {
         assert_eq!(rdma_join_multicast(id, (&raw mut group).cast(), null_mut()), 0);
-        wire.expect(MULTICAST_JOIN);
+        cm.expect(MULTICAST_JOIN);
         let qp = read(id).qp;
         rdma_destroy_qp(id);
-        assert_eq!(ibv_destroy_qp(qp), libc::EINVAL, "it is gone");
+        assert_eq!(ibv_destroy_qp(qp), libc::EINVAL, "destroyed already");
     }
-    wire.end(&[id]);
+    cm.destroy_ids(&[id]);
 }
 
 #[test]
 fn synchronous_join_waits_for_membership() {
-    let wire = Wire::new();
-    let (id, mut group) = (bound(&wire), group(204));
-    // SAFETY: a live identifier and an address.
+    let cm = CmChannel::new();
+    let (id, mut group) = (bound(&cm), group(204));
+    // SAFETY: the test keeps the identifier alive; the address is a local variable.
     unsafe {
         assert_eq!(rdma_migrate_id(id, null_mut()), 0);
         assert_eq!(rdma_join_multicast(id, (&raw mut group).cast(), null_mut()), 0);
         assert_eq!((*read(id).event).event, MULTICAST_JOIN);
     }
     assert_eq!(leave(id, &mut group).0, 0);
-    wire.end(&[id]);
+    cm.destroy_ids(&[id]);
 }
 
 #[test]
 fn tcp_id_cannot_join_a_group() {
-    let wire = Wire::new();
-    let (id, mut group) = (wire.id(TCP), group(205));
-    // SAFETY: a live identifier and addresses.
+    let cm = CmChannel::new();
+    let (id, mut group) = (cm.id(TCP), group(205));
+    // SAFETY: the test keeps the identifier alive; the addresses are local variables.
     unsafe {
         assert_eq!(rdma_bind_addr(id, loopback_port(0).as_mut_ptr()), 0);
         assert_eq!(rdma_join_multicast(id, (&raw mut group).cast(), null_mut()), -1);
     }
     assert_eq!(errno(), libc::EINVAL);
-    wire.end(&[id]);
+    cm.destroy_ids(&[id]);
 }

@@ -13,19 +13,19 @@ fn fails(rc: c_int, with: c_int) -> bool {
 /// Returns an identifier without a channel.
 fn synchronous() -> *mut rdma_cm_id {
     let mut id = null_mut();
-    // SAFETY: a variable; NULL is allowed for the other pointers.
+    // SAFETY: `id` is a local variable; the call allows NULL for the others.
     assert_eq!(unsafe { rdma_create_id(null_mut(), &raw mut id, null_mut(), TCP) }, 0);
     id
 }
 
 fn end(id: *mut rdma_cm_id) {
-    // SAFETY: a live identifier.
+    // SAFETY: this test created the identifier and does not use it afterwards.
     assert_eq!(unsafe { rdma_destroy_id(id) }, 0);
 }
 
 #[test]
 fn foreign_cm_handles_are_einval() {
-    // SAFETY: handles are looked up before anything is followed.
+    // SAFETY: the calls look a handle up before they follow any pointer.
     unsafe {
         for id in [null_mut::<rdma_cm_id>(), foreign()] {
             let calls = [
@@ -71,7 +71,7 @@ fn foreign_cm_handles_are_einval() {
 
 #[test]
 fn new_id_shows_its_arguments() {
-    // SAFETY: fresh handles; fields are read while they are alive.
+    // SAFETY: this test keeps both handles alive while it reads their fields.
     unsafe {
         let channel = rdma_create_event_channel();
         let mut id = null_mut();
@@ -89,7 +89,8 @@ fn new_id_shows_its_arguments() {
 #[test]
 fn create_id_checks_port_space_and_channel() {
     let mut id = null_mut();
-    // SAFETY: a variable; handles are looked up before anything is followed.
+    // SAFETY: `id` and `rai` are local variables; the calls look handles up before they follow any
+    // pointer.
     unsafe {
         assert!(fails(rdma_create_id(null_mut(), &raw mut id, null_mut(), 7), libc::EINVAL));
         assert!(fails(rdma_create_id(foreign(), &raw mut id, null_mut(), TCP), libc::EINVAL));
@@ -104,7 +105,7 @@ fn create_id_checks_port_space_and_channel() {
 #[test]
 fn destroyed_id_is_einval() {
     let id = synchronous();
-    // SAFETY: a live identifier, and then a handle that is looked up.
+    // SAFETY: this test created the identifier; the second call looks the handle up.
     unsafe {
         // Already synchronous.
         assert!(fails(rdma_migrate_id(id, null_mut()), libc::EINVAL));
@@ -120,7 +121,7 @@ fn unbound_id_creates_no_queues() {
     let (mut attr, mut mask) = (ibv_qp_attr { qp_state: INIT, ..ibv_qp_attr::default() }, 0);
     let mut srq =
         ibv_srq_init_attr { srq_context: null_mut(), attr: ibv_srq_attr { max_wr: 1, max_sge: 1, srq_limit: 0 } };
-    // SAFETY: a live identifier, and valid structures.
+    // SAFETY: this test keeps the identifier alive; the structures are its variables.
     unsafe {
         assert!(fails(rdma_create_qp(id, rig.pd, &mut rig.init_attr(RC)), libc::EINVAL));
         assert!(fails(rdma_create_srq(id, rig.pd, &raw mut srq), libc::EINVAL));
@@ -137,7 +138,8 @@ fn cm_option_of_wrong_size_is_refused() {
     let id = synchronous();
     let mut value = [0_u8; 144];
     let value = (&raw mut value).cast::<c_void>();
-    // SAFETY: a live identifier, and as many bytes as passed.
+    // SAFETY: this test keeps the identifier alive; the buffer is longer than any length that is
+    // passed.
     unsafe {
         for (level, name, len) in [(0, 0, 4), (0, 1, 1), (0, 2, 8), (0, 3, 4), (1, 1, 71), (1, 1, 72), (1, 1, 0)] {
             assert!(fails(rdma_set_option(id, level, name, value, len), libc::EINVAL), "{level} {name} {len}");
@@ -154,7 +156,8 @@ fn cm_option_of_wrong_size_is_refused() {
 fn ece_without_vendor_is_refused() {
     let id = synchronous();
     let mut ece = ibv_ece { vendor_id: 0, options: 1, comp_mask: 0 };
-    // SAFETY: a live identifier, and a valid structure or NULL.
+    // SAFETY: the test keeps the identifier alive; the structure is a local variable, or the
+    // pointer is NULL.
     unsafe {
         assert!(fails(rdma_set_local_ece(id, &raw mut ece), libc::EINVAL));
         assert!(fails(rdma_set_local_ece(id, null_mut()), libc::EINVAL));
@@ -174,7 +177,7 @@ fn join_multicast_ex_needs_address_and_flags() {
     let id = synchronous();
     let join = |comp_mask, join_flags| {
         let mut attr = rdma_cm_join_mc_attr_ex { comp_mask, join_flags, addr: null_mut() };
-        // SAFETY: a live identifier, and a valid structure.
+        // SAFETY: this test keeps the identifier alive; the structure is its variable.
         (unsafe { rdma_join_multicast_ex(id, &raw mut attr, null_mut()) }, errno())
     };
     assert_eq!(join(1, 0), (-1, libc::EINVAL));

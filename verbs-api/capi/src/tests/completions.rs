@@ -10,12 +10,12 @@ use std::time::SystemTime;
 
 fn moderate(rig: &Rig, attr_mask: u32, cq_count: u16, cq_period: u16) -> c_int {
     let mut attr = ibv_modify_cq_attr { attr_mask, moderate: ibv_moderate_cq { cq_count, cq_period } };
-    // SAFETY: a live CQ and a valid structure.
+    // SAFETY: the rig keeps the CQ alive; the structure is a local variable.
     unsafe { modify_cq(rig.cq, &raw mut attr) }
 }
 
 fn arm(rig: &Rig) {
-    // SAFETY: a live CQ.
+    // SAFETY: the rig keeps the CQ alive.
     assert_eq!(unsafe { rig.ops().req_notify_cq.unwrap()(rig.cq, 0) }, 0);
 }
 
@@ -30,7 +30,8 @@ fn write(rig: &Rig, a: *mut ibv_qp) {
 fn cq_moderation_refuses_unknown_attributes() {
     let rig = Rig::new();
     let mut attr = MaybeUninit::<ibv_device_attr_ex>::zeroed();
-    // SAFETY: a live context and room for a valid structure, whose fields are numbers.
+    // SAFETY: the rig keeps the context alive; the call fills the structure, whose fields are
+    // numbers.
     let caps = unsafe {
         assert_eq!(query_device_ex(rig.context, ptr::null(), attr.as_mut_ptr(), size_of::<ibv_device_attr_ex>()), 0);
         attr.assume_init().cq_mod_caps
@@ -39,7 +40,7 @@ fn cq_moderation_refuses_unknown_attributes() {
     assert_eq!(moderate(&rig, 1, caps[0], caps[1]), 0);
     assert_eq!(moderate(&rig, 0, 0, 0), 0, "nothing to change");
     assert_eq!(moderate(&rig, 2, 1, 1), libc::EINVAL);
-    // SAFETY: foreign handles are looked up, NULL is compared.
+    // SAFETY: the call looks the handle up and checks for NULL before it follows a pointer.
     unsafe {
         assert_eq!(modify_cq(foreign(), null_mut()), libc::EINVAL);
         assert_eq!(modify_cq(rig.cq, null_mut()), libc::EINVAL);
@@ -50,7 +51,7 @@ fn cq_moderation_refuses_unknown_attributes() {
 fn moderated_cq_reports_several_completions_by_one_event() {
     let rig = Rig::new();
     let [a, b] = rig.rc_pair();
-    // SAFETY: a live channel.
+    // SAFETY: the rig keeps the channel alive.
     unsafe { set_nonblocking((*rig.channel).fd) };
     let period = u16::MAX;
     assert_eq!(moderate(&rig, 1, 3, period), 0);
@@ -63,16 +64,16 @@ fn moderated_cq_reports_several_completions_by_one_event() {
         let early = get_cq_event(&rig).0;
         // If the machine took longer than the period, the event is legal.
         if start.elapsed() < Duration::from_micros(period.into()) {
-            assert_eq!((early, errno()), (-1, libc::EAGAIN), "two of three");
+            assert_eq!((early, errno()), (-1, libc::EAGAIN), "two completions of three");
             seen = true;
         }
         write(&rig, a);
         if early == -1 {
-            // SAFETY: a live channel.
+            // SAFETY: the rig keeps the channel alive.
             assert!(is_readable(unsafe { (*rig.channel).fd }, TIMEOUT));
             assert_eq!(get_cq_event(&rig), (0, rig.cq));
         }
-        // SAFETY: a live CQ.
+        // SAFETY: the rig keeps the CQ alive.
         unsafe { ibv_ack_cq_events(rig.cq, 1) };
     }
     destroy(&[a, b]);
@@ -88,20 +89,20 @@ fn moderated_cq_reports_fewer_completions_after_period() {
         write(&rig, a);
         assert_eq!(get_cq_event(&rig), (0, rig.cq));
     }
-    // SAFETY: a live CQ.
+    // SAFETY: the rig keeps the CQ alive.
     unsafe { ibv_ack_cq_events(rig.cq, 3) };
     destroy(&[a, b]);
 }
 
-/// A handle for another thread.
+/// A CQ for another thread.
 struct Shared(*mut ibv_cq);
 
-// SAFETY: verbs may be called from any thread.
+// SAFETY: the library allows verbs on a CQ from any thread.
 unsafe impl Send for Shared {}
 
 impl Shared {
     fn resize(&self, cqe: c_int) -> c_int {
-        // SAFETY: a live CQ.
+        // SAFETY: the rig keeps the CQ alive.
         unsafe { ibv_resize_cq(self.0, cqe) }
     }
 }
@@ -134,7 +135,7 @@ fn cq_is_resized_under_load() {
         resizer.join().unwrap()
     });
     assert!(sizes > 0);
-    // SAFETY: a live CQ.
+    // SAFETY: the rig keeps the CQ alive.
     unsafe {
         assert_eq!((*rig.cq).cqe, 5000);
         for wrong in [-1, 0, c_int::MAX] {
@@ -155,7 +156,7 @@ fn cq_resize_below_its_contents_is_refused() {
     for wr_id in 0..3 {
         assert_eq!(rig.post_recv(a, wr_id, &sges), 0);
     }
-    // SAFETY: a live CQ.
+    // SAFETY: the rig keeps the CQ alive.
     unsafe {
         assert_eq!(ibv_resize_cq(rig.cq, 2), libc::EINVAL);
         assert_eq!(ibv_resize_cq(rig.cq, 3), 0);
@@ -167,7 +168,7 @@ fn cq_resize_below_its_contents_is_refused() {
 /// Returns the clock of completion timestamps now, nanoseconds.
 fn raw_clock(rig: &Rig) -> u64 {
     let mut values = ibv_values_ex { comp_mask: 1, raw_clock: libc::timespec { tv_sec: 0, tv_nsec: 0 } };
-    // SAFETY: a live context and a valid structure.
+    // SAFETY: the rig keeps the context alive; the structure is a local variable.
     assert_eq!(unsafe { query_rt_values(rig.context, &raw mut values) }, 0);
     values.raw_clock.tv_sec as u64 * 1_000_000_000 + values.raw_clock.tv_nsec as u64
 }
@@ -180,14 +181,14 @@ fn wall_clock() -> u64 {
 fn completion_times_lie_between_post_and_poll() {
     let mut rig = Rig::new();
     let mut attr = extended_cq(16, 1 << 7 | 1 << 11);
-    // SAFETY: a live context and a valid structure.
+    // SAFETY: the rig keeps the context alive; the structure is a local variable.
     let cq = unsafe { create_cq_ex(rig.context, &raw mut attr) };
     let classic = core::mem::replace(&mut rig.cq, cq.cast());
     let [a, b] = rig.rc_pair();
     let before = (raw_clock(&rig), wall_clock());
     let sges = [rig.sge(0, 1)];
     assert_eq!(rig.post_send(a, &mut rdma_wr(1, WRITE, &sges, rig.addr(200), rig.rkey())).0, 0);
-    // SAFETY: a live extended CQ, called in the order of the man page.
+    // SAFETY: this test created the extended CQ, and calls it in the order of the man page.
     let (raw, wall) = unsafe {
         let deadline = Instant::now() + TIMEOUT;
         while (*cq).start_poll.unwrap()(cq, &mut ibv_poll_cq_attr { comp_mask: 0 }) != 0 {
@@ -200,7 +201,7 @@ fn completion_times_lie_between_post_and_poll() {
     };
     assert!((before.0..=raw_clock(&rig)).contains(&raw) && (before.1..=wall_clock()).contains(&wall));
     destroy(&[a, b]);
-    // SAFETY: a live CQ, no longer used.
+    // SAFETY: this test created the CQ and does not use it afterwards.
     assert_eq!(unsafe { ibv_destroy_cq(cq.cast()) }, 0);
     rig.cq = classic;
 }
@@ -209,7 +210,7 @@ fn completion_times_lie_between_post_and_poll() {
 fn wallclock_of_one_cq_never_goes_back() {
     let mut rig = Rig::new();
     let mut attr = extended_cq(256, 1 << 7 | 1 << 11);
-    // SAFETY: a live context and a valid structure.
+    // SAFETY: the rig keeps the context alive; the structure is a local variable.
     let cq = unsafe { create_cq_ex(rig.context, &raw mut attr) };
     let classic = core::mem::replace(&mut rig.cq, cq.cast());
     let [a, b] = rig.rc_pair();
@@ -221,7 +222,7 @@ fn wallclock_of_one_cq_never_goes_back() {
         let mut found = 0;
         while found < 8 {
             assert!(Instant::now() < deadline);
-            // SAFETY: a live extended CQ, called in the order of the man page.
+            // SAFETY: this test created the extended CQ, and calls it in the order of the man page.
             unsafe {
                 if (*cq).start_poll.unwrap()(cq, &mut ibv_poll_cq_attr { comp_mask: 0 }) != 0 {
                     continue;
@@ -241,7 +242,7 @@ fn wallclock_of_one_cq_never_goes_back() {
         }
     }
     destroy(&[a, b]);
-    // SAFETY: a live CQ, no longer used.
+    // SAFETY: this test created the CQ and does not use it afterwards.
     assert_eq!(unsafe { ibv_destroy_cq(cq.cast()) }, 0);
     rig.cq = classic;
 }
@@ -249,7 +250,7 @@ fn wallclock_of_one_cq_never_goes_back() {
 #[test]
 fn cq_without_channel_can_be_armed() {
     let mut rig = Rig::new();
-    // SAFETY: a live context.
+    // SAFETY: the rig keeps the context alive.
     let cq = unsafe { ibv_create_cq(rig.context, 8, null_mut(), null_mut(), 0) };
     let classic = core::mem::replace(&mut rig.cq, cq);
     let [a, b] = rig.rc_pair();
@@ -258,7 +259,7 @@ fn cq_without_channel_can_be_armed() {
     arm(&rig);
     write(&rig, a);
     destroy(&[a, b]);
-    // SAFETY: a live CQ, no longer used.
+    // SAFETY: this test created the CQ and does not use it afterwards.
     assert_eq!(unsafe { ibv_destroy_cq(cq) }, 0);
     rig.cq = classic;
 }

@@ -8,34 +8,35 @@ use crate::memory::{ibv_import_dm, ibv_unimport_dm};
 /// LOCAL_WRITE, every remote right, ZERO_BASED.
 const RIGHTS: u32 = 0x2f;
 
+/// Returns the extended table that the context ends.
 fn table(context: *mut ibv_context) -> *mut verbs_context {
     context.wrapping_byte_sub(core::mem::offset_of!(verbs_context, context)).cast()
 }
 
-/// Like the inline function.
+/// Allocates device memory as the inline function `ibv_alloc_dm` does.
 fn alloc(context: *mut ibv_context, length: usize, log_align_req: u32, comp_mask: u32) -> *mut ibv_dm {
     let mut attr = ibv_alloc_dm_attr { length, log_align_req, comp_mask };
-    // SAFETY: a live context and a valid structure.
+    // SAFETY: the rig keeps the context alive; the structure is a local variable.
     unsafe { (*table(context)).alloc_dm.unwrap()(context, &raw mut attr) }
 }
 
 fn free(dm: *mut ibv_dm) -> c_int {
-    // SAFETY: a live buffer.
+    // SAFETY: the test allocated the device memory and does not use it afterwards.
     unsafe { (*table((*dm).context)).free_dm.unwrap()(dm) }
 }
 
 fn register(pd: *mut ibv_pd, dm: *mut ibv_dm, offset: u64, length: usize, access: u32) -> *mut ibv_mr {
-    // SAFETY: a live domain, and a buffer that is looked up.
+    // SAFETY: the caller keeps the domain alive; the call looks the device memory up.
     unsafe { (*table((*pd).context)).reg_dm_mr.unwrap()(pd, dm, offset, length, access) }
 }
 
 fn write(dm: *mut ibv_dm, offset: u64, data: &[u8]) -> c_int {
-    // SAFETY: a live buffer and bytes of ours.
+    // SAFETY: the test keeps the device memory alive; the bytes are borrowed for the call.
     unsafe { (*dm).memcpy_to_dm.unwrap()(dm, offset, data.as_ptr().cast(), data.len()) }
 }
 
 fn read(dm: *mut ibv_dm, offset: u64, out: &mut [u8]) -> c_int {
-    // SAFETY: a live buffer and bytes of ours.
+    // SAFETY: the test keeps the device memory alive; the bytes are borrowed for the call.
     unsafe { (*dm).memcpy_from_dm.unwrap()(out.as_mut_ptr().cast(), dm, offset, out.len()) }
 }
 
@@ -46,7 +47,7 @@ fn message_travels_between_device_memories() {
     let dm = alloc(rig.context, 100, 3, 0);
     let mr = register(rig.pd, dm, 8, 64, RIGHTS);
     assert!(!dm.is_null() && !mr.is_null());
-    // SAFETY: alive.
+    // SAFETY: the test deregisters the region at its end.
     let (addr, length, lkey, rkey) = unsafe { ((*mr).addr, (*mr).length, (*mr).lkey, (*mr).rkey) };
     assert_eq!((addr, length), (null_mut(), 64));
     assert_eq!(write(dm, 8, b"over the wire...").max(free(dm)), libc::EBUSY);
@@ -66,9 +67,9 @@ fn message_travels_between_device_memories() {
     assert_eq!(rig.post_send(a, &mut wr).0, 0);
     assert_eq!(rig.completions(1)[0].status, 10, "beyond the region is a remote access error");
     destroy(&[a, b]);
-    // SAFETY: live handles.
+    // SAFETY: the test created the handles; they are alive until a call here destroys them.
     unsafe {
-        assert_eq!(ibv_rereg_mr(mr, 4, null_mut(), null_mut(), 0, 1), -1, "not without ZERO_BASED");
+        assert_eq!(ibv_rereg_mr(mr, 4, null_mut(), null_mut(), 0, 1), -1, "ZERO_BASED cannot be removed");
         assert_eq!((ibv_dereg_mr(mr), free(dm)), (0, 0));
     }
 }
@@ -84,7 +85,8 @@ fn device_memory_copies_out_of_range_are_refused() {
         assert_eq!(write(dm, offset, &bytes[..length]), expected, "{length} bytes to {offset}");
         assert_eq!(read(dm, offset, &mut bytes[..length]), expected, "{length} bytes from {offset}");
     }
-    // SAFETY: a live buffer or none, and pointers that are looked at before they are used.
+    // SAFETY: this test keeps the device memory alive; the calls check their pointers and lengths
+    // first.
     unsafe {
         let (to, from) = ((*dm).memcpy_to_dm.unwrap(), (*dm).memcpy_from_dm.unwrap());
         assert_eq!((to(dm, 0, ptr::null(), 4), from(null_mut(), dm, 0, 4)), (libc::EFAULT, libc::EFAULT));
@@ -114,7 +116,7 @@ fn invalid_device_memory_is_refused() {
         assert!(register(pd, dm, offset, length, access).is_null());
         assert_eq!(errno(), libc::EINVAL, "{length} bytes from {offset}, {access:#x}");
     }
-    // SAFETY: handles are looked up first.
+    // SAFETY: the calls look a handle up before they follow any pointer.
     unsafe {
         let verbs = &*table(rig.context);
         assert!(verbs.alloc_dm.unwrap()(rig.context, null_mut()).is_null());
@@ -122,7 +124,7 @@ fn invalid_device_memory_is_refused() {
         assert!(verbs.reg_dm_mr.unwrap()(rig.pd, foreign(), 0, 8, RIGHTS).is_null());
         assert_eq!(verbs.free_dm.unwrap()(foreign()), libc::EINVAL);
         assert_eq!(free(dm), 0);
-        assert_eq!(verbs.free_dm.unwrap()(dm), libc::EINVAL, "freed once");
+        assert_eq!(verbs.free_dm.unwrap()(dm), libc::EINVAL, "freed already");
     }
 }
 
@@ -131,23 +133,23 @@ fn imported_dm_is_the_same_memory() {
     let (rig, other) = (Rig::new(), Rig::new());
     let dm = alloc(rig.context, 64, 0, 0);
     let mut bytes = [0; 4];
-    // SAFETY: live handles and numbers that are looked up; the duplicate goes to the imported
-    // context.
+    // SAFETY: this test keeps the handles alive, and the calls look up numbers; the imported
+    // context owns the duplicate.
     unsafe {
         let context = ibv_import_device(libc::dup((*rig.context).cmd_fd));
         let imported = ibv_import_dm(context, (*dm).handle);
         assert_eq!(((*imported).handle, (*imported).context, (*imported).comp_mask), ((*dm).handle, context, 1));
         assert_eq!((write(dm, 4, b"same"), read(imported, 4, &mut bytes)), (0, 0));
         assert_eq!(&bytes, b"same");
-        assert!(ibv_import_dm(other.context, (*dm).handle).is_null(), "of another opening");
+        assert!(ibv_import_dm(other.context, (*dm).handle).is_null(), "device memory of another context");
         assert_eq!(errno(), libc::EINVAL);
         assert!(ibv_import_dm(context, (*rig.pd).handle).is_null(), "another kind of object");
         assert!(ibv_import_dm(foreign(), 0).is_null());
         let last = ibv_import_dm(context, (*dm).handle);
         ibv_unimport_dm(imported);
-        assert_eq!(read(dm, 4, &mut bytes), 0, "only the handle is gone");
+        assert_eq!(read(dm, 4, &mut bytes), 0, "the memory outlives an imported handle");
         assert_eq!(free(dm), 0);
-        assert_eq!(read(last, 4, &mut bytes), libc::EINVAL, "the memory is gone");
+        assert_eq!(read(last, 4, &mut bytes), libc::EINVAL, "the memory is freed");
         assert_eq!(free(last), libc::EINVAL);
         ibv_unimport_dm(last);
         ibv_unimport_dm(foreign());

@@ -10,13 +10,18 @@ use crate::qp::{ibv_query_ece, ibv_set_ece};
 use crate::srq::{ibv_create_srq, ibv_destroy_srq};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
-/// Requests to an allocator, and its answers.
+/// State of the test's allocator.
 #[derive(Default)]
-struct Record {
+struct AllocatorState {
+    /// Address, layout and resource type of each block that is not freed.
     live: Vec<(usize, Layout, u64)>,
+    /// Resource types of all allocated blocks, in order.
     served: Vec<u64>,
+    /// Number of freed blocks.
     freed: usize,
+    /// Address of the parent domain.
     pd: usize,
+    /// What the next request gets.
     answer: Answer,
 }
 
@@ -24,52 +29,56 @@ struct Record {
 enum Answer {
     #[default]
     Memory,
+    /// `IBV_ALLOCATOR_USE_DEFAULT`.
     Default,
+    /// NULL.
     Nothing,
 }
 
-unsafe extern "C" fn alloc(pd: *mut ibv_pd, record: *mut c_void, size: usize, align: usize, kind: u64) -> *mut c_void {
-    // SAFETY: the context given with the functions is a record that outlives the domain.
-    let record = unsafe { &mut *record.cast::<Record>() };
-    assert_eq!(pd.addr(), record.pd);
+unsafe extern "C" fn alloc(pd: *mut ibv_pd, state: *mut c_void, size: usize, align: usize, kind: u64) -> *mut c_void {
+    // SAFETY: `pd_context` points to the test's state, which outlives the domain; only one thread
+    // uses it.
+    let state = unsafe { &mut *state.cast::<AllocatorState>() };
+    assert_eq!(pd.addr(), state.pd);
     assert!(size > 0 && size.is_multiple_of(align));
-    match record.answer {
+    match state.answer {
         Answer::Default => ptr::without_provenance_mut(usize::MAX),
         Answer::Nothing => null_mut(),
         Answer::Memory => {
             let layout = Layout::from_size_align(size, align).unwrap();
-            // SAFETY: the layout is not empty.
+            // SAFETY: the assertion above says that the layout has a size.
             let block = unsafe { alloc_zeroed(layout) };
-            record.live.push((block.addr(), layout, kind));
-            record.served.push(kind);
+            state.live.push((block.addr(), layout, kind));
+            state.served.push(kind);
             block.cast()
         }
     }
 }
 
-unsafe extern "C" fn free(_: *mut ibv_pd, record: *mut c_void, block: *mut c_void, kind: u64) {
-    // SAFETY: as above.
-    let record = unsafe { &mut *record.cast::<Record>() };
+unsafe extern "C" fn free(_: *mut ibv_pd, state: *mut c_void, block: *mut c_void, kind: u64) {
+    // SAFETY: `pd_context` points to the test's state, which outlives the domain; only one thread
+    // uses it.
+    let state = unsafe { &mut *state.cast::<AllocatorState>() };
     let at =
-        record.live.iter().position(|live| live.0 == block.addr()).expect("find the freed block among the live ones");
-    let (_, layout, allocated_for) = record.live.swap_remove(at);
+        state.live.iter().position(|live| live.0 == block.addr()).expect("find the freed block among the live ones");
+    let (_, layout, allocated_for) = state.live.swap_remove(at);
     assert_eq!(allocated_for, kind);
-    record.freed += 1;
-    // SAFETY: allocated above with this layout, and freed once.
+    state.freed += 1;
+    // SAFETY: `alloc` allocated the block with this layout, and it was still listed as live.
     unsafe { dealloc(block.cast(), layout) };
 }
 
 /// Returns a parent domain on the domain of `rig`.
-fn parent(rig: &Rig, td: *mut ibv_td, record: *mut Record) -> *mut ibv_pd {
+fn parent(rig: &Rig, td: *mut ibv_td, state: *mut AllocatorState) -> *mut ibv_pd {
     let mut attr = ibv_parent_domain_init_attr {
         pd: rig.pd,
         td,
-        comp_mask: if record.is_null() { 0 } else { 1 | 2 },
+        comp_mask: if state.is_null() { 0 } else { 1 | 2 },
         alloc: Some(alloc),
         free: Some(free),
-        pd_context: record.cast(),
+        pd_context: state.cast(),
     };
-    // SAFETY: live handles and a valid structure.
+    // SAFETY: the test keeps the handles alive; the structure is a local variable.
     let pd = unsafe { alloc_parent_domain(rig.context, &raw mut attr) };
     assert!(!pd.is_null());
     pd
@@ -82,47 +91,49 @@ fn cq_attr(parent_domain: *mut ibv_pd) -> ibv_cq_init_attr_ex {
 #[test]
 fn parent_domain_objects_use_its_allocator() {
     let rig = Rig::new();
-    let record = Box::into_raw(Box::<Record>::default());
-    let pd = parent(&rig, null_mut(), record);
-    // SAFETY: handles of this function, valid structures, and a record that no other thread uses.
+    let state = Box::into_raw(Box::<AllocatorState>::default());
+    let pd = parent(&rig, null_mut(), state);
+    // SAFETY: this test keeps the handles and the allocator's state alive; no other thread uses
+    // them.
     unsafe {
-        (*record).pd = pd.addr();
+        (*state).pd = pd.addr();
         let cq = create_cq_ex(rig.context, &mut cq_attr(pd)).cast::<ibv_cq>();
         let mut init =
             ibv_srq_init_attr { srq_context: null_mut(), attr: ibv_srq_attr { max_wr: 4, max_sge: 1, srq_limit: 0 } };
         let srq = ibv_create_srq(pd, &raw mut init);
         let qp = ibv_create_qp(pd, &mut ibv_qp_init_attr { send_cq: cq, recv_cq: cq, srq, ..rig.init_attr(RC) });
         for block in [cq.addr(), srq.addr(), qp.addr()] {
-            assert!((*record).live.iter().any(|live| (live.0..live.0 + live.1.size()).contains(&block)));
+            assert!((*state).live.iter().any(|live| (live.0..live.0 + live.1.size()).contains(&block)));
         }
-        assert_eq!((*record).served, [3, 2, 1]);
+        assert_eq!((*state).served, [3, 2, 1]);
         assert_eq!((*qp).pd, pd);
         assert_eq!(ibv_dealloc_pd(pd), libc::EBUSY);
         assert_eq!((ibv_destroy_qp(qp), ibv_destroy_srq(srq), ibv_destroy_cq(cq)), (0, 0, 0));
-        assert_eq!(((*record).live.len(), (*record).freed), (0, 3));
+        assert_eq!(((*state).live.len(), (*state).freed), (0, 3));
         assert_eq!(ibv_dealloc_pd(pd), 0);
-        drop(Box::from_raw(record));
+        drop(Box::from_raw(state));
     }
 }
 
 #[test]
 fn allocator_may_decline_or_fail() {
     let rig = Rig::new();
-    let record = Box::into_raw(Box::<Record>::default());
-    let pd = parent(&rig, null_mut(), record);
-    // SAFETY: handles of this function, valid structures, and a record that no other thread uses.
+    let state = Box::into_raw(Box::<AllocatorState>::default());
+    let pd = parent(&rig, null_mut(), state);
+    // SAFETY: this test keeps the handles and the allocator's state alive; no other thread uses
+    // them.
     unsafe {
-        (*record).pd = pd.addr();
-        (*record).answer = Answer::Default;
+        (*state).pd = pd.addr();
+        (*state).answer = Answer::Default;
         let qp = ibv_create_qp(pd, &mut rig.init_attr(UD));
         destroy(&[qp]);
-        assert_eq!(((*record).served.len(), (*record).freed), (0, 0));
-        (*record).answer = Answer::Nothing;
+        assert_eq!(((*state).served.len(), (*state).freed), (0, 0));
+        (*state).answer = Answer::Nothing;
         assert!(ibv_create_qp(pd, &mut rig.init_attr(UD)).is_null());
         assert_eq!(errno(), libc::ENOMEM);
         assert!(create_cq_ex(rig.context, &mut cq_attr(pd)).is_null());
-        assert_eq!(ibv_dealloc_pd(pd), 0, "what could not be made holds nothing");
-        drop(Box::from_raw(record));
+        assert_eq!(ibv_dealloc_pd(pd), 0, "failed creations hold no reference");
+        drop(Box::from_raw(state));
     }
 }
 
@@ -130,10 +141,10 @@ fn allocator_may_decline_or_fail() {
 fn parent_domain_shares_memory_access() {
     let mut rig = Rig::new();
     let pd = parent(&rig, null_mut(), null_mut());
-    // SAFETY: live handles and valid structures.
+    // SAFETY: this test keeps the handles alive; the structures are its variables.
     let pair = [(); 2].map(|()| unsafe { ibv_create_qp(pd, &mut rig.init_attr(RC)) });
-    connect(pair[0], number(pair[1]));
-    connect(pair[1], number(pair[0]));
+    connect(pair[0], qp_num(pair[1]));
+    connect(pair[1], qp_num(pair[0]));
     rig.set(0, 77);
     let sges = [rig.sge(0, 1)];
     let mut wr = send_wr(1, 0, &sges);
@@ -141,14 +152,14 @@ fn parent_domain_shares_memory_access() {
     assert_eq!(rig.post_send(pair[0], &mut wr).0, 0);
     assert_eq!((rig.completions(1)[0].status, rig.word(9)), (0, 77));
     destroy(&pair);
-    // SAFETY: a live handle.
+    // SAFETY: the test created the handle and does not use it afterwards.
     assert_eq!(unsafe { ibv_dealloc_pd(pd) }, 0);
 }
 
 #[test]
 fn domains_in_use_are_ebusy() {
     let rig = Rig::new();
-    // SAFETY: handles of this function and valid structures.
+    // SAFETY: this test keeps the handles alive; the structures are its variables.
     unsafe {
         let td = alloc_td(rig.context, &mut ibv_td_init_attr { comp_mask: 0 });
         let pd = parent(&rig, td, null_mut());
@@ -165,7 +176,7 @@ fn domains_in_use_are_ebusy() {
 fn parent_domain_may_allow_unprotected_memory() {
     let rig = Rig::new();
     let mut attr = ibv_parent_domain_init_attr { pd: rig.pd, comp_mask: 4, ..Default::default() };
-    // SAFETY: a live context and domain, and a valid structure.
+    // SAFETY: the rig keeps both alive; the structure is a local variable.
     unsafe {
         let pd = alloc_parent_domain(rig.context, &raw mut attr);
         assert!(!pd.is_null());
@@ -190,7 +201,8 @@ fn invalid_domain_arguments_are_refused() {
         attr(rig.pd, null_mut(), 1),
         attr(rig.pd, null_mut(), 8),
     ];
-    // SAFETY: live handles, handles that are looked up first, and valid structures.
+    // SAFETY: this test keeps the rig's handles alive, the call looks up the others, and the
+    // structures are its variables.
     unsafe {
         for mut attr in bad {
             assert!(alloc_parent_domain(rig.context, &raw mut attr).is_null());
@@ -207,7 +219,7 @@ fn invalid_domain_arguments_are_refused() {
 #[test]
 fn imported_handles_reach_the_same_objects() {
     let rig = Rig::new();
-    // SAFETY: handles of this function; the duplicate goes to the imported context.
+    // SAFETY: this test keeps the handles alive; the imported context owns the duplicate.
     unsafe {
         let fd = libc::dup((*rig.context).cmd_fd);
         let context = ibv_import_device(fd);
@@ -218,7 +230,7 @@ fn imported_handles_reach_the_same_objects() {
         assert_eq!(((*mr).addr, (*mr).length), (null_mut(), 8192));
         assert_eq!(((*mr).lkey, (*mr).rkey), (rig.lkey(), rig.rkey()));
         assert_eq!(((*pd).handle, (*mr).handle), ((*rig.pd).handle, (*rig.mr).handle));
-        // An object made through the imported handle counts on the domain of both.
+        // A region registered through the imported handle keeps the domain of both contexts busy.
         let second = ibv_reg_mr(pd, rig.memory.as_ptr().cast_mut().cast(), 64, 0);
         assert_eq!((ibv_dealloc_pd(rig.pd), ibv_dereg_mr(second)), (libc::EBUSY, 0));
         ibv_unimport_mr(mr);
@@ -232,15 +244,15 @@ fn imported_handles_reach_the_same_objects() {
 #[test]
 fn unknown_numbers_cannot_be_imported() {
     let (rig, other) = (Rig::new(), Rig::new());
-    // SAFETY: live handles, and numbers that are looked up first.
+    // SAFETY: the rigs keep their handles alive; the calls look up numbers and foreign handles.
     unsafe {
         assert!(ibv_import_device(-1).is_null());
         assert_eq!(errno(), libc::EBADF);
         assert!(ibv_import_device((*rig.context).async_fd).is_null());
         assert_eq!(errno(), libc::EOPNOTSUPP);
-        assert!(ibv_import_pd(rig.context, (*other.pd).handle).is_null(), "of another opening");
+        assert!(ibv_import_pd(rig.context, (*other.pd).handle).is_null(), "an object of another context");
         assert_eq!(errno(), libc::EINVAL);
-        assert!(ibv_import_mr(rig.pd, (*other.mr).handle).is_null(), "of another opening");
+        assert!(ibv_import_mr(rig.pd, (*other.mr).handle).is_null(), "an object of another context");
         assert!(ibv_import_pd(foreign(), 0).is_null());
         assert!(ibv_import_mr(foreign(), 0).is_null());
         ibv_unimport_pd(foreign());
@@ -253,16 +265,17 @@ fn ece_reports_no_options() {
     let rig = Rig::new();
     let qp = rig.qp(RC);
     let mut ece = ibv_ece { vendor_id: 1, options: 1, comp_mask: 1 };
-    // SAFETY: live handles, handles that are looked up first, and valid structures.
+    // SAFETY: this test keeps the rig's handles alive, the call looks up the others, and the
+    // structures are its variables.
     unsafe {
         assert_eq!(ibv_query_ece(qp, &raw mut ece), 0);
-        let ours = ece.vendor_id;
-        assert_eq!(ece, ibv_ece { vendor_id: ours, options: 0, comp_mask: 0 });
-        assert_ne!(ours, 0);
+        let our_vendor = ece.vendor_id;
+        assert_eq!(ece, ibv_ece { vendor_id: our_vendor, options: 0, comp_mask: 0 });
+        assert_ne!(our_vendor, 0);
         let mut wanted = ibv_ece { options: 5, ..ece };
         assert_eq!(ibv_set_ece(qp, &raw mut wanted), 0);
-        assert_eq!(wanted.options, 0, "none of them is accepted");
-        let cases = [(0, 0, libc::EOPNOTSUPP), (ours + 1, 0, libc::EINVAL), (ours, 1, libc::EINVAL)];
+        assert_eq!(wanted.options, 0, "no option is accepted");
+        let cases = [(0, 0, libc::EOPNOTSUPP), (our_vendor + 1, 0, libc::EINVAL), (our_vendor, 1, libc::EINVAL)];
         for (vendor_id, comp_mask, expected) in cases {
             assert_eq!(ibv_set_ece(qp, &mut ibv_ece { vendor_id, options: 0, comp_mask }), expected);
         }

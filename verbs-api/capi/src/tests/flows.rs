@@ -16,7 +16,8 @@ fn flow_on_other_qp_types_is_refused() {
     let rig = Rig::new();
     let (ud, rc) = (rig.qp(UD), rig.qp(RC));
     let mut attr = flow_attr();
-    // SAFETY: live handles, or such that are looked up first; valid structures.
+    // SAFETY: this test keeps the handles alive, and the calls look up the foreign ones; the
+    // structure is a local variable.
     unsafe {
         for (qp, expected) in [(ud, libc::EOPNOTSUPP), (rc, libc::EINVAL), (foreign(), libc::EINVAL)] {
             assert!(create_flow(qp, &raw mut attr).is_null());
@@ -34,7 +35,8 @@ fn counters_start_at_zero_and_refuse_unsupported_use() {
     let rig = Rig::new();
     let point = |counter_desc, index| ibv_counter_attach_attr { counter_desc, index, comp_mask: 0 };
     let (mut init, mut values) = (ibv_counters_init_attr { comp_mask: 0 }, [7u64; 4]);
-    // SAFETY: live handles, or looked up first; valid structures, and room for the values.
+    // SAFETY: this test keeps the handles alive, and the calls look up the foreign ones; no passed
+    // count is longer than `values`.
     unsafe {
         let counters = create_counters(rig.context, &raw mut init);
         assert!(!counters.is_null());
@@ -62,7 +64,7 @@ fn counters_start_at_zero_and_refuse_unsupported_use() {
 fn raw_packet_capabilities_do_not_depend_on_rights() {
     let rig = Rig::new();
     let mut attr = MaybeUninit::<ibv_device_attr_ex>::uninit();
-    // SAFETY: a live context and a valid structure.
+    // SAFETY: the rig keeps the context alive; the structure is a local variable.
     let attr = unsafe {
         assert_eq!(query_device_ex(rig.context, ptr::null(), attr.as_mut_ptr(), size_of::<ibv_device_attr_ex>()), 0);
         attr.assume_init()

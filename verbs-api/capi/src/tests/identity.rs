@@ -1,9 +1,10 @@
-//! Control calls with a structure whose `context` or `handle` was overwritten, a copy of one, or a
-//! destroyed one. They are refused before any pointer is followed, and the object works again once
-//! the field is restored.
+//! Control calls with a structure whose `context` or `handle` was overwritten, with a copy of a
+//! structure, or with a destroyed one. They are refused before any pointer is followed, and the
+//! object works again once the field is restored.
 //!
-//! Destroy calls answer ENOENT and others EINVAL, as the kernel does for an unknown number
-//! (`rdma_lookup_get_uobject` and its callers); a pointer to no object is EINVAL.
+//! With an overwritten field, destroy calls return ENOENT and others EINVAL, as the kernel does for
+//! an unknown number (`rdma_lookup_get_uobject` and its callers). A pointer that is no object is
+//! EINVAL.
 
 use super::*;
 use crate::cq::{create_cq_ex, ibv_resize_cq, modify_cq};
@@ -21,48 +22,48 @@ use crate::wq::{create_rwq_ind_table, create_wq, destroy_rwq_ind_table, destroy_
 /// Name and result of a call: 0 or an errno value.
 type Call<'a> = (&'static str, &'a dyn Fn() -> c_int);
 
-/// Offsets of a structure's context and, if it has one, handle.
+/// Pointers to the `context` field of a structure and, if it has one, the `handle` field.
 type Fields = (*mut *mut ibv_context, Option<*mut u32>);
 
-/// `errno` if a call returned NULL, else 0.
-fn made<T>(pointer: *mut T) -> c_int {
+/// Returns `errno` if a call returned NULL, else 0.
+fn errno_if_null<T>(pointer: *mut T) -> c_int {
     if pointer.is_null() { errno() } else { 0 }
 }
 
-/// Makes every call with `wrong` in `field`, then restores the field.
+/// Asserts that every call is refused while `field` is `wrong`; then restores the field.
 ///
 /// # Safety
 /// `field` lies in a live structure.
-unsafe fn refused<T>(field: *mut T, wrong: T, uses: &[Call<'_>], destroys: Call<'_>) {
-    // SAFETY: this function's contract.
+unsafe fn check_refused<T>(field: *mut T, wrong: T, uses: &[Call<'_>], destroys: Call<'_>) {
+    // SAFETY: the caller says that `field` lies in a live structure.
     let right = unsafe { field.replace(wrong) };
     for (what, call) in uses {
         assert_eq!(call(), libc::EINVAL, "{what}");
     }
     assert_eq!((destroys.1)(), libc::ENOENT, "{}", destroys.0);
-    // SAFETY: as above.
+    // SAFETY: the refused calls have left the structure alive.
     unsafe { field.write(right) };
 }
 
-/// Does so for both fields of a structure, with the values of another object.
+/// Asserts that every call is refused while either field has the value of another object.
 ///
 /// # Safety
 /// Both fields lie in a live structure.
-unsafe fn refuses((context, handle): Fields, other: *mut ibv_context, uses: &[Call<'_>], destroys: Call<'_>) {
-    // SAFETY: this function's contract.
+unsafe fn check_overwritten((context, handle): Fields, other: *mut ibv_context, uses: &[Call<'_>], destroys: Call<'_>) {
+    // SAFETY: the caller says that both fields lie in a live structure.
     unsafe {
-        refused(context, other, uses, destroys);
-        refused(context, null_mut(), uses, destroys);
+        check_refused(context, other, uses, destroys);
+        check_refused(context, null_mut(), uses, destroys);
         if let Some(handle) = handle {
-            refused(handle, !handle.read(), uses, destroys);
-            refused(handle, handle.read().wrapping_add(1), uses, destroys);
+            check_refused(handle, !handle.read(), uses, destroys);
+            check_refused(handle, handle.read().wrapping_add(1), uses, destroys);
         }
     }
 }
 
 /// Returns a second context of the device of `rig`.
 fn second_context(rig: &Rig) -> *mut ibv_context {
-    // SAFETY: the device of a live context.
+    // SAFETY: the rig keeps the context alive, and its device with it.
     let context = unsafe { ibv_open_device((*rig.context).device) };
     assert!(!context.is_null());
     context
@@ -77,23 +78,25 @@ fn overwritten_pd_is_refused_until_restored() {
     let rig = Rig::new();
     let other = second_context(&rig);
     let addr: *mut c_void = ptr::with_exposed_provenance_mut(rig.addr(0) as usize);
-    // SAFETY: live handles and valid structures.
+    // SAFETY: this test keeps the handles alive; the structures are its variables.
     unsafe {
         let pd = ibv_alloc_pd(rig.context);
         let pd_fields: Fields = (&raw mut (*pd).context, Some(&raw mut (*pd).handle));
         let srq = || ibv_create_srq(pd, &mut ibv_srq_init_attr { srq_context: null_mut(), attr: srq_attr() });
         let uses: &[Call<'_>] = &[
-            ("reg_mr", &|| made(ibv_reg_mr(pd, addr, 8, ALL_ACCESS))),
-            ("alloc_null_mr", &|| made(alloc_null_mr(pd))),
-            ("import_mr", &|| made(ibv_import_mr(pd, 1))),
-            ("create_qp", &|| made(ibv_create_qp(pd, &mut rig.init_attr(RC)))),
-            ("create_qp_ex", &|| made(create_qp_ex(rig.context, &mut ibv_qp_init_attr_ex { pd, ..rig.init_ex(RC) }))),
-            ("create_srq", &|| made(srq())),
-            ("create_ah", &|| made(ibv_create_ah(pd, &mut loopback()))),
-            ("alloc_mw", &|| made(alloc_mw(pd, 1))),
+            ("reg_mr", &|| errno_if_null(ibv_reg_mr(pd, addr, 8, ALL_ACCESS))),
+            ("alloc_null_mr", &|| errno_if_null(alloc_null_mr(pd))),
+            ("import_mr", &|| errno_if_null(ibv_import_mr(pd, 1))),
+            ("create_qp", &|| errno_if_null(ibv_create_qp(pd, &mut rig.init_attr(RC)))),
+            ("create_qp_ex", &|| {
+                errno_if_null(create_qp_ex(rig.context, &mut ibv_qp_init_attr_ex { pd, ..rig.init_ex(RC) }))
+            }),
+            ("create_srq", &|| errno_if_null(srq())),
+            ("create_ah", &|| errno_if_null(ibv_create_ah(pd, &mut loopback()))),
+            ("alloc_mw", &|| errno_if_null(alloc_mw(pd, 1))),
         ];
         let destroys: Call<'_> = ("dealloc_pd", &|| ibv_dealloc_pd(pd));
-        refuses(pd_fields, other, uses, destroys);
+        check_overwritten(pd_fields, other, uses, destroys);
         let mr = ibv_reg_mr(pd, addr, 8, ALL_ACCESS);
         assert_eq!((ibv_dereg_mr(mr), ibv_dealloc_pd(pd), ibv_dealloc_pd(pd)), (0, 0, libc::EINVAL));
         assert_eq!(ibv_close_device(other), 0);
@@ -105,7 +108,7 @@ fn overwritten_cq_is_refused_until_restored() {
     let rig = Rig::new();
     let other = second_context(&rig);
     let moderate = ibv_moderate_cq::default();
-    // SAFETY: live handles and valid structures.
+    // SAFETY: this test keeps the handles alive; the structures are its variables.
     unsafe {
         let plain = ibv_create_cq(rig.context, 8, null_mut(), null_mut(), 0);
         let extended = create_cq_ex(rig.context, &mut extended_cq(8, 0)).cast::<ibv_cq>();
@@ -114,17 +117,17 @@ fn overwritten_cq_is_refused_until_restored() {
             let uses: &[Call<'_>] = &[
                 ("create_qp", &|| {
                     let init = rig.init_attr(RC);
-                    made(ibv_create_qp(rig.pd, &mut ibv_qp_init_attr { send_cq: cq, ..init }))
+                    errno_if_null(ibv_create_qp(rig.pd, &mut ibv_qp_init_attr { send_cq: cq, ..init }))
                 }),
                 ("create_qp, receives", &|| {
                     let init = rig.init_attr(RC);
-                    made(ibv_create_qp(rig.pd, &mut ibv_qp_init_attr { recv_cq: cq, ..init }))
+                    errno_if_null(ibv_create_qp(rig.pd, &mut ibv_qp_init_attr { recv_cq: cq, ..init }))
                 }),
                 ("resize_cq", &|| ibv_resize_cq(cq, 16)),
                 ("modify_cq", &|| modify_cq(cq, &mut ibv_modify_cq_attr { attr_mask: 1, moderate })),
             ];
             let destroys: Call<'_> = ("destroy_cq", &|| ibv_destroy_cq(cq));
-            refuses(cq_fields, other, uses, destroys);
+            check_overwritten(cq_fields, other, uses, destroys);
             assert_eq!((ibv_resize_cq(cq, 16), ibv_destroy_cq(cq), ibv_destroy_cq(cq)), (0, 0, libc::EINVAL));
         }
         assert_eq!(ibv_close_device(other), 0);
@@ -136,7 +139,7 @@ fn overwritten_qp_is_refused_until_restored() {
     let mut rig = Rig::new();
     let other = second_context(&rig);
     let (peer, group) = (rig.qp(RC), loopback().grh.dgid);
-    // SAFETY: live handles and valid structures.
+    // SAFETY: this test keeps the handles alive; the structures are its variables.
     unsafe {
         for qp in [rig.qp(RC), rig.qp_ex(RC)] {
             let qp_fields: Fields = (&raw mut (*qp).context, Some(&raw mut (*qp).handle));
@@ -155,12 +158,12 @@ fn overwritten_qp_is_refused_until_restored() {
                     modify_qp_rate_limit(qp, &raw mut attr)
                 }),
                 ("query_ece", &|| ibv_query_ece(qp, &mut ibv_ece::default())),
-                ("qp_to_qp_ex", &|| made(ibv_qp_to_qp_ex(qp))),
+                ("qp_to_qp_ex", &|| errno_if_null(ibv_qp_to_qp_ex(qp))),
             ];
             let destroys: Call<'_> = ("destroy_qp", &|| ibv_destroy_qp(qp));
-            refuses(qp_fields, other, uses, destroys);
+            check_overwritten(qp_fields, other, uses, destroys);
             assert_eq!(query(qp).qp_state, 0, "still in RESET");
-            connect(qp, number(qp));
+            connect(qp, qp_num(qp));
             rig.set(0, 5);
             assert_eq!(rig.post_recv(qp, 1, &[rig.sge(1, 1)]), 0);
             assert_eq!(rig.post_send(qp, &mut send_wr(2, SEND, &[rig.sge(0, 1)])).0, 0);
@@ -176,17 +179,17 @@ fn overwritten_qp_is_refused_until_restored() {
 fn overwritten_srq_is_refused_until_restored() {
     let rig = Rig::new();
     let other = second_context(&rig);
-    // SAFETY: live handles and valid structures.
+    // SAFETY: this test keeps the handles alive; the structures are its variables.
     unsafe {
         let srq = ibv_create_srq(rig.pd, &mut ibv_srq_init_attr { srq_context: null_mut(), attr: srq_attr() });
         let srq_fields: Fields = (&raw mut (*srq).context, Some(&raw mut (*srq).handle));
         let uses: &[Call<'_>] = &[
             ("modify_srq", &|| ibv_modify_srq(srq, &mut srq_attr(), 1)),
             ("query_srq", &|| ibv_query_srq(srq, &mut srq_attr())),
-            ("create_qp", &|| made(ibv_create_qp(rig.pd, &mut ibv_qp_init_attr { srq, ..rig.init_attr(RC) }))),
+            ("create_qp", &|| errno_if_null(ibv_create_qp(rig.pd, &mut ibv_qp_init_attr { srq, ..rig.init_attr(RC) }))),
         ];
         let destroys: Call<'_> = ("destroy_srq", &|| ibv_destroy_srq(srq));
-        refuses(srq_fields, other, uses, destroys);
+        check_overwritten(srq_fields, other, uses, destroys);
         assert_eq!(ibv_query_srq(srq, &mut srq_attr()), 0);
         assert_eq!((ibv_destroy_srq(srq), ibv_destroy_srq(srq)), (0, libc::EINVAL));
         assert_eq!(ibv_close_device(other), 0);
@@ -198,7 +201,7 @@ fn overwritten_mr_mw_and_ah_are_refused() {
     let rig = Rig::new();
     let (other, ah, [qp, peer]) = (second_context(&rig), rig.ah(), rig.rc_pair());
     let addr: *mut c_void = ptr::with_exposed_provenance_mut(rig.addr(0) as usize);
-    // SAFETY: live handles and valid structures.
+    // SAFETY: this test keeps the handles alive; the structures are its variables.
     unsafe {
         let ah_fields: Fields = (&raw mut (*ah).context, Some(&raw mut (*ah).handle));
         let mr = ibv_reg_mr(rig.pd, addr, 8, ALL_ACCESS | 1 << 4);
@@ -217,11 +220,11 @@ fn overwritten_mr_mw_and_ah_are_refused() {
             ("bind_mw", &|| bind(mr)),
         ];
         let destroys: Call<'_> = ("dereg_mr", &|| ibv_dereg_mr(mr));
-        refuses(mr_fields, other, uses, destroys);
-        assert_eq!(bind(foreign()), libc::EINVAL, "a region that never was ours");
+        check_overwritten(mr_fields, other, uses, destroys);
+        assert_eq!(bind(foreign()), libc::EINVAL, "a region that the library never made");
         let uses: &[Call<'_>] = &[("bind_mw", &|| bind(mr))];
         let destroys: Call<'_> = ("dealloc_mw", &|| dealloc_mw(mw));
-        refuses(mw_fields, other, uses, destroys);
+        check_overwritten(mw_fields, other, uses, destroys);
         // The work request that binds a type 2 window is checked like the verb.
         let second = alloc_mw(rig.pd, 2);
         let second_fields: Fields = (&raw mut (*second).context, Some(&raw mut (*second).handle));
@@ -233,13 +236,13 @@ fn overwritten_mr_mw_and_ah_are_refused() {
         };
         let uses: &[Call<'_>] = &[("post_send of BIND_MW", &post)];
         let rkey = (*second).rkey;
-        refuses(mr_fields, other, uses, ("dereg_mr", &|| ibv_dereg_mr(mr)));
-        refuses(second_fields, other, uses, ("dealloc_mw", &|| dealloc_mw(second)));
-        assert_eq!((bind(mr), post()), (0, 0), "they can be bound");
+        check_overwritten(mr_fields, other, uses, ("dereg_mr", &|| ibv_dereg_mr(mr)));
+        check_overwritten(second_fields, other, uses, ("dealloc_mw", &|| dealloc_mw(second)));
+        assert_eq!((bind(mr), post()), (0, 0), "the windows can be bound once their fields are restored");
         assert!(rig.completions(2).iter().all(|wc| wc.status == 0));
         assert_eq!(((*second).rkey, dealloc_mw(second)), (rkey, 0), "posting does not write to the window");
         let destroys: Call<'_> = ("destroy_ah", &|| ibv_destroy_ah(ah));
-        refuses(ah_fields, other, &[], destroys);
+        check_overwritten(ah_fields, other, &[], destroys);
         assert_eq!((dealloc_mw(mw), dealloc_mw(mw)), (0, libc::EINVAL));
         assert_eq!((ibv_dereg_mr(mr), ibv_dereg_mr(mr)), (0, libc::EINVAL));
         assert_eq!((ibv_destroy_ah(ah), ibv_destroy_ah(ah)), (0, libc::EINVAL));
@@ -252,32 +255,33 @@ fn overwritten_mr_mw_and_ah_are_refused() {
 fn overwritten_channels_and_domains_are_refused() {
     let rig = Rig::new();
     let other = second_context(&rig);
-    // SAFETY: live handles and valid structures.
+    // SAFETY: this test keeps the handles alive; the structures are its variables.
     unsafe {
         let channel = ibv_create_comp_channel(rig.context);
         let channel_fields: Fields = (&raw mut (*channel).context, None);
-        let uses: &[Call<'_>] = &[("create_cq", &|| made(ibv_create_cq(rig.context, 8, null_mut(), channel, 0)))];
+        let uses: &[Call<'_>] =
+            &[("create_cq", &|| errno_if_null(ibv_create_cq(rig.context, 8, null_mut(), channel, 0)))];
         let destroys: Call<'_> = ("destroy_comp_channel", &|| ibv_destroy_comp_channel(channel));
-        refuses(channel_fields, other, uses, destroys);
+        check_overwritten(channel_fields, other, uses, destroys);
         assert_eq!(ibv_destroy_comp_channel(channel), 0);
 
         let mut init = ibv_xrcd_init_attr { comp_mask: 3, fd: -1, oflags: libc::O_CREAT };
         let xrcd = open_xrcd(rig.context, &raw mut init);
         let xrcd_fields: Fields = (&raw mut (*xrcd).context, None);
         let destroys: Call<'_> = ("close_xrcd", &|| close_xrcd(xrcd));
-        refuses(xrcd_fields, other, &[], destroys);
+        check_overwritten(xrcd_fields, other, &[], destroys);
         assert_eq!((close_xrcd(xrcd), close_xrcd(xrcd)), (0, libc::EINVAL));
 
         let td = alloc_td(rig.context, &mut ibv_td_init_attr { comp_mask: 0 });
         let td_fields: Fields = (&raw mut (*td).context, None);
-        refuses(td_fields, other, &[], ("dealloc_td", &|| dealloc_td(td)));
+        check_overwritten(td_fields, other, &[], ("dealloc_td", &|| dealloc_td(td)));
         assert_eq!((dealloc_td(td), dealloc_td(td)), (0, libc::EINVAL));
 
         let counters = create_counters(rig.context, &mut ibv_counters_init_attr { comp_mask: 0 });
         let counters_fields: Fields = (&raw mut (*counters).context, None);
         let uses: &[Call<'_>] = &[("read_counters", &|| read_counters(counters, [0u64].as_mut_ptr(), 1, 0))];
         let destroys: Call<'_> = ("destroy_counters", &|| destroy_counters(counters));
-        refuses(counters_fields, other, uses, destroys);
+        check_overwritten(counters_fields, other, uses, destroys);
         assert_eq!((destroy_counters(counters), destroy_counters(counters)), (0, libc::EINVAL));
         assert_eq!(ibv_close_device(other), 0);
     }
@@ -290,7 +294,7 @@ fn overwritten_wq_and_table_are_refused() {
     let (wq_context, pd, cq) = (null_mut(), rig.pd, rig.cq);
     let mut init =
         ibv_wq_init_attr { wq_context, wq_type: 0, max_wr: 4, max_sge: 2, pd, cq, comp_mask: 0, create_flags: 0 };
-    // SAFETY: live handles and valid structures.
+    // SAFETY: this test keeps the handles alive; the structures are its variables.
     unsafe {
         let wq = create_wq(rig.context, &raw mut init);
         let wq_fields: Fields = (&raw mut (*wq).context, Some(&raw mut (*wq).handle));
@@ -304,14 +308,14 @@ fn overwritten_wq_and_table_are_refused() {
                 let mut attr = ibv_wq_attr { attr_mask: 1, wq_state: 1, curr_wq_state: 0, flags: 0, flags_mask: 0 };
                 modify_wq(wq, &raw mut attr)
             }),
-            ("create_rwq_ind_table", &|| made(table())),
+            ("create_rwq_ind_table", &|| errno_if_null(table())),
         ];
         let destroys: Call<'_> = ("destroy_wq", &|| destroy_wq(wq));
-        refuses(wq_fields, other, uses, destroys);
+        check_overwritten(wq_fields, other, uses, destroys);
         let table = table();
         let table_fields = (&raw mut (*table).context, Some((&raw mut (*table).ind_tbl_handle).cast::<u32>()));
         let destroys: Call<'_> = ("destroy_rwq_ind_table", &|| destroy_rwq_ind_table(table));
-        refuses(table_fields, other, &[], destroys);
+        check_overwritten(table_fields, other, &[], destroys);
         assert_eq!((destroy_rwq_ind_table(table), destroy_wq(wq), destroy_wq(wq)), (0, 0, libc::EINVAL));
         assert_eq!(ibv_close_device(other), 0);
     }
@@ -321,29 +325,30 @@ fn overwritten_wq_and_table_are_refused() {
 #[test]
 fn destroy_of_a_foreign_structure_is_refused() {
     let rig = Rig::new();
-    // SAFETY: valid structures of the test, which are looked up before use; live handles.
+    // SAFETY: the calls look a handle up before they follow any pointer; the structures outlive
+    // them.
     unsafe {
         let mw = alloc_mw(rig.pd, 2);
         let mut copy = mw.read();
         assert_eq!(rig.ops().dealloc_mw.unwrap()(&raw mut copy), libc::EINVAL, "a copy of a window");
         let mut block = [0xa5u8; 512];
-        let never = block.as_mut_ptr().cast::<c_void>();
+        let block = block.as_mut_ptr().cast::<c_void>();
         for (what, answer) in [
-            ("dealloc_mw", dealloc_mw(never.cast())),
-            ("dereg_mr", ibv_dereg_mr(never.cast())),
-            ("dealloc_pd", ibv_dealloc_pd(never.cast())),
-            ("destroy_cq", ibv_destroy_cq(never.cast())),
-            ("destroy_qp", ibv_destroy_qp(never.cast())),
-            ("destroy_srq", ibv_destroy_srq(never.cast())),
-            ("destroy_ah", ibv_destroy_ah(never.cast())),
-            ("destroy_comp_channel", ibv_destroy_comp_channel(never.cast())),
-            ("close_xrcd", close_xrcd(never.cast())),
-            ("dealloc_td", dealloc_td(never.cast())),
-            ("destroy_wq", destroy_wq(never.cast())),
-            ("destroy_rwq_ind_table", destroy_rwq_ind_table(never.cast())),
-            ("destroy_counters", destroy_counters(never.cast())),
-            ("destroy_flow", crate::flow::destroy_flow(never.cast())),
-            ("free_dm", crate::memory::free_dm(never.cast())),
+            ("dealloc_mw", dealloc_mw(block.cast())),
+            ("dereg_mr", ibv_dereg_mr(block.cast())),
+            ("dealloc_pd", ibv_dealloc_pd(block.cast())),
+            ("destroy_cq", ibv_destroy_cq(block.cast())),
+            ("destroy_qp", ibv_destroy_qp(block.cast())),
+            ("destroy_srq", ibv_destroy_srq(block.cast())),
+            ("destroy_ah", ibv_destroy_ah(block.cast())),
+            ("destroy_comp_channel", ibv_destroy_comp_channel(block.cast())),
+            ("close_xrcd", close_xrcd(block.cast())),
+            ("dealloc_td", dealloc_td(block.cast())),
+            ("destroy_wq", destroy_wq(block.cast())),
+            ("destroy_rwq_ind_table", destroy_rwq_ind_table(block.cast())),
+            ("destroy_counters", destroy_counters(block.cast())),
+            ("destroy_flow", crate::flow::destroy_flow(block.cast())),
+            ("free_dm", crate::memory::free_dm(block.cast())),
         ] {
             assert_eq!(answer, libc::EINVAL, "{what}");
         }

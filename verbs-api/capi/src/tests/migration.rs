@@ -14,38 +14,39 @@ const REARM: c_int = 1;
 const ARMED: c_int = 2;
 const ALT_PATH: c_int = 1 << 14;
 const PATH_MIG_STATE: c_int = 1 << 18;
-/// Set in a process that loses packets of the first path from the second message on.
+/// Environment variable of the process that loses packets of the first path from the second message
+/// on.
 const LOSSY: &str = "ROXE_TEST_LOSSY";
 
-/// Two contexts, a connection between them, and the alternate path.
+/// Two contexts, a connection between them over IPv4, and the alternate path over IPv6.
 struct Paths {
     rigs: [Rig; 2],
     qps: [*mut ibv_qp; 2],
-    other: ibv_ah_attr,
+    alternate: ibv_ah_attr,
 }
 
 impl Paths {
     /// Returns a connection over IPv4; `None` without IPv6.
     fn new() -> Option<Self> {
         let rigs = [Rig::new(), Rig::new()];
-        let other = over_ipv6(&rigs[0])?;
+        let alternate = ipv6_path(&rigs[0])?;
         let qps = [rigs[0].qp(RC), rigs[1].qp(RC)];
-        connect(qps[0], number(qps[1]));
-        connect(qps[1], number(qps[0]));
-        Some(Self { rigs, qps, other })
+        connect(qps[0], qp_num(qps[1]));
+        connect(qps[1], qp_num(qps[0]));
+        Some(Self { rigs, qps, alternate })
     }
 
     /// Sets the alternate path at both ends.
-    fn rearm_over(&self, way: ibv_ah_attr) {
+    fn set_alternate(&self, path: ibv_ah_attr) {
         for qp in self.qps {
             let attr = ibv_qp_attr {
-                alt_ah_attr: way,
+                alt_ah_attr: path,
                 alt_port_num: 1,
                 alt_timeout: 15,
                 path_mig_state: REARM,
                 ..ibv_qp_attr::default()
             };
-            assert_eq!(set(qp, attr, ALT_PATH | PATH_MIG_STATE), 0);
+            assert_eq!(modify_in_place(qp, attr, ALT_PATH | PATH_MIG_STATE), 0);
             assert_eq!(query(qp).path_mig_state, REARM);
         }
     }
@@ -60,7 +61,7 @@ impl Paths {
 
     /// Arms migration at both ends.
     fn arm(&self) {
-        self.rearm_over(self.other);
+        self.set_alternate(self.alternate);
         assert_eq!([self.write(0), self.write(1)], [0, 0]);
         assert_eq!(self.states(), [ARMED; 2]);
     }
@@ -73,12 +74,12 @@ impl Paths {
     fn check_migrated(&self) {
         assert_eq!(self.states(), [MIGRATED; 2]);
         for (rig, qp) in self.rigs.iter().zip(self.qps) {
-            // SAFETY: an event of a QP carries a QP.
+            // SAFETY: events of this kind carry a QP.
             assert_eq!(unsafe { rig.async_event(PATH_MIG).qp }, qp);
             let now = query(qp);
-            assert_eq!(now.ah_attr.grh.dgid.raw, self.other.grh.dgid.raw);
-            assert_eq!((now.ah_attr.grh.sgid_index, now.timeout), (self.other.grh.sgid_index, 15));
-            assert_eq!(now.alt_ah_attr.is_global, 0, "the other way is used up");
+            assert_eq!(now.ah_attr.grh.dgid.raw, self.alternate.grh.dgid.raw);
+            assert_eq!((now.ah_attr.grh.sgid_index, now.timeout), (self.alternate.grh.sgid_index, 15));
+            assert_eq!(now.alt_ah_attr.is_global, 0, "the alternate path became the primary one");
         }
     }
 }
@@ -92,10 +93,10 @@ impl Drop for Paths {
 }
 
 /// Returns the path to the first IPv6 address of the device.
-fn over_ipv6(rig: &Rig) -> Option<ibv_ah_attr> {
+fn ipv6_path(rig: &Rig) -> Option<ibv_ah_attr> {
     let gid = |index: u8| {
         let mut gid = ibv_gid::default();
-        // SAFETY: a live context and a valid GID.
+        // SAFETY: the rig keeps the context alive; the GID is a local variable.
         assert_eq!(unsafe { ibv_query_gid(rig.context, 1, index.into(), &raw mut gid) }, 0);
         gid
     };
@@ -104,14 +105,14 @@ fn over_ipv6(rig: &Rig) -> Option<ibv_ah_attr> {
         eprintln!("skipped: the loopback interface has no IPv6 address");
         return None;
     };
-    let mut way = loopback();
-    (way.grh.dgid, way.grh.sgid_index) = (gid(sgid_index), sgid_index);
-    Some(way)
+    let mut path = loopback();
+    (path.grh.dgid, path.grh.sgid_index) = (gid(sgid_index), sgid_index);
+    Some(path)
 }
 
 /// Modifies attributes without the state.
-fn set(qp: *mut ibv_qp, mut attr: ibv_qp_attr, mask: c_int) -> c_int {
-    // SAFETY: a live QP and a valid structure.
+fn modify_in_place(qp: *mut ibv_qp, mut attr: ibv_qp_attr, mask: c_int) -> c_int {
+    // SAFETY: the test keeps the QP alive; the structure is a local variable.
     unsafe { ibv_modify_qp(qp, &raw mut attr, mask) }
 }
 
@@ -119,17 +120,17 @@ fn set(qp: *mut ibv_qp, mut attr: ibv_qp_attr, mask: c_int) -> c_int {
 fn software_migrates_a_connection_and_back() {
     let Some(paths) = Paths::new() else { return };
     let to = |path_mig_state| ibv_qp_attr { path_mig_state, ..ibv_qp_attr::default() };
-    assert_eq!(set(paths.qps[0], to(REARM), PATH_MIG_STATE), libc::EINVAL, "no other way is loaded");
+    assert_eq!(modify_in_place(paths.qps[0], to(REARM), PATH_MIG_STATE), libc::EINVAL, "no alternate path is loaded");
     paths.arm();
-    assert_eq!(set(paths.qps[0], to(ARMED), PATH_MIG_STATE), libc::EINVAL, "the peer arms");
-    assert_eq!(set(paths.qps[0], to(MIGRATED), PATH_MIG_STATE), 0);
+    assert_eq!(modify_in_place(paths.qps[0], to(ARMED), PATH_MIG_STATE), libc::EINVAL, "the peer arms");
+    assert_eq!(modify_in_place(paths.qps[0], to(MIGRATED), PATH_MIG_STATE), 0);
     assert_eq!([paths.write(0), paths.write(1)], [0, 0]);
     paths.check_migrated();
 
-    paths.rearm_over(loopback());
+    paths.set_alternate(loopback());
     assert_eq!([paths.write(0), paths.write(1)], [0, 0]);
     assert_eq!(paths.states(), [ARMED; 2]);
-    assert_eq!(set(paths.qps[1], to(MIGRATED), PATH_MIG_STATE), 0);
+    assert_eq!(modify_in_place(paths.qps[1], to(MIGRATED), PATH_MIG_STATE), 0);
     assert_eq!([paths.write(1), paths.write(0)], [0, 0]);
     for qp in paths.qps {
         assert_eq!(query(qp).ah_attr.grh.dgid.raw, loopback().grh.dgid.raw);
@@ -140,17 +141,17 @@ fn software_migrates_a_connection_and_back() {
 fn unexpected_migration_is_reported() {
     let Some(paths) = Paths::new() else { return };
     paths.arm();
-    // The other end restarts as migrated, but still sends on the first path.
+    // The first QP connects anew as migrated, but still sends on the first path.
     let [astray, armed] = paths.qps;
     modify(astray, ibv_qp_attr::default(), STATE);
-    connect_as(astray, ibv_qp_attr { timeout: 8, retry_cnt: 0, ..towards(number(armed)) });
-    assert_eq!(paths.write(0), 12, "RETRY_EXC_ERR: such packets are dropped");
-    // SAFETY: an event of a QP carries a QP.
+    connect_as(astray, ibv_qp_attr { timeout: 8, retry_cnt: 0, ..connect_attr(qp_num(armed)) });
+    assert_eq!(paths.write(0), 12, "RETRY_EXC_ERR: the armed QP drops migrated packets of the first path");
+    // SAFETY: events of this kind carry a QP.
     assert_eq!(unsafe { paths.rigs[1].async_event(PATH_MIG_ERR).qp }, armed);
     assert_eq!(query(armed).path_mig_state, ARMED);
 }
 
-/// Runs only in the child process of the test below.
+/// Does nothing except in the child process of `exhausted_retries_migrate_the_connection`.
 #[test]
 fn child_process_with_loss() {
     if std::env::var_os(LOSSY).is_none() {
@@ -158,7 +159,7 @@ fn child_process_with_loss() {
     }
     if let Some(paths) = Paths::new() {
         paths.arm();
-        assert_eq!(paths.write(0), 0, "over the other path, after the retries over the first");
+        assert_eq!(paths.write(0), 0, "over the alternate path, after the retries over the first");
         assert_eq!(paths.write(1), 0);
         paths.check_migrated();
     }

@@ -18,7 +18,7 @@ fn is_refused<T>(pointer: *mut T) -> bool {
 
 #[test]
 fn foreign_and_null_handles_are_refused() {
-    // SAFETY: handles are looked up before anything is followed.
+    // SAFETY: the calls look a handle up before they follow any pointer.
     unsafe {
         for context in [null_mut(), foreign()] {
             assert_eq!(ibv_query_device(context, null_mut()), libc::EINVAL);
@@ -72,7 +72,7 @@ fn foreign_and_null_handles_are_refused() {
 fn data_path_calls_refuse_null() {
     let rig = Rig::new();
     let ops = rig.ops();
-    // SAFETY: NULL is compared before anything is followed.
+    // SAFETY: the calls check for NULL before they follow any pointer.
     unsafe {
         assert_eq!(ops.post_send.unwrap()(null_mut(), null_mut(), null_mut()), libc::EINVAL);
         assert_eq!(ops.post_recv.unwrap()(null_mut(), null_mut(), null_mut()), libc::EINVAL);
@@ -93,7 +93,7 @@ fn destroyed_handle_is_einval() {
     let (qp, ah) = (rig.qp(RC), rig.ah());
     destroy(&[qp]);
     destroy_ah(ah);
-    // SAFETY: handles are looked up before anything is followed.
+    // SAFETY: the calls look a handle up before they follow any pointer.
     unsafe {
         assert_eq!(ibv_destroy_qp(qp), libc::EINVAL);
         assert_eq!(ibv_destroy_ah(ah), libc::EINVAL);
@@ -106,7 +106,7 @@ fn destroyed_handle_is_einval() {
 fn destroy_of_objects_in_use_is_ebusy() {
     let rig = Rig::new();
     let qp = rig.qp(RC);
-    // SAFETY: live handles.
+    // SAFETY: the test keeps the handles alive; a refused call destroys nothing.
     unsafe {
         assert_eq!(ibv_destroy_cq(rig.cq), libc::EBUSY);
         assert_eq!(ibv_dealloc_pd(rig.pd), libc::EBUSY);
@@ -121,7 +121,7 @@ fn ports_and_indices_out_of_range_are_refused() {
     let rig = Rig::new();
     let (mut gid, mut entry, mut pkey, mut kind) = (ibv_gid::default(), ibv_gid_entry::default(), 0u16, -1);
     let mut attr = ibv_port_attr { port_cap_flags2: 0xabcd, ..ibv_port_attr::default() };
-    // SAFETY: a live context and valid variables.
+    // SAFETY: the rig keeps the context alive; the pointers are to local variables.
     unsafe {
         assert_eq!(ibv_query_port(rig.context, 1, &raw mut attr), 0);
         assert_eq!(attr.port_cap_flags2, 0xabcd, "the old call must not write beyond the old structure");
@@ -156,7 +156,7 @@ fn query_fills_structures_of_any_size() {
     let rig = Rig::new();
     let mut room = [u64::MAX; 64];
     let byte = |room: &[u64; 64], at: usize| room[at / 8].to_ne_bytes()[at % 8];
-    // SAFETY: a live context and room for the largest size used; the fields are read as bytes.
+    // SAFETY: the rig keeps the context alive; `room` is longer than any passed size.
     unsafe {
         let attr = room.as_mut_ptr().cast::<ibv_device_attr_ex>();
         assert_eq!(query_device_ex(rig.context, ptr::null(), attr, 240), 0);
@@ -177,7 +177,7 @@ fn query_fills_structures_of_any_size() {
 #[test]
 fn queues_beyond_limits_are_refused() {
     let rig = Rig::new();
-    // SAFETY: live handles and valid structures.
+    // SAFETY: this test keeps the handles alive; the structures are its variables.
     unsafe {
         assert!(is_refused(ibv_create_cq(rig.context, 0, null_mut(), null_mut(), 0)));
         assert!(is_refused(ibv_create_cq(rig.context, -1, null_mut(), null_mut(), 0)));
@@ -207,7 +207,7 @@ fn extended_queues_refuse_unsupported_features() {
     let rig = Rig::new();
     let create = |wc_flags, comp_mask, flags| {
         let mut attr = ibv_cq_init_attr_ex { comp_mask, flags, ..extended_cq(1, wc_flags) };
-        // SAFETY: a live context and a valid structure.
+        // SAFETY: the rig keeps the context alive; the structure is a local variable.
         let cq = unsafe { create_cq_ex(rig.context, &raw mut attr) };
         assert!(cq.is_null());
         errno()
@@ -223,7 +223,7 @@ fn extended_queues_refuse_unsupported_features() {
 fn registration_checks_rights_and_memory() {
     let rig = Rig::new();
     let addr = rig.memory.as_ptr().cast_mut().cast();
-    // SAFETY: a live domain; the memory is looked at by the provider, which checks it.
+    // SAFETY: the rig keeps the domain alive; registration checks the memory before it uses it.
     unsafe {
         assert!(is_refused(ibv_reg_mr(rig.pd, addr, 8, 2)), "REMOTE_WRITE without LOCAL_WRITE");
         assert!(is_refused(ibv_reg_mr(rig.pd, addr, 8, 8)), "REMOTE_ATOMIC without LOCAL_WRITE");
@@ -239,18 +239,18 @@ fn invalid_address_handles_are_refused() {
     let refused = |change: fn(&mut ibv_ah_attr)| {
         let mut attr = loopback();
         change(&mut attr);
-        // SAFETY: a live domain and a valid structure.
+        // SAFETY: the rig keeps the domain alive; the structure is a local variable.
         is_refused(unsafe { ibv_create_ah(rig.pd, &raw mut attr) })
     };
     assert!(refused(|attr| attr.is_global = 0));
     assert!(refused(|attr| attr.grh.sgid_index = 15));
     assert!(refused(|attr| attr.port_num = 2));
-    // SAFETY: a live domain.
+    // SAFETY: the rig keeps the domain alive.
     assert!(is_refused(unsafe { ibv_create_ah(rig.pd, null_mut()) }));
 }
 
 #[test]
-fn post_checks_state_list_and_room() {
+fn post_checks_state_list_and_queue_space() {
     let rig = Rig::new();
     let fresh = rig.qp(RC);
     let sges = [rig.sge(0, 1); 3];
@@ -300,7 +300,7 @@ fn illegal_transition_leaves_qp_unchanged() {
     let rig = Rig::new();
     let qp = rig.qp(RC);
     let mut attr = ibv_qp_attr { qp_state: RTS, ..ibv_qp_attr::default() };
-    // SAFETY: a live QP and a valid structure.
+    // SAFETY: the test keeps the QP alive; the structure is a local variable.
     unsafe {
         assert_eq!(ibv_modify_qp(qp, &raw mut attr, 1), libc::EINVAL, "RESET to RTS");
         attr.qp_state = INIT;

@@ -70,7 +70,7 @@ const ALL_ACCESS: c_int = 0xf;
 /// A test that waits this long has failed.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// `errno` of this thread.
+/// Returns `errno` of this thread.
 fn errno() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
@@ -89,7 +89,8 @@ impl Rig {
     fn new() -> Self {
         let mut memory = Box::new([0u64; 1024]);
         let addr: *mut c_void = memory.as_mut_ptr().cast();
-        // SAFETY: handles of this function, and memory that the rig keeps.
+        // SAFETY: this function created the handles; `memory` moves into the rig, and its block
+        // stays where it is.
         unsafe {
             let list = ibv_get_device_list(null_mut());
             assert!(!list.is_null());
@@ -105,33 +106,33 @@ impl Rig {
     }
 
     fn ops(&self) -> &ibv_context_ops {
-        // SAFETY: the context is alive as long as the rig.
+        // SAFETY: the rig keeps the context alive.
         unsafe { &(*self.context).ops }
     }
 
     fn lkey(&self) -> u32 {
-        // SAFETY: the region is alive as long as the rig.
+        // SAFETY: the rig keeps the region alive.
         unsafe { (*self.mr).lkey }
     }
 
     fn rkey(&self) -> u32 {
-        // SAFETY: the region is alive as long as the rig.
+        // SAFETY: the rig keeps the region alive.
         unsafe { (*self.mr).rkey }
     }
 
-    /// Address of the word at `index` of the registered memory.
+    /// Returns the address of the word at `index` of the registered memory.
     fn addr(&self, index: usize) -> u64 {
         self.memory.as_ptr().wrapping_add(index).addr() as u64
     }
 
     /// Returns the word at `index`, read after the device may have written it.
     fn word(&self, index: usize) -> u64 {
-        // SAFETY: inside the memory of the rig.
+        // SAFETY: `index` is below 1024, the words that the rig owns.
         unsafe { self.memory.as_ptr().add(index).read_volatile() }
     }
 
     fn set(&mut self, index: usize, value: u64) {
-        // SAFETY: inside the memory of the rig.
+        // SAFETY: `index` is below 1024, the words that the rig owns.
         unsafe { self.memory.as_mut_ptr().add(index).write_volatile(value) };
     }
 
@@ -153,13 +154,13 @@ impl Rig {
     }
 
     fn qp(&self, qp_type: c_int) -> *mut ibv_qp {
-        // SAFETY: a live domain and a valid structure.
+        // SAFETY: the rig keeps the domain alive; the structure is a local variable.
         let qp = unsafe { ibv_create_qp(self.pd, &mut self.init_attr(qp_type)) };
         assert!(!qp.is_null());
         qp
     }
 
-    /// Attributes of a QP with the `ibv_wr_*` interface.
+    /// Returns attributes of a QP with the `ibv_wr_*` interface.
     fn init_ex(&self, qp_type: c_int) -> ibv_qp_init_attr_ex {
         let base = ibv_qp_init_attr_ex::of(&self.init_attr(qp_type), 1 | 1 << 6, self.pd);
         ibv_qp_init_attr_ex { send_ops_flags: 0x3ff, ..base }
@@ -168,7 +169,7 @@ impl Rig {
     /// Returns a QP with the `ibv_wr_*` interface.
     fn qp_ex(&self, qp_type: c_int) -> *mut ibv_qp {
         let mut init = self.init_ex(qp_type);
-        // SAFETY: a live context and a valid structure.
+        // SAFETY: the rig keeps the context alive; the structure is a local variable.
         let qp = unsafe { create_qp_ex(self.context, &raw mut init) };
         assert!(!qp.is_null());
         qp
@@ -177,21 +178,21 @@ impl Rig {
     /// Returns two connected RC QPs.
     fn rc_pair(&self) -> [*mut ibv_qp; 2] {
         let pair = [self.qp(RC), self.qp(RC)];
-        connect(pair[0], number(pair[1]));
-        connect(pair[1], number(pair[0]));
+        connect(pair[0], qp_num(pair[1]));
+        connect(pair[1], qp_num(pair[0]));
         pair
     }
 
     /// Returns a UD QP in RTS.
     fn ud(&self) -> *mut ibv_qp {
         let qp = self.qp(UD);
-        activate(qp);
+        ud_to_rts(qp);
         qp
     }
 
     fn post_send(&self, qp: *mut ibv_qp, wr: &mut ibv_send_wr) -> (c_int, *mut ibv_send_wr) {
         let mut bad = null_mut();
-        // SAFETY: a live QP and a list of valid structures.
+        // SAFETY: the test keeps the QP and the list alive during the call.
         let rc = unsafe { self.ops().post_send.unwrap()(qp, wr, &raw mut bad) };
         (rc, bad)
     }
@@ -199,7 +200,7 @@ impl Rig {
     fn post_recv(&self, qp: *mut ibv_qp, wr_id: u64, sges: &[ibv_sge]) -> c_int {
         let mut wr = ibv_recv_wr { wr_id, next: null_mut(), sg_list: sges.as_ptr(), num_sge: sges.len() as c_int };
         let mut bad = null_mut();
-        // SAFETY: a live QP and a list of one valid structure.
+        // SAFETY: the test keeps the QP alive; the list is one local variable.
         unsafe { self.ops().post_recv.unwrap()(qp, &raw mut wr, &raw mut bad) }
     }
 
@@ -208,9 +209,9 @@ impl Rig {
         let deadline = Instant::now() + TIMEOUT;
         let mut found = vec![];
         while found.len() < count {
-            assert!(Instant::now() < deadline, "{} of {count} completions came", found.len());
+            assert!(Instant::now() < deadline, "{} of {count} completions arrived", found.len());
             let mut wc = ibv_wc::default();
-            // SAFETY: a live CQ and room for one entry.
+            // SAFETY: the rig keeps the CQ alive; the entry is a local variable.
             let n = unsafe { self.ops().poll_cq.unwrap()(self.cq, 1, &raw mut wc) };
             assert!(n >= 0);
             found.extend((n == 1).then_some(wc));
@@ -222,9 +223,9 @@ impl Rig {
     fn async_event(&self, kind: c_int) -> async_element {
         let mut event = ibv_async_event { element: async_element { port_num: 0 }, event_type: -1 };
         while event.event_type != kind {
-            // SAFETY: the context is alive as long as the rig.
-            assert!(is_readable(unsafe { (*self.context).async_fd }, TIMEOUT), "event {kind} does not come");
-            // SAFETY: a live context and a valid structure.
+            // SAFETY: the rig keeps the context alive.
+            assert!(is_readable(unsafe { (*self.context).async_fd }, TIMEOUT), "event {kind} does not arrive");
+            // SAFETY: the rig keeps the context alive; the structure is a local variable.
             unsafe {
                 assert_eq!(ibv_get_async_event(self.context, &raw mut event), 0);
                 ibv_ack_async_event(&raw mut event);
@@ -234,7 +235,7 @@ impl Rig {
     }
 
     fn ah(&self) -> *mut ibv_ah {
-        // SAFETY: a live domain and a valid structure.
+        // SAFETY: the rig keeps the domain alive; the structure is a local variable.
         let ah = unsafe { ibv_create_ah(self.pd, &mut loopback()) };
         assert!(!ah.is_null());
         ah
@@ -246,7 +247,7 @@ impl Drop for Rig {
         if std::thread::panicking() {
             return;
         }
-        // SAFETY: handles of the rig; the tests destroyed what they added.
+        // SAFETY: the rig owns the handles; the tests have destroyed the objects that used them.
         unsafe {
             assert_eq!(ibv_destroy_cq(self.cq), 0);
             assert_eq!(ibv_destroy_comp_channel(self.channel), 0);
@@ -264,18 +265,18 @@ fn loopback() -> ibv_ah_attr {
     ibv_ah_attr { grh, is_global: 1, port_num: 1, ..ibv_ah_attr::default() }
 }
 
-fn number(qp: *mut ibv_qp) -> u32 {
-    // SAFETY: a live QP.
+fn qp_num(qp: *mut ibv_qp) -> u32 {
+    // SAFETY: the test keeps the QP alive.
     unsafe { (*qp).qp_num }
 }
 
 fn state(qp: *mut ibv_qp) -> c_int {
-    // SAFETY: a live QP.
+    // SAFETY: the test keeps the QP alive.
     unsafe { (*qp).state }
 }
 
 fn modify(qp: *mut ibv_qp, mut attr: ibv_qp_attr, mask: c_int) {
-    // SAFETY: a live QP and a valid structure.
+    // SAFETY: the test keeps the QP alive; the structure is a local variable.
     let rc = unsafe { ibv_modify_qp(qp, &raw mut attr, mask) };
     assert_eq!(rc, 0, "to state {}", attr.qp_state);
     assert_eq!(state(qp), attr.qp_state);
@@ -284,45 +285,45 @@ fn modify(qp: *mut ibv_qp, mut attr: ibv_qp_attr, mask: c_int) {
 /// Returns true if a descriptor becomes readable in time.
 fn is_readable(fd: c_int, timeout: Duration) -> bool {
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one structure that outlives the call.
+    // SAFETY: `poll` is one entry.
     unsafe { libc::poll(&raw mut poll, 1, timeout.as_millis() as c_int) == 1 }
 }
 
 /// Returns all attributes of a QP.
 fn query(qp: *mut ibv_qp) -> ibv_qp_attr {
     let (mut attr, mut init) = (ibv_qp_attr::default(), MaybeUninit::uninit());
-    // SAFETY: a live QP and room for valid structures.
+    // SAFETY: the test keeps the QP alive; the structures are local variables.
     assert_eq!(unsafe { ibv_query_qp(qp, &raw mut attr, 0, init.as_mut_ptr()) }, 0);
     attr
 }
 
-/// Takes a UD QP from RESET to RTS.
-fn activate(qp: *mut ibv_qp) {
+/// Moves a UD QP from RESET to RTS.
+fn ud_to_rts(qp: *mut ibv_qp) {
     let attr = ibv_qp_attr { qp_state: INIT, port_num: 1, qkey: QKEY, ..ibv_qp_attr::default() };
     modify(qp, attr, 1 | 1 << 4 | 1 << 5 | 1 << 6);
     modify(qp, ibv_qp_attr { qp_state: RTR, ..ibv_qp_attr::default() }, 1);
     modify(qp, ibv_qp_attr { qp_state: RTS, ..ibv_qp_attr::default() }, 1 | 1 << 16);
 }
 
-/// Takes an RC QP from RESET to RTS.
+/// Moves an RC QP from RESET to RTS.
 fn connect(qp: *mut ibv_qp, peer: u32) {
-    connect_as(qp, towards(peer));
+    connect_as(qp, connect_attr(peer));
 }
 
-/// Takes an RC QP from RESET to RTS with these attributes.
+/// Moves an RC QP from RESET to RTS with these attributes.
 fn connect_as(qp: *mut ibv_qp, attr: ibv_qp_attr) {
     to_rtr(qp, attr);
     modify(qp, ibv_qp_attr { qp_state: RTS, ..attr }, TO_RTS);
 }
 
-/// Takes an RC QP from RESET to RTR.
+/// Moves an RC QP from RESET to RTR.
 fn to_rtr(qp: *mut ibv_qp, attr: ibv_qp_attr) {
     modify(qp, ibv_qp_attr { qp_state: INIT, ..attr }, STATE | 1 << 3 | 1 << 4 | 1 << 5);
     modify(qp, ibv_qp_attr { qp_state: RTR, ..attr }, TO_RTR);
 }
 
-/// Attributes that connect an RC QP to `peer`.
-fn towards(peer: u32) -> ibv_qp_attr {
+/// Returns attributes that connect an RC QP to `peer`.
+fn connect_attr(peer: u32) -> ibv_qp_attr {
     ibv_qp_attr {
         path_mtu: 3,
         dest_qp_num: peer,
@@ -369,22 +370,22 @@ fn no_window() -> ibv_mw_bind_info {
 
 fn destroy(qps: &[*mut ibv_qp]) {
     for &qp in qps {
-        // SAFETY: live QPs, each named once.
+        // SAFETY: the caller created the QPs and does not use them afterwards.
         assert_eq!(unsafe { ibv_destroy_qp(qp) }, 0);
     }
 }
 
 fn destroy_ah(ah: *mut ibv_ah) {
-    // SAFETY: a live handle.
+    // SAFETY: the test created the handle and does not use it afterwards.
     assert_eq!(unsafe { ibv_destroy_ah(ah) }, 0);
 }
 
-/// Returns a foreign handle.
+/// Returns a pointer that is no handle of the library.
 fn foreign<T>() -> *mut T {
     ptr::without_provenance_mut(0x1000)
 }
 
-/// Attributes of an extended CQ with these fields.
+/// Returns attributes of an extended CQ with these fields.
 fn extended_cq(cqe: u32, wc_flags: u64) -> ibv_cq_init_attr_ex {
     ibv_cq_init_attr_ex {
         cqe,

@@ -18,9 +18,9 @@ fn datagram_to_a_group_reaches_its_member() {
     let (qp, group) = (rig.ud(), group());
     let mut attr = loopback();
     attr.grh.dgid = group;
-    // SAFETY: live handles and valid structures.
+    // SAFETY: this test keeps the handles alive; the structures are its variables.
     let ah = unsafe { ibv_create_ah(rig.pd, &raw mut attr) };
-    // SAFETY: as above.
+    // SAFETY: this test keeps the QP alive; the GID is a local variable.
     assert_eq!(unsafe { ibv_attach_mcast(qp, &raw const group, 0) }, 0);
     rig.set(0, 0x1234);
     assert_eq!(rig.post_recv(qp, 1, &[rig.sge(10, 6)]), 0);
@@ -32,14 +32,15 @@ fn datagram_to_a_group_reaches_its_member() {
     assert!(wcs.iter().all(|wc| wc.status == 0));
     let mut received = *wcs.iter().find(|wc| wc.wr_id == 1).unwrap();
     assert_eq!(rig.word(15), 0x1234);
-    // SAFETY: live handles.
+    // SAFETY: the test keeps the handles alive; a refused call destroys nothing.
     unsafe {
         assert_eq!(ibv_destroy_qp(qp), libc::EBUSY);
         assert_eq!(ibv_detach_mcast(qp, &raw const group, 0), 0);
         assert_eq!(ibv_detach_mcast(qp, &raw const group, 0), libc::EINVAL);
     }
     let area = ptr::with_exposed_provenance_mut(rig.memory.as_ptr().wrapping_add(10).expose_provenance());
-    // SAFETY: a live domain, a completion, and the area it filled.
+    // SAFETY: the rig keeps the domain and the memory alive; `received` is the completion that
+    // filled `area`.
     let back = unsafe { ibv_create_ah_from_wc(rig.pd, &raw mut received, area, 1) };
     assert!(!back.is_null());
     destroy_ah(back);
@@ -52,7 +53,8 @@ fn attach_mcast_needs_ud_and_a_group() {
     let rig = Rig::new();
     let (ud, rc, unicast, group) = (rig.qp(UD), rig.qp(RC), loopback().grh.dgid, group());
     let mut attr = MaybeUninit::uninit();
-    // SAFETY: live handles, handles that are looked up first, and valid structures.
+    // SAFETY: this test keeps the rig's handles alive, the call looks up the others, and the
+    // structures are its variables.
     unsafe {
         assert_eq!(ibv_attach_mcast(ud, &raw const unicast, 0), libc::EINVAL);
         assert_eq!(ibv_attach_mcast(rc, &raw const group, 0), libc::EINVAL);

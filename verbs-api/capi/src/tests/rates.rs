@@ -10,7 +10,7 @@ const RATE_LIMIT: c_int = 1 << 25;
 
 fn limit(qp: *mut ibv_qp, rate_limit: u32, max_burst_sz: u32) -> c_int {
     let mut attr = ibv_qp_rate_limit_attr { rate_limit, max_burst_sz, typical_pkt_sz: 1024 };
-    // SAFETY: a live QP and a valid structure.
+    // SAFETY: the test keeps the QP alive; the structure is a local variable.
     unsafe { modify_qp_rate_limit(qp, &raw mut attr) }
 }
 
@@ -18,7 +18,7 @@ fn limit(qp: *mut ibv_qp, rate_limit: u32, max_burst_sz: u32) -> c_int {
 fn device_reports_pacing_limits() {
     let rig = Rig::new();
     let mut attr = MaybeUninit::<ibv_device_attr_ex>::uninit();
-    // SAFETY: a live context and room for the structure, which the call fills.
+    // SAFETY: the rig keeps the context alive; the call fills the structure.
     let attr = unsafe {
         assert_eq!(query_device_ex(rig.context, ptr::null(), attr.as_mut_ptr(), size_of::<ibv_device_attr_ex>()), 0);
         attr.assume_init()
@@ -34,7 +34,7 @@ fn rate_limit_is_set_queried_and_removed() {
     assert_eq!(limit(fresh, 100_000, 0), libc::EINVAL, "RESET");
     assert_eq!((limit(a, 999, 0), limit(a, 0, 4096)), (libc::EINVAL, libc::EINVAL));
     assert_eq!((limit(null_mut(), 1000, 0), limit(foreign(), 1000, 0)), (libc::EINVAL, libc::EINVAL));
-    // SAFETY: a live QP; NULL is looked for.
+    // SAFETY: this test keeps the QP alive; the call checks for NULL.
     assert_eq!(unsafe { modify_qp_rate_limit(a, null_mut()) }, libc::EINVAL);
     assert_eq!((limit(a, 100_000, 4096), query(a).rate_limit), (0, 100_000));
     modify(a, ibv_qp_attr { qp_state: RTS, rate_limit: 2_000_000, ..ibv_qp_attr::default() }, RATE_LIMIT);
@@ -49,7 +49,8 @@ fn rate_limited_qp_paces_its_packets() {
     let [a, b] = rig.rc_pair();
     assert_eq!(limit(a, 1000, 0), 0);
     rig.set(0, 7);
-    // 8 packets of 1024 bytes and their headers take 69 ms; the first two leave at once.
+    // At 1000 kbit/s, 8 packets of 1024 bytes and their headers take 69 ms; the first two leave at
+    // once.
     let sges = [rig.sge(0, 512); 2];
     let mut wr = send_wr(1, 0, &sges);
     wr.wr = wr_union { rdma: wr_rdma { remote_addr: rig.addr(0), rkey: rig.rkey() } };
@@ -65,10 +66,10 @@ fn static_rate_is_queried_and_unknown_rates_are_zero() {
     let rig = Rig::new();
     let (a, b) = (rig.qp(RC), rig.qp(RC));
     let ah_attr = ibv_ah_attr { static_rate: 3, ..loopback() };
-    connect_as(a, ibv_qp_attr { ah_attr, ..towards(number(b)) });
+    connect_as(a, ibv_qp_attr { ah_attr, ..connect_attr(qp_num(b)) });
     assert_eq!(query(a).ah_attr.static_rate, 3, "10 Gbit/s");
     let ah_attr = ibv_ah_attr { static_rate: 1, ..loopback() };
-    connect_as(b, ibv_qp_attr { ah_attr, ..towards(number(a)) });
+    connect_as(b, ibv_qp_attr { ah_attr, ..connect_attr(qp_num(a)) });
     assert_eq!(query(b).ah_attr.static_rate, 0);
     destroy(&[a, b]);
 }
@@ -77,9 +78,10 @@ fn static_rate_is_queried_and_unknown_rates_are_zero() {
 fn port_speed_matches_width_and_speed_codes() {
     let rig = Rig::new();
     let mut speed = 0;
-    // SAFETY: a live context, a variable, and NULL, which is looked at first.
+    // SAFETY: the rig keeps the context alive; `speed` is a local variable; the call checks for
+    // NULL.
     unsafe {
-        // 4 lanes of 25 Gbit/s, which the loopback interface counts as.
+        // The loopback interface counts as 4 lanes of 25 Gbit/s.
         assert_eq!((ibv_query_port_speed(rig.context, 1, &raw mut speed), speed), (0, 1000));
         for port in [0, 2, 257] {
             assert_eq!(ibv_query_port_speed(rig.context, port, &raw mut speed), libc::EINVAL);

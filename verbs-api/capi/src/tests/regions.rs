@@ -11,18 +11,18 @@ const ZERO_BASED: c_int = 1 << 5;
 const ON_DEMAND: c_int = 1 << 6;
 const HUGETLB: c_int = 1 << 7;
 const RELAXED_ORDERING: c_int = 1 << 20;
-/// A hint of the range that devices may ignore.
+/// An unknown bit of the access flags that devices may ignore (`IBV_ACCESS_OPTIONAL_RANGE`).
 const UNKNOWN_HINT: c_int = 1 << 29;
 const PAGE: u64 = 4096;
 
 /// Returns both keys of a region.
 fn keys(mr: *mut ibv_mr) -> (u32, u32) {
-    // SAFETY: a live region.
+    // SAFETY: this test deregisters the region later.
     unsafe { ((*mr).lkey, (*mr).rkey) }
 }
 
 fn dereg(mr: *mut ibv_mr) {
-    // SAFETY: a live region, named once.
+    // SAFETY: the caller registered the region and does not use it after this call.
     assert_eq!(unsafe { ibv_dereg_mr(mr) }, 0);
 }
 
@@ -42,7 +42,7 @@ fn region_has_zero_based_or_any_iova() {
     let [a, b] = rig.rc_pair();
     let memory: *mut c_void = rig.memory.as_mut_ptr().wrapping_add(512).cast();
     let (pd, far) = (rig.pd, 0xffff_0000_0000_0000);
-    // SAFETY: a live domain and memory of the rig.
+    // SAFETY: the rig keeps the domain and the memory alive.
     let regions = unsafe {
         [
             (ibv_reg_mr(pd, memory, 64, ALL_ACCESS | ZERO_BASED), 0),
@@ -55,8 +55,8 @@ fn region_has_zero_based_or_any_iova() {
     };
     for (mark, (mr, base)) in (1..).zip(regions) {
         let (lkey, rkey) = keys(mr);
-        // SAFETY: a live region.
-        assert_eq!(unsafe { ((*mr).addr, (*mr).length) }, (memory, 64), "what was registered, not what it is called");
+        // SAFETY: this test deregisters the region later.
+        assert_eq!(unsafe { ((*mr).addr, (*mr).length) }, (memory, 64), "the registered memory, whatever the iova");
         rig.set(0, mark);
         assert_eq!(write(&rig, a, rig.sge(0, 1), base + 56, rkey), 0);
         assert_eq!(rig.word(519), mark);
@@ -73,7 +73,7 @@ fn region_has_zero_based_or_any_iova() {
 fn invalid_iovas_and_rights_are_refused() {
     let mut rig = Rig::new();
     let memory: *mut c_void = rig.memory.as_mut_ptr().cast();
-    // SAFETY: a live domain; everything else is checked.
+    // SAFETY: the rig keeps the domain alive; the call checks everything else.
     let reg = |length, iova, access: c_int| unsafe {
         let mr = ibv_reg_mr_iova2(rig.pd, memory, length, iova, access.cast_unsigned());
         assert!(mr.is_null());
@@ -87,14 +87,14 @@ fn invalid_iovas_and_rights_are_refused() {
 
 /// Returns a file in memory of `pages` pages.
 fn file(pages: u64) -> File {
-    // SAFETY: the name is a C string; the returned descriptor is ours.
+    // SAFETY: the name is a C string; nothing else owns the new descriptor.
     let file = unsafe { File::from_raw_fd(libc::memfd_create(c"roxe-test".as_ptr(), libc::MFD_CLOEXEC)) };
     file.set_len(pages * PAGE).unwrap();
     file
 }
 
 fn dmabuf(rig: &Rig, (offset, length): (u64, u64), iova: u64, fd: c_int, access: c_int) -> *mut ibv_mr {
-    // SAFETY: a live domain; everything else is checked.
+    // SAFETY: the rig keeps the domain alive; the call checks everything else.
     unsafe { ibv_reg_dmabuf_mr(rig.pd, offset, length as usize, iova, fd, access) }
 }
 
@@ -105,7 +105,7 @@ fn peer_writes_into_an_unmapped_dmabuf() {
     let ([a, b], file) = (rig.rc_pair(), file(3));
     let part = (PAGE + 24, 2 * PAGE - 24);
     let mr = dmabuf(&rig, part, 24, file.as_raw_fd(), ALL_ACCESS);
-    // SAFETY: a live region.
+    // SAFETY: this test deregisters the region later.
     assert_eq!(unsafe { ((*mr).addr.addr() as u64, (*mr).length as u64) }, part);
     rig.set(0, 0x1122);
     assert_eq!(write(&rig, a, rig.sge(0, 1), 24, keys(mr).1), 0);
@@ -116,7 +116,7 @@ fn peer_writes_into_an_unmapped_dmabuf() {
     let own = ibv_sge { addr: 2 * PAGE - 8, length: 8, lkey: keys(mr).0 };
     assert_eq!(write(&rig, a, own, rig.addr(1), rig.rkey()), 0);
     assert_eq!(rig.word(1), 7);
-    // SAFETY: a live region and domain.
+    // SAFETY: the test deregisters the region later; the call checks everything else.
     assert_eq!(unsafe { (ibv_rereg_mr(mr, 4, null_mut(), null_mut(), 0, 1), errno()) }, (-1, libc::EOPNOTSUPP));
     dereg(mr);
     destroy(&[a, b]);
@@ -144,9 +144,9 @@ fn invalid_dmabuf_ranges_are_refused() {
 fn null_mr_reads_zeros_and_discards_writes() {
     let mut rig = Rig::new();
     let [a, b] = rig.rc_pair();
-    // SAFETY: a live context and domain.
+    // SAFETY: the rig keeps the domain alive.
     let null = unsafe { alloc_null_mr(rig.pd) };
-    // SAFETY: a live region.
+    // SAFETY: this test deregisters the region later.
     unsafe { assert_eq!(((*null).addr, (*null).length, (*null).rkey), (null_mut(), usize::MAX, 0)) };
     let hole = ibv_sge { addr: 0x1234, length: 8, lkey: keys(null).0 };
     for (at, value) in [(0, 5), (10, 9), (11, 9), (12, 9)] {
@@ -163,80 +163,79 @@ fn null_mr_reads_zeros_and_discards_writes() {
     assert_eq!(rig.post_send(a, &mut send_wr(4, 2, &from)).0, 0);
     assert!(rig.completions(2).iter().all(|wc| wc.status == 0));
     assert_eq!(rig.word(12), 6, "the null region discards the first word");
-    // SAFETY: a live region.
+    // SAFETY: this test deregisters the region later.
     assert_eq!(unsafe { (ibv_rereg_mr(null, 4, null_mut(), null_mut(), 0, 1), errno()) }, (-1, libc::EINVAL));
     dereg(null);
     destroy(&[a, b]);
 }
 
-/// Huge pages that are not reserved: they can be mapped, and an access is a SIGBUS.
-struct NoPages {
+/// A mapping of more huge pages than are free: an access to the last one raises SIGBUS.
+struct UnreservedPages {
     addr: *mut c_void,
     length: usize,
 }
 
-impl NoPages {
-    /// `None` if the system has no huge pages of 2 MiB, or no room for another mapping.
+impl UnreservedPages {
+    /// Returns `None` if the system has no huge pages of 2 MiB, or no room for another mapping.
     fn new() -> Option<Self> {
         const HUGE_2MB: c_int = 21 << libc::MAP_HUGE_SHIFT;
-        // More than are free.
         let free = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages").ok()?;
         let length = (free.trim().parse::<usize>().ok()? + 512) << 21;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_HUGETLB | HUGE_2MB;
-        // SAFETY: a new mapping at an address of the kernel's choice.
+        // SAFETY: the kernel chooses the address of the new mapping.
         let addr = unsafe { libc::mmap(null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
         (addr != libc::MAP_FAILED).then_some(Self { addr, length })
     }
 
-    /// Eight bytes of the last page, which never exists.
+    /// Returns eight bytes of the last page, which never exists.
     fn sge(&self, lkey: u32) -> ibv_sge {
         ibv_sge { addr: (self.addr.addr() + self.length - 8) as u64, length: 8, lkey }
     }
 }
 
-impl Drop for NoPages {
+impl Drop for UnreservedPages {
     fn drop(&mut self) {
-        // SAFETY: the whole mapping, no longer used.
+        // SAFETY: this value owns the mapping, and nothing uses it afterwards.
         unsafe { libc::munmap(self.addr, self.length) };
     }
 }
 
 #[test]
 fn missing_huge_pages_fail_registration_and_use() {
-    let Some(memory) = NoPages::new() else {
+    let Some(memory) = UnreservedPages::new() else {
         println!("not tested: this system cannot map huge pages of 2 MiB");
         return;
     };
     let rig = Rig::new();
     for hint in [0, HUGETLB] {
-        // SAFETY: a live domain; the memory is mapped.
+        // SAFETY: the rig keeps the domain alive, and `memory` the mapping.
         let mr = unsafe { ibv_reg_mr(rig.pd, memory.addr, memory.length, ALL_ACCESS | hint) };
         assert_eq!((mr.is_null(), errno()), (true, libc::EFAULT));
     }
-    // SAFETY: as above.
+    // SAFETY: the rig keeps the domain alive, and `memory` the mapping.
     let mr = unsafe { ibv_reg_mr(rig.pd, memory.addr, memory.length, ALL_ACCESS | ON_DEMAND) };
     let (lkey, rkey) = keys(mr);
-    let (there, here) = (memory.sge(lkey), [rig.sge(0, 1)]);
+    let (missing, present) = (memory.sge(lkey), [rig.sge(0, 1)]);
     let (loc_prot, rem_op) = (4, 11);
 
     let [a, b] = rig.rc_pair();
-    assert_eq!(rig.post_send(a, &mut send_wr(1, SEND, &[there])).0, 0);
-    assert_eq!(rig.completions(1)[0].status, loc_prot, "sent from there");
+    assert_eq!(rig.post_send(a, &mut send_wr(1, SEND, &[missing])).0, 0);
+    assert_eq!(rig.completions(1)[0].status, loc_prot, "a send from the missing page");
     destroy(&[a, b]);
 
     for opcode in [WRITE, READ] {
         let [a, b] = rig.rc_pair();
-        assert_eq!(rig.post_send(a, &mut rdma_wr(1, opcode, &here, there.addr, rkey)).0, 0);
+        assert_eq!(rig.post_send(a, &mut rdma_wr(1, opcode, &present, missing.addr, rkey)).0, 0);
         assert_eq!(rig.completions(1)[0].status, rem_op, "operation {opcode} of the peer");
         destroy(&[a, b]);
     }
 
     let [a, b] = rig.rc_pair();
-    assert_eq!(rig.post_recv(b, 2, &[there]), 0);
-    assert_eq!(rig.post_send(a, &mut send_wr(1, SEND, &here)).0, 0);
+    assert_eq!(rig.post_recv(b, 2, &[missing]), 0);
+    assert_eq!(rig.post_send(a, &mut send_wr(1, SEND, &present)).0, 0);
     let mut ends: Vec<_> = rig.completions(2).iter().map(|wc| (wc.wr_id, wc.status)).collect();
     ends.sort_unstable();
-    assert_eq!(ends, [(1, rem_op), (2, loc_prot)], "received there");
+    assert_eq!(ends, [(1, rem_op), (2, loc_prot)], "a receive into the missing page");
     destroy(&[a, b]);
     dereg(mr);
 }
@@ -256,7 +255,7 @@ fn refused_rereg_mr_is_err_input() {
         (ACCESS, null_mut(), 0, 1 << 30, libc::EINVAL),
         (TRANSLATION, unmapped, 8, 0, libc::EFAULT),
     ] {
-        // SAFETY: a live region; the memory is looked at before it is taken.
+        // SAFETY: the rig keeps the region alive; the call checks the memory before it uses it.
         let answer = unsafe { ibv_rereg_mr(rig.mr, flags, null_mut(), addr, length, access) };
         assert_eq!((answer, errno()), (ERR_INPUT, reason));
         rig.set(200, 0);

@@ -15,7 +15,7 @@ struct Rsocket(c_int);
 
 impl Rsocket {
     fn new(kind: c_int) -> Self {
-        // SAFETY: numbers only.
+        // SAFETY: the call takes numbers only.
         let fd = unsafe { rsocket(libc::AF_INET, kind, 0) };
         assert!(fd >= 0, "errno {}", errno());
         Self(fd)
@@ -24,14 +24,14 @@ impl Rsocket {
 
 impl Drop for Rsocket {
     fn drop(&mut self) {
-        // SAFETY: our own descriptor, closed once.
+        // SAFETY: the call takes a number only.
         assert_eq!(unsafe { rclose(self.0) }, 0);
     }
 }
 
-/// `127.0.0.1:port`, with its length.
+/// Returns `127.0.0.1:port` and its length.
 fn loopback(port: u16) -> (sockaddr_in, socklen_t) {
-    // SAFETY: all zero is an address of no family.
+    // SAFETY: all zeros are a valid `sockaddr_in`: numbers only.
     let mut addr: sockaddr_in = unsafe { MaybeUninit::zeroed().assume_init() };
     addr.sin_family = libc::AF_INET as u16;
     addr.sin_port = port.to_be();
@@ -46,7 +46,7 @@ fn foreign_descriptor_is_ebadf() {
     let buf = (&raw mut byte).cast::<c_void>();
     let (addr, len) = loopback(9);
     let addr = (&raw const addr).cast::<sockaddr>();
-    // SAFETY: variables of the right sizes; the number is looked up first.
+    // SAFETY: the calls look the descriptor up before they follow any pointer.
     unsafe {
         let mut message: msghdr = MaybeUninit::zeroed().assume_init();
         for fd in [-1, file.as_raw_fd(), c_int::MAX] {
@@ -92,7 +92,7 @@ fn unsupported_socket_types_are_refused() {
         (libc::AF_UNIX, libc::SOCK_STREAM, 0),
     ];
     for (domain, kind, protocol) in refused {
-        // SAFETY: numbers only.
+        // SAFETY: the call takes numbers only.
         let fd = unsafe { rsocket(domain, kind, protocol) };
         assert!(fails(fd, libc::EOPNOTSUPP), "{domain} {kind} {protocol}: {fd}, errno {}", errno());
     }
@@ -103,7 +103,7 @@ fn address_shorter_than_its_family_is_refused() {
     let stream = Rsocket::new(libc::SOCK_STREAM);
     let (addr, len) = loopback(0);
     let addr = (&raw const addr).cast::<sockaddr>();
-    // SAFETY: an address with at most its length, or NULL.
+    // SAFETY: the addresses are local variables, and no passed length is longer.
     unsafe {
         for call in [rbind, rconnect] {
             assert!(fails(call(stream.0, ptr::null(), len), libc::EFAULT));
@@ -123,22 +123,26 @@ fn address_shorter_than_its_family_is_refused() {
 }
 
 #[test]
-fn getsockname_truncates_to_the_room() {
+fn getsockname_truncates_to_the_buffer() {
     let stream = Rsocket::new(libc::SOCK_STREAM);
     let (addr, len) = loopback(0);
-    // SAFETY: variables of the passed sizes.
+    // SAFETY: the pointers are to local variables of the passed sizes.
     unsafe {
         assert_eq!(rbind(stream.0, (&raw const addr).cast(), len), 0, "errno {}", errno());
         let mut found: sockaddr_in = MaybeUninit::zeroed().assume_init();
-        let mut room = 4;
-        assert_eq!(rgetsockname(stream.0, (&raw mut found).cast(), &raw mut room), 0);
-        assert_eq!(room as usize, size_of::<sockaddr_in>(), "how long it is");
-        assert_eq!((found.sin_family, found.sin_addr.s_addr), (libc::AF_INET as u16, 0), "4 bytes were room for this");
+        let mut addr_len = 4;
+        assert_eq!(rgetsockname(stream.0, (&raw mut found).cast(), &raw mut addr_len), 0);
+        assert_eq!(addr_len as usize, size_of::<sockaddr_in>(), "the full length");
+        assert_eq!(
+            (found.sin_family, found.sin_addr.s_addr),
+            (libc::AF_INET as u16, 0),
+            "4 bytes hold the family and the port only"
+        );
         assert_ne!(found.sin_port, 0, "a port was chosen");
-        room = 0;
-        assert_eq!(rgetsockname(stream.0, null_mut(), &raw mut room), 0);
-        assert_eq!(room as usize, size_of::<sockaddr_in>());
-        assert_eq!(rgetsockname(stream.0, (&raw mut found).cast(), &raw mut room), 0);
+        addr_len = 0;
+        assert_eq!(rgetsockname(stream.0, null_mut(), &raw mut addr_len), 0);
+        assert_eq!(addr_len as usize, size_of::<sockaddr_in>());
+        assert_eq!(rgetsockname(stream.0, (&raw mut found).cast(), &raw mut addr_len), 0);
         assert_eq!(found.sin_addr.s_addr, addr.sin_addr.s_addr);
     }
 }
@@ -147,7 +151,7 @@ fn getsockname_truncates_to_the_room() {
 fn null_buffer_is_efault() {
     let stream = Rsocket::new(libc::SOCK_STREAM);
     let hole = iovec { iov_base: null_mut(), iov_len: 1 };
-    // SAFETY: NULL, or a list of one entry whose buffer is NULL.
+    // SAFETY: the calls check for NULL before they follow any pointer; the list has one entry.
     unsafe {
         let mut message: msghdr = MaybeUninit::zeroed().assume_init();
         message.msg_iov = (&raw const hole).cast_mut();
@@ -184,7 +188,8 @@ fn too_long_buffer_lists_are_refused() {
     let mut byte = 0u8;
     let part = |len| iovec { iov_base: (&raw const byte).cast_mut().cast(), iov_len: len };
     let (long, huge) = (vec![part(1); 1025], [part(usize::MAX), part(2)]);
-    // SAFETY: lists of these lengths; too long ones are refused before their buffers are read.
+    // SAFETY: the lists have the passed lengths, and the calls refuse them before they read a
+    // buffer.
     unsafe {
         for call in [rreadv, rwritev] {
             assert!(fails(call(stream.0, long.as_ptr(), 1025) as i64, libc::EINVAL));
@@ -205,7 +210,7 @@ fn too_long_buffer_lists_are_refused() {
 #[test]
 fn fcntl_keeps_flags_and_refuses_other_commands() {
     let stream = Rsocket::new(libc::SOCK_STREAM);
-    // SAFETY: numbers only.
+    // SAFETY: the call takes numbers only.
     unsafe {
         assert_eq!(rfcntl(stream.0, libc::F_GETFL, 0), libc::O_RDWR);
         assert_eq!(rfcntl(stream.0, libc::F_SETFL, libc::O_NONBLOCK.into()), 0);
@@ -219,10 +224,10 @@ fn fcntl_keeps_flags_and_refuses_other_commands() {
 }
 
 #[test]
-fn getsockopt_checks_the_room() {
+fn getsockopt_checks_the_buffer_size() {
     let stream = Rsocket::new(libc::SOCK_STREAM);
     let (mut value, mut len) = (1, size_of::<c_int>() as socklen_t);
-    // SAFETY: a variable with at most its size.
+    // SAFETY: the pointers are to local variables; no passed length is longer.
     unsafe {
         let set = |level, name, value: *const c_int, len| rsetsockopt(stream.0, level, name, value.cast(), len);
         assert_eq!(set(libc::SOL_SOCKET, libc::SO_REUSEADDR, &raw const value, len), 0);
@@ -243,7 +248,7 @@ fn poll_and_select_accept_ordinary_descriptors() {
     let entry = |fd, events| pollfd { fd, events, revents: 0 };
     let mut entries =
         [entry(reader.as_raw_fd(), libc::POLLIN), entry(-1, libc::POLLIN), entry(writer.as_raw_fd(), libc::POLLOUT)];
-    // SAFETY: an array and its length; a set that is named twice, and a variable.
+    // SAFETY: the array has the passed length; the set and the time are local variables.
     unsafe {
         assert_eq!(rpoll(entries.as_mut_ptr(), 3, -1), 2);
         assert_eq!(entries.map(|entry| entry.revents), [libc::POLLIN, 0, libc::POLLOUT]);

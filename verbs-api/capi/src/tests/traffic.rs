@@ -42,15 +42,16 @@ fn datagram_grh_makes_a_reply_address() {
     assert_eq!(rig.post_recv(b, 1, &[rig.sge(100, 6)]), 0);
     let sges = [rig.sge(0, 1)];
     let mut wr = send_wr(2, 2, &sges);
-    wr.wr = wr_union { ud: wr_ud { ah, remote_qpn: number(b), remote_qkey: QKEY } };
+    wr.wr = wr_union { ud: wr_ud { ah, remote_qpn: qp_num(b), remote_qkey: QKEY } };
     assert_eq!(rig.post_send(a, &mut wr).0, 0);
     let wcs = rig.completions(2);
     let mut received = *wcs.iter().find(|wc| wc.wr_id == 1).unwrap();
-    assert_eq!((received.status, received.byte_len, received.src_qp), (0, 48, number(a)));
+    assert_eq!((received.status, received.byte_len, received.src_qp), (0, 48, qp_num(a)));
     assert_eq!((received.wc_flags, received.sl), (1, 0b1010));
     assert_eq!(rig.word(105), 77);
     let area = ptr::with_exposed_provenance_mut(rig.memory.as_ptr().wrapping_add(100).expose_provenance());
-    // SAFETY: a live domain, a completion, and the area it filled.
+    // SAFETY: the rig keeps the domain and the memory alive; `received` is the completion that
+    // filled `area`.
     let back = unsafe { ibv_create_ah_from_wc(rig.pd, &raw mut received, area, 1) };
     assert!(!back.is_null());
     destroy_ah(back);
@@ -62,11 +63,11 @@ fn datagram_grh_makes_a_reply_address() {
 fn batch_is_posted_completely_or_not_at_all() {
     let mut rig = Rig::new();
     let (a, b) = (rig.qp_ex(RC), rig.qp(RC));
-    connect(a, number(b));
-    connect(b, number(a));
+    connect(a, qp_num(b));
+    connect(b, qp_num(a));
     rig.set(0, 31);
     let (lkey, from, to, rkey) = (rig.lkey(), rig.addr(0), rig.addr(300), rig.rkey());
-    // SAFETY: a live QP with builders, called in the order of the man page.
+    // SAFETY: this test keeps the QP alive, and calls its builders in the order of the man page.
     unsafe {
         let x = ibv_qp_to_qp_ex(a);
         let ops = &*x;
@@ -103,10 +104,10 @@ fn batch_is_posted_completely_or_not_at_all() {
 fn refused_batch_posts_nothing() {
     let rig = Rig::new();
     let (a, b) = (rig.qp_ex(RC), rig.qp(RC));
-    connect(a, number(b));
-    connect(b, number(a));
+    connect(a, qp_num(b));
+    connect(b, qp_num(a));
     let mut word = 0u64;
-    // SAFETY: a live QP with builders, called in the order of the man page.
+    // SAFETY: this test keeps the QP alive, and calls its builders in the order of the man page.
     unsafe {
         let x = ibv_qp_to_qp_ex(a);
         (*x).wr_flags = 2;
@@ -134,7 +135,7 @@ fn refused_batch_posts_nothing() {
 fn extended_cq_is_polled_entry_by_entry() {
     let mut rig = Rig::new();
     let mut attr = extended_cq(16, 0x8ff);
-    // SAFETY: a live context and a valid structure.
+    // SAFETY: the rig keeps the context alive; the structure is a local variable.
     let cq = unsafe { create_cq_ex(rig.context, &raw mut attr) };
     assert!(!cq.is_null());
     let classic = rig.cq;
@@ -144,7 +145,7 @@ fn extended_cq_is_polled_entry_by_entry() {
     let sges = [rig.sge(0, 1)];
     assert_eq!(rig.post_send(a, &mut send_wr(2, 2, &sges)).0, 0);
     let (mut ids, deadline) = (vec![], Instant::now() + TIMEOUT);
-    // SAFETY: a live extended CQ, called in the order of the man page.
+    // SAFETY: this test created the extended CQ, and calls it in the order of the man page.
     unsafe {
         while ids.len() < 2 {
             assert!(Instant::now() < deadline);
@@ -157,7 +158,7 @@ fn extended_cq_is_polled_entry_by_entry() {
                 if (*cq).wr_id == 1 {
                     assert_eq!((*cq).read_opcode.unwrap()(cq), 128);
                     assert_eq!((*cq).read_byte_len.unwrap()(cq), 8);
-                    assert_eq!((*cq).read_qp_num.unwrap()(cq), number(b));
+                    assert_eq!((*cq).read_qp_num.unwrap()(cq), qp_num(b));
                     assert_ne!((*cq).read_completion_ts.unwrap()(cq), 0);
                     assert!((*cq).read_completion_wallclock_ns.unwrap()(cq) > 1_500_000_000_000_000_000);
                 }
@@ -180,9 +181,9 @@ fn queries_return_created_attributes() {
     let rig = Rig::new();
     let [a, b] = rig.rc_pair();
     let (mut attr, mut init) = (ibv_qp_attr::default(), rig.init_attr(UD));
-    // SAFETY: a live QP and valid structures.
+    // SAFETY: the test keeps the QP alive; the structures are local variables.
     assert_eq!(unsafe { ibv_query_qp(a, &raw mut attr, 1, &raw mut init) }, 0);
-    assert_eq!((attr.qp_state, attr.cur_qp_state, attr.dest_qp_num, attr.path_mtu), (RTS, RTS, number(b), 3));
+    assert_eq!((attr.qp_state, attr.cur_qp_state, attr.dest_qp_num, attr.path_mtu), (RTS, RTS, qp_num(b), 3));
     assert_eq!((attr.ah_attr.is_global, attr.ah_attr.grh.dgid.raw), (1, loopback().grh.dgid.raw));
     assert_eq!((attr.rnr_retry, attr.retry_cnt, attr.timeout, attr.min_rnr_timer), (7, 7, 14, 1));
     assert_eq!((attr.max_rd_atomic, attr.max_dest_rd_atomic, attr.rq_psn, attr.sq_psn), (4, 4, 7, 7));

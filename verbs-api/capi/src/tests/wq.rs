@@ -17,7 +17,7 @@ fn wq_attr(rig: &Rig) -> ibv_wq_init_attr {
 }
 
 fn wq(rig: &Rig) -> *mut ibv_wq {
-    // SAFETY: a live context and a valid structure.
+    // SAFETY: the rig keeps the context alive; the structure is a local variable.
     let wq = unsafe { create_wq(rig.context, &mut wq_attr(rig)) };
     assert!(!wq.is_null());
     wq
@@ -25,19 +25,19 @@ fn wq(rig: &Rig) -> *mut ibv_wq {
 
 fn set_state(wq: *mut ibv_wq, state: c_int) -> c_int {
     let mut attr = ibv_wq_attr { attr_mask: 1, wq_state: state, curr_wq_state: 0, flags: 0, flags_mask: 0 };
-    // SAFETY: a live queue and a valid structure.
+    // SAFETY: the test keeps the WQ alive; the structure is a local variable.
     unsafe { modify_wq(wq, &raw mut attr) }
 }
 
 fn post(wq: *mut ibv_wq, wr_id: u64) -> c_int {
     let mut wr = ibv_recv_wr { wr_id, next: null_mut(), sg_list: ptr::null(), num_sge: 0 };
-    // SAFETY: a live queue and a list of one valid structure.
+    // SAFETY: the test keeps the WQ alive; the list is one local variable.
     unsafe { (*wq).post_recv.unwrap()(wq, &raw mut wr, null_mut()) }
 }
 
 fn ind_table(rig: &Rig, wqs: &[*mut ibv_wq], log_ind_tbl_size: u32) -> *mut ibv_rwq_ind_table {
     let mut init = ibv_rwq_ind_table_init_attr { log_ind_tbl_size, ind_tbl: wqs.as_ptr(), comp_mask: 0 };
-    // SAFETY: a live context and a valid structure.
+    // SAFETY: the rig keeps the context alive; the structure is a local variable.
     unsafe { create_rwq_ind_table(rig.context, &raw mut init) }
 }
 
@@ -55,7 +55,7 @@ fn hash_attr(rig: &Rig, table: *mut ibv_rwq_ind_table) -> ibv_qp_init_attr_ex {
 }
 
 fn hash_qp(rig: &Rig, mut init: ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, c_int> {
-    // SAFETY: a live context and a valid structure.
+    // SAFETY: the rig keeps the context alive; the structure is a local variable.
     let qp = unsafe { create_qp_ex(rig.context, &raw mut init) };
     if qp.is_null() { Err(errno()) } else { Ok(qp) }
 }
@@ -72,14 +72,14 @@ fn wq_accepts_receives_and_flushes_on_error() {
     }
     assert_eq!(post(wq, 5), libc::ENOMEM);
     assert_eq!(set_state(wq, ERROR), 0);
-    // SAFETY: a live queue.
+    // SAFETY: this test keeps the WQ alive.
     let (number, state) = unsafe { ((*wq).wq_num, (*wq).state) };
     let flushed: Vec<_> = rig.completions(4).iter().map(|wc| (wc.wr_id, wc.status, wc.qp_num)).collect();
     assert_eq!((flushed, state), ((1..=4).map(|id| (id, 5, number)).collect(), ERROR));
     assert_eq!(set_state(wq, READY), libc::EINVAL);
     assert_eq!(set_state(wq, RESET), 0);
     assert_eq!(set_state(wq, 3), libc::EINVAL);
-    // SAFETY: a live queue; the second call looks its handle up and finds it destroyed.
+    // SAFETY: this test created the WQ; the second call looks its handle up and finds it destroyed.
     unsafe {
         assert_eq!(destroy_wq(wq), 0);
         assert_eq!(destroy_wq(wq), libc::EINVAL);
@@ -94,7 +94,7 @@ fn hash_qp_holds_table_and_table_holds_queues() {
     let table = ind_table(&rig, &wqs, 1);
     assert!(!table.is_null());
     let qp = hash_qp(&rig, hash_attr(&rig, table)).unwrap();
-    // SAFETY: live objects, each destroyed once with success.
+    // SAFETY: this test created the objects and does not use them after their destruction.
     unsafe {
         assert_eq!(destroy_wq(wqs[0]), libc::EBUSY);
         assert_eq!(destroy_rwq_ind_table(table), libc::EBUSY);
@@ -131,10 +131,10 @@ fn unsupported_hash_fields_and_functions_are_refused() {
     ] {
         let mut attr = wq_attr(&rig);
         change(&mut attr);
-        // SAFETY: a live context and a valid structure.
+        // SAFETY: the rig keeps the context alive; the structure is a local variable.
         assert!(unsafe { create_wq(rig.context, &raw mut attr) }.is_null());
     }
-    // SAFETY: live objects, each destroyed once.
+    // SAFETY: this test created the objects and does not use them afterwards.
     unsafe {
         assert_eq!(destroy_rwq_ind_table(table), 0);
         assert_eq!(destroy_wq(wqs[0]), 0);

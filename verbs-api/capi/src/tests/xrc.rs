@@ -14,12 +14,12 @@ const XRC_RECV: c_int = 10;
 
 fn domain(rig: &Rig, fd: c_int, oflags: c_int) -> *mut ibv_xrcd {
     let mut init = ibv_xrcd_init_attr { comp_mask: 3, fd, oflags };
-    // SAFETY: a live context and a valid structure.
+    // SAFETY: the rig keeps the context alive; the structure is a local variable.
     unsafe { open_xrcd(rig.context, &raw mut init) }
 }
 
 fn close(xrcd: *mut ibv_xrcd) -> c_int {
-    // SAFETY: any handle is looked up.
+    // SAFETY: the call looks the handle up.
     unsafe { close_xrcd(xrcd) }
 }
 
@@ -29,7 +29,7 @@ fn srq(rig: &Rig, xrcd: *mut ibv_xrcd) -> (*mut ibv_srq, u32) {
     let mut init =
         ibv_srq_init_attr_ex { srq_context, attr, comp_mask: 0xf, srq_type: 1, pd, xrcd, cq, tm_cap: [0; 2] };
     let mut number = 0;
-    // SAFETY: live handles, a valid structure, a variable.
+    // SAFETY: the test keeps the handles alive; the pointers are to local variables.
     unsafe {
         let srq = create_srq_ex(rig.context, &raw mut init);
         assert!(!srq.is_null());
@@ -41,7 +41,7 @@ fn srq(rig: &Rig, xrcd: *mut ibv_xrcd) -> (*mut ibv_srq, u32) {
 fn target(rig: &Rig, xrcd: *mut ibv_xrcd) -> *mut ibv_qp {
     let mut init = rig.init_ex(XRC_RECV);
     (init.comp_mask, init.xrcd, init.send_cq, init.recv_cq) = (2, xrcd, null_mut(), null_mut());
-    // SAFETY: a live context and a valid structure.
+    // SAFETY: the rig keeps the context alive; the structure is a local variable.
     let qp = unsafe { create_qp_ex(rig.context, &raw mut init) };
     assert!(!qp.is_null());
     qp
@@ -50,7 +50,7 @@ fn target(rig: &Rig, xrcd: *mut ibv_xrcd) -> *mut ibv_qp {
 fn initiator(rig: &Rig) -> *mut ibv_qp {
     let mut init = rig.init_ex(XRC_SEND);
     init.recv_cq = null_mut();
-    // SAFETY: a live context and a valid structure.
+    // SAFETY: the rig keeps the context alive; the structure is a local variable.
     let qp = unsafe { create_qp_ex(rig.context, &raw mut init) };
     assert!(!qp.is_null());
     qp
@@ -58,12 +58,12 @@ fn initiator(rig: &Rig) -> *mut ibv_qp {
 
 fn post_to(rig: &Rig, srq: *mut ibv_srq, wr_id: u64, sges: &[ibv_sge]) {
     let mut wr = ibv_recv_wr { wr_id, next: null_mut(), sg_list: sges.as_ptr(), num_sge: sges.len() as c_int };
-    // SAFETY: a live SRQ and a list of one valid structure.
+    // SAFETY: the test keeps the SRQ alive; the list is one local variable.
     assert_eq!(unsafe { rig.ops().post_srq_recv.unwrap()(srq, &raw mut wr, null_mut()) }, 0);
 }
 
 fn destroy_srq(srq: *mut ibv_srq) {
-    // SAFETY: a live SRQ.
+    // SAFETY: the test created the SRQ and does not use it afterwards.
     assert_eq!(unsafe { ibv_destroy_srq(srq) }, 0);
 }
 
@@ -73,8 +73,8 @@ fn xrc_message_is_routed_by_srq_number() {
     let xrcd = domain(&rig, -1, libc::O_CREAT);
     let queues = [srq(&rig, xrcd), srq(&rig, xrcd)];
     let (ini, tgt) = (initiator(&rig), target(&rig, xrcd));
-    connect(ini, number(tgt));
-    connect(tgt, number(ini));
+    connect(ini, qp_num(tgt));
+    connect(tgt, qp_num(ini));
     rig.set(0, 41);
     for (at, (srq, _)) in (0..).zip(queues) {
         post_to(&rig, srq, at, &[rig.sge(100 + at as usize, 1)]);
@@ -84,9 +84,9 @@ fn xrc_message_is_routed_by_srq_number() {
     wr.remote_srqn = queues[1].1;
     assert_eq!(rig.post_send(ini, &mut wr).0, 0);
     let got = rig.completions(2).into_iter().find(|wc| wc.wr_id == 1).unwrap();
-    assert_eq!((got.status, got.byte_len, got.qp_num, rig.word(101)), (0, 8, number(tgt), 41));
+    assert_eq!((got.status, got.byte_len, got.qp_num, rig.word(101)), (0, 8, qp_num(tgt), 41));
     let (lkey, from) = (rig.lkey(), rig.addr(0));
-    // SAFETY: a live QP with builders, called in the order of the man page.
+    // SAFETY: this test keeps the QP alive, and calls its builders in the order of the man page.
     unsafe {
         let x = ibv_qp_to_qp_ex(ini);
         let ops = &*x;
@@ -112,11 +112,11 @@ fn xrc_target_lives_until_its_last_handle() {
     let xrcd = domain(&rig, -1, libc::O_CREAT);
     let first = target(&rig, xrcd);
     let mut attr =
-        ibv_qp_open_attr { comp_mask: 0xf, qp_num: number(first), xrcd, qp_context: null_mut(), qp_type: XRC_RECV };
-    // SAFETY: a live context and valid structures.
+        ibv_qp_open_attr { comp_mask: 0xf, qp_num: qp_num(first), xrcd, qp_context: null_mut(), qp_type: XRC_RECV };
+    // SAFETY: the rig keeps the context alive; the structures are local variables.
     unsafe {
         let second = open_qp(rig.context, &raw mut attr);
-        assert!(!second.is_null() && second != first && number(second) == number(first));
+        assert!(!second.is_null() && second != first && qp_num(second) == qp_num(first));
         let init = ibv_qp_attr { qp_state: INIT, port_num: 1, ..ibv_qp_attr::default() };
         modify(first, init, 1 | 1 << 3 | 1 << 4 | 1 << 5);
         destroy(&[first]);
@@ -150,7 +150,7 @@ fn xrc_domain_needs_an_open_file_or_o_creat() {
     let mut init =
         ibv_srq_init_attr { srq_context: null_mut(), attr: ibv_srq_attr { max_wr: 1, max_sge: 1, srq_limit: 0 } };
     let mut number = 0;
-    // SAFETY: a live domain, valid structures, a variable.
+    // SAFETY: the rig keeps its handles alive; the pointers are to local variables.
     unsafe {
         let plain = ibv_create_srq(rig.pd, &raw mut init);
         assert_eq!(get_srq_num(plain, &raw mut number), libc::EINVAL);
