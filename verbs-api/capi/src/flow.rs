@@ -89,7 +89,9 @@ const FORMATS: [Format; 6] = [
 #[derive(Default)]
 struct Specs {
     wanted: FrameMatch,
+    /// True if a specification matches header fields.
     has_headers: bool,
+    /// True if the rule drops the frames that it matches.
     drops: bool,
     tag: Option<u32>,
     counters: Vec<Arc<FlowCounters>>,

@@ -68,8 +68,8 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova(
     pointer(|| register(pd, addr, length, iova, access.cast_unsigned()))
 }
 
-/// The header's macros `ibv_reg_mr` and `ibv_reg_mr_iova` call this function if the rights are not
-/// constant or contain hints.
+/// Registers memory for the header's macros `ibv_reg_mr` and `ibv_reg_mr_iova`, which call this
+/// function if the rights are not constant or contain hints.
 pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
     pd: *mut ibv_pd,
     addr: *mut c_void,

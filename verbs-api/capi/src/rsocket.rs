@@ -224,7 +224,7 @@ fn saturated(count: usize) -> c_int {
     c_int::try_from(count).unwrap_or(c_int::MAX)
 }
 
-/// `epoll_create1` for rsockets and other descriptors; `rclose` closes the set.
+/// Creates an `epoll` set of rsockets and other descriptors, which `rclose` closes.
 pub(crate) unsafe extern "C" fn repoll_create(flags: c_int) -> c_int {
     minus_one(|| Ok(roxe_rsockets::epoll_create(flags)?))
 }
@@ -238,7 +238,7 @@ pub(crate) unsafe extern "C" fn repoll_ctl(epfd: c_int, op: c_int, fd: c_int, ev
     })
 }
 
-/// `epoll_wait`. Reports are level-triggered, even for `EPOLLET`.
+/// Waits like `epoll_wait`, but reports are level-triggered, even for `EPOLLET`.
 pub(crate) unsafe extern "C" fn repoll_wait(
     epfd: c_int,
     events: *mut epoll_event,
@@ -261,7 +261,7 @@ pub(crate) unsafe extern "C" fn repoll_wait(
 /// The words of an `fd_set`.
 type FdSetWords = [u64; 16];
 
-/// `select` of rsockets and other descriptors; does not change `timeout`.
+/// Waits like `select`, for rsockets and other descriptors; does not change `timeout`.
 pub(crate) unsafe extern "C" fn rselect(
     nfds: c_int,
     read: *mut fd_set,
@@ -330,8 +330,9 @@ pub(crate) unsafe extern "C" fn rgetsockopt(
     })
 }
 
-/// `fcntl` with `F_GETFL`, `F_SETFL`, `F_GETFD` or `F_SETFD`. The C declaration is variadic; a
-/// caller that passes no `arg` leaves an arbitrary value in its register, which is not used then.
+/// Supports the `fcntl` commands `F_GETFL`, `F_SETFL`, `F_GETFD` and `F_SETFD`. The C declaration
+/// is variadic; a caller that passes no `arg` leaves an arbitrary value in its register, which is
+/// not used then.
 pub(crate) unsafe extern "C" fn rfcntl(fd: c_int, command: c_int, arg: c_long) -> c_int {
     minus_one(|| {
         let socket = socket(fd)?;
@@ -397,7 +398,7 @@ pub(crate) unsafe extern "C" fn rrecv(fd: c_int, buf: *mut c_void, len: usize, f
     length(|| Ok(socket(fd)?.recv(unsafe { bytes_mut(buf, len)? }, flags)?))
 }
 
-/// `recvfrom`; on a stream, `from` receives the peer's address.
+/// Receives like `recvfrom`; on a stream, `from` receives the peer's address.
 pub(crate) unsafe extern "C" fn rrecvfrom(
     fd: c_int,
     buf: *mut c_void,
@@ -418,7 +419,7 @@ pub(crate) unsafe extern "C" fn rrecvfrom(
     })
 }
 
-/// `recvmsg` without control messages.
+/// Receives like `recvmsg`, without control messages.
 pub(crate) unsafe extern "C" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     length(|| {
         let socket = socket(fd)?;
@@ -473,7 +474,7 @@ pub(crate) unsafe extern "C" fn rsendto(
     })
 }
 
-/// `sendmsg`; EOPNOTSUPP with control messages.
+/// Sends like `sendmsg`; EOPNOTSUPP with control messages.
 pub(crate) unsafe extern "C" fn rsendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     length(|| {
         let socket = socket(fd)?;

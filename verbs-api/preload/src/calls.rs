@@ -359,7 +359,7 @@ unsafe extern "C" fn sendfile(out: c_int, file: c_int, offset: *mut off_t, count
     if failed && done == 0 { -1 } else { done as ssize_t }
 }
 
-/// The name of `sendfile` for 64-bit offsets, which all offsets are here.
+/// Does the same as [`sendfile`], because all offsets have 64 bits here.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendfile64(out: c_int, file: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
     // SAFETY: these are the program's arguments; both functions have the same contract.
@@ -470,7 +470,7 @@ extern "C" fn fcntl(fd: c_int, command: c_int, arg: c_long) -> c_int {
     status
 }
 
-/// The name of `fcntl` for 64-bit offsets, which all offsets are here.
+/// Does the same as [`fcntl`], because all offsets have 64 bits here.
 #[unsafe(no_mangle)]
 extern "C" fn fcntl64(fd: c_int, command: c_int, arg: c_long) -> c_int {
     fcntl(fd, command, arg)

@@ -71,7 +71,7 @@ impl Side {
         Ok(side)
     }
 
-    /// The client: sends pings, checks the pongs, and measures the time.
+    /// Runs the client: sends pings, checks the pongs, and measures the time.
     fn play(&self) -> Result<(), Box<dyn Error>> {
         let start = Instant::now();
         for round in 0..ROUNDS {
@@ -86,7 +86,7 @@ impl Side {
         Ok(())
     }
 
-    /// The server: sends every message back.
+    /// Runs the server: sends every message back.
     fn serve(&self) -> Result<(), Box<dyn Error>> {
         for _ in 0..ROUNDS {
             let ping = self.receive()?;

@@ -107,8 +107,8 @@ fn find(epfd: RawFd) -> io::Result<Arc<EpollSet>> {
     SETS.read().get(&epfd).cloned().ok_or_else(|| os(libc::EBADF))
 }
 
-/// Adds, changes or removes a member: `repoll_ctl`. `op` is `EPOLL_CTL_ADD`, `_MOD` or `_DEL`;
-/// `event` has the requested events and the program's data.
+/// Adds, changes or removes a member, as `repoll_ctl` does. `op` is `EPOLL_CTL_ADD`, `_MOD` or
+/// `_DEL`; `event` has the requested events and the program's data.
 ///
 /// # Errors
 /// EBADF for a number that is not a set, EEXIST for an existing member, ENOENT for a missing one,

@@ -162,7 +162,8 @@ pub(crate) unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, private_data: *
     zero(|| unsafe { reject(id, private_data, len, RejReason::ConsumerDefined) })
 }
 
-/// `rdma_reject` with the reason that the peer's vendor options are not supported.
+/// Rejects a request like `rdma_reject`, for the reason that the peer's vendor options are not
+/// supported.
 pub(crate) unsafe extern "C" fn rdma_reject_ece(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int {
     // SAFETY: the program passes NULL or private data of `len` bytes, valid during the call.
     zero(|| unsafe { reject(id, private_data, len, RejReason::VendorOptionNotSupported) })

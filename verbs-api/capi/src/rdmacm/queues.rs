@@ -48,7 +48,7 @@ pub(super) fn create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: &mut ibv_qp_
     Ok(())
 }
 
-/// `rdma_create_qp` with the attributes of `man ibv_create_qp_ex`.
+/// Acts like `rdma_create_qp`, with the attributes of `man ibv_create_qp_ex`.
 pub(crate) unsafe extern "C" fn rdma_create_qp_ex(id: *mut rdma_cm_id, init: *mut ibv_qp_init_attr_ex) -> c_int {
     zero(|| create_extended(id, required!(mut init)))
 }
@@ -224,7 +224,7 @@ pub(crate) unsafe extern "C" fn rdma_create_srq(
     })
 }
 
-/// `rdma_create_srq` with the attributes of `man ibv_create_srq_ex`.
+/// Acts like `rdma_create_srq`, with the attributes of `man ibv_create_srq_ex`.
 pub(crate) unsafe extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, init: *mut ibv_srq_init_attr_ex) -> c_int {
     zero(|| {
         let init = required!(mut init);

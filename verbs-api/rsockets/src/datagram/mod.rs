@@ -45,12 +45,18 @@ pub(crate) struct Datagram {
 #[derive(Debug)]
 struct Inner {
     settings: Config,
+    /// One port for each local address that the socket has used.
     ports: Vec<Port>,
     peers: HashMap<SocketAddr, Peer>,
+    /// The peer that `connect` has set.
     connected: Option<SocketAddr>,
+    /// Datagrams that the program has not received.
     inbox: VecDeque<Message>,
+    /// True if the program has shut down receiving.
     shut_read: bool,
+    /// True if the program has shut down sending.
     shut_write: bool,
+    /// True if the program has closed the socket.
     closed: bool,
     watchers: Watchers,
 }

@@ -229,7 +229,7 @@ impl Port {
     }
 }
 
-/// Offset in the receive buffer of the datagram in `slot`, after the GRH.
+/// Returns the offset in the receive buffer of the datagram in `slot`, after the GRH.
 fn payload_offset(slot: u16) -> usize {
     usize::from(slot) * SLOT + GRH
 }

@@ -415,7 +415,9 @@ fn accept_request(id: CmId, event: &CmEvent, settings: &Settings) -> io::Result<
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecvMode {
+    /// True if the call waits for data.
     pub(crate) wait: bool,
+    /// True if the data stays in the receive buffer.
     pub(crate) peek: bool,
     /// True if the call returns only when the buffers are full, not on the first data.
     pub(crate) all: bool,
@@ -480,8 +482,8 @@ impl Stream {
         moved_or_error(room.moved(), done)
     }
 
-    /// Receives, and once more after processing events. Returns true if the receive call is
-    /// finished.
+    /// Receives; if that does not finish the receive call, processes events and receives again.
+    /// Returns true if the call is finished.
     fn recv_now(&self, room: &mut Fill<'_, '_>, mode: RecvMode) -> io::Result<bool> {
         let mut inner = self.inner.lock();
         for progressed in [false, true] {

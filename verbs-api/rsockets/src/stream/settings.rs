@@ -17,16 +17,23 @@ pub(crate) struct Settings {
     pub(crate) sizes: Sizes,
     /// Longest data that is sent inline, in bytes.
     pub(crate) inline: u32,
+    /// True if SO_REUSEADDR is on.
     pub(crate) reuse_addr: bool,
+    /// True if SO_KEEPALIVE is on.
     pub(crate) keepalive: bool,
     /// Time between keepalive probes.
     pub(crate) keep_idle: Duration,
+    /// True if SO_OOBINLINE is on, which has no effect.
     pub(crate) oob_inline: bool,
     /// Time that `close` waits for delivery; `None` for no limit.
     pub(crate) linger: Option<Duration>,
+    /// True if TCP_NODELAY is on, which has no effect.
     pub(crate) no_delay: bool,
+    /// True if IPV6_V6ONLY is on.
     pub(crate) v6_only: bool,
+    /// Value of IP_TOS.
     pub(crate) tos: u8,
+    /// Path of RDMA_ROUTE; `None` if the program has not set it.
     pub(crate) path: Option<Path>,
 }
 
