@@ -207,8 +207,10 @@ pub(crate) struct Buffer {
     _pd_use: Use,
 }
 
+/// Mapped memory, unmapped on drop.
 struct Mapping {
     start: *mut c_void,
+    /// Length in bytes.
     length: usize,
 }
 

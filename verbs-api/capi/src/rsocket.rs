@@ -569,6 +569,7 @@ struct Buffers<'a> {
     inline: [IoSliceMut<'a>; INLINE_LEN],
     /// The buffers of a longer list.
     heap: Vec<IoSliceMut<'a>>,
+    /// Number of buffers.
     count: usize,
 }
 

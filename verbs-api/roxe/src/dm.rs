@@ -24,6 +24,7 @@ impl Context {
 #[derive(Clone, Debug)]
 pub struct DeviceMemory {
     dm: Arc<provider::Dm>,
+    /// Length in bytes.
     len: usize,
 }
 
@@ -77,6 +78,7 @@ impl ProtectionDomain {
 #[derive(Debug)]
 pub struct DeviceMemoryRegion {
     mr: Arc<provider::Mr>,
+    /// Length in bytes.
     len: usize,
 }
 
@@ -129,6 +131,7 @@ impl ProtectionDomain {
 #[derive(Debug)]
 pub struct DmaBufRegion {
     mr: Arc<provider::Mr>,
+    /// Length in bytes.
     len: usize,
 }
 

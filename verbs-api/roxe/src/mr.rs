@@ -241,8 +241,10 @@ impl fmt::Debug for MemoryRegion {
     }
 }
 
+/// The memory of a region, which this value may own.
 struct Bytes {
     ptr: NonNull<u8>,
+    /// Length in bytes.
     len: usize,
     /// Layout of the allocation; `None` for memory of the program.
     owned: Option<Layout>,

@@ -24,8 +24,10 @@ impl EventChannel {
 #[derive(Debug)]
 pub struct CmEvent {
     kind: CmEventKind,
+    /// 0, a negative errno, or the peer's reason code.
     status: i32,
     id: ObjectId,
+    /// New id of a connection request; `None` once it is taken.
     request: Option<CmId>,
     data: cm::EventData,
 }

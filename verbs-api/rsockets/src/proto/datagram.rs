@@ -33,6 +33,7 @@ pub(crate) struct UdpHeader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HeaderBytes {
     bytes: [u8; MAX_HEADER],
+    /// Number of used bytes.
     len: usize,
 }
 

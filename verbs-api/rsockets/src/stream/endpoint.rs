@@ -131,6 +131,7 @@ struct Mapping {
     region: MemoryRegion,
     /// Index in the peer's table; `None` if the mapping is local.
     index: Option<u16>,
+    /// First offset by which the peer writes to it.
     offset: u64,
     /// True if the peer knows the mapping, or does not have to.
     announced: bool,
