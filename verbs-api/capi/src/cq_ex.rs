@@ -128,7 +128,7 @@ unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
         let cursor = object.inner.cursor.data_ptr();
         ((*cursor).entry.timestamp, &mut (*cursor).clock)
     };
-    clock.at(timestamp, wallclock::measure)
+    clock.at(timestamp, wallclock::measure_offset)
 }
 
 /// Writes tag and user data of a matched message, in host byte order.

@@ -133,7 +133,7 @@ impl SgeList {
     ///
     /// # Safety
     /// `list` is NULL or points to `count` elements.
-    pub(crate) unsafe fn fill(&mut self, list: *const ibv_sge, count: usize) -> Result<&[Sge]> {
+    pub(crate) unsafe fn copy_list(&mut self, list: *const ibv_sge, count: usize) -> Result<&[Sge]> {
         if count > self.items.len() {
             return Err(invalid(|| format!("num_sge is {count}; the device takes at most {MAX_SGE}")));
         }
@@ -164,7 +164,7 @@ impl InlineData {
     ///
     /// # Safety
     /// Every element of `sges` is memory that the program may read.
-    unsafe fn gather(&mut self, sges: &[Sge]) -> Result<&[u8]> {
+    unsafe fn copy_buffers(&mut self, sges: &[Sge]) -> Result<&[u8]> {
         let mut len = 0;
         for sge in sges {
             let count = sge.length as usize;
@@ -248,10 +248,10 @@ unsafe fn post_one(
     let count = usize::try_from(wr.num_sge).map_err(|_| out_of_range("num_sge", wr.num_sge, NUM_SGE_RANGE))?;
     let (mut list, mut bytes) = (SgeList::new(), InlineData::new());
     // SAFETY: the program passes a list of `num_sge` elements, valid during the call.
-    let sges = unsafe { list.fill(wr.sg_list, count) }?;
+    let sges = unsafe { list.copy_list(wr.sg_list, count) }?;
     let data = if flags.contains(SendFlags::INLINE) {
         // SAFETY: the caller guarantees that inline data is memory that the program may read.
-        SendData::Inline(unsafe { bytes.gather(sges) }?)
+        SendData::Inline(unsafe { bytes.copy_buffers(sges) }?)
     } else {
         SendData::Sges(sges)
     };
@@ -281,7 +281,7 @@ unsafe fn report_if_long_inline(qp: &Qp, wr: &ibv_send_wr) {
     let mut list = SgeList::new();
     let is_inline = SendFlags::from_bits_truncate(wr.send_flags).contains(SendFlags::INLINE);
     // SAFETY: the program passes a list of `num_sge` elements, valid during the call.
-    if let (true, Ok(sges)) = (is_inline, unsafe { list.fill(wr.sg_list, count) }) {
+    if let (true, Ok(sges)) = (is_inline, unsafe { list.copy_list(wr.sg_list, count) }) {
         let length = sges.iter().map(|sge| sge.length as usize).sum();
         if length > MAX_INLINE_DATA as usize {
             report_long_inline(qp, wr.wr_id, length);
@@ -349,7 +349,7 @@ unsafe fn post_receives(
         let count =
             usize::try_from(request.num_sge).map_err(|_| out_of_range("num_sge", request.num_sge, NUM_SGE_RANGE));
         // SAFETY: the program passes a list of `num_sge` elements, valid during the call.
-        let sges = count.and_then(|count| unsafe { list.fill(request.sg_list, count) });
+        let sges = count.and_then(|count| unsafe { list.copy_list(request.sg_list, count) });
         let posted = sges.and_then(|sges| Ok(post(&RecvRequest { wr_id: request.wr_id, sges })?));
         if let Err(error) = posted {
             // SAFETY: the caller guarantees NULL or a variable.

@@ -160,12 +160,12 @@ fn catch_panic<T, F: FnOnce() -> Result<T>>(body: F) -> Result<T> {
 
 /// Runs `body`; a panic becomes EIO. Disables cancellation of the thread: a cancellation unwinds
 /// too, and catching that ends the process.
-pub(crate) fn contained<T, F: FnOnce() -> Result<T>>(body: F) -> Result<T> {
-    contained_modify(None, body)
+pub(crate) fn run_call<T, F: FnOnce() -> Result<T>>(body: F) -> Result<T> {
+    run_modify_call(None, body)
 }
 
-/// Runs `body` like [`contained`]. `state` is the name of the state that `ibv_modify_qp` requests.
-fn contained_modify<T, F: FnOnce() -> Result<T>>(state: Option<&str>, body: F) -> Result<T> {
+/// Runs `body` like [`run_call`]. `state` is the name of the state that `ibv_modify_qp` requests.
+fn run_modify_call<T, F: FnOnce() -> Result<T>>(state: Option<&str>, body: F) -> Result<T> {
     uncancelled(|| {
         let _verb = explain::enter_verb();
         if faults::is_on() { with_fault_rules(state, body) } else { catch_panic(body) }
@@ -181,7 +181,7 @@ fn with_fault_rules<T, F: FnOnce() -> Result<T>>(state: Option<&str>, body: F) -
 
 /// Runs the body of `ibv_modify_qp` like [`status`]. `state` is the name of the requested state.
 pub(crate) fn status_of_modify(state: &str, body: impl FnOnce() -> Result<()>) -> c_int {
-    contained_modify(Some(state), body).map_or_else(Errno::report, |()| 0)
+    run_modify_call(Some(state), body).map_or_else(Errno::report, |()| 0)
 }
 
 /// Runs a body like [`status`], for calls of the data path. They disable cancellation themselves
@@ -199,37 +199,37 @@ pub(crate) fn quick_negative(body: impl FnOnce() -> Result<c_int>) -> c_int {
 
 /// Runs the body of a call that returns 0 or a positive errno value.
 pub(crate) fn status(body: impl FnOnce() -> Result<()>) -> c_int {
-    contained(body).map_or_else(Errno::report, |()| 0)
+    run_call(body).map_or_else(Errno::report, |()| 0)
 }
 
 /// Runs the body of a call that returns a number, or -1 with `errno` set.
 pub(crate) fn minus_one(body: impl FnOnce() -> Result<c_int>) -> c_int {
-    contained(body).unwrap_or_else(|errno| errno.set(-1))
+    run_call(body).unwrap_or_else(|errno| errno.set(-1))
 }
 
 /// Runs the body of a call that returns 0, or -1 with `errno` set.
 pub(crate) fn zero(body: impl FnOnce() -> Result<()>) -> c_int {
-    contained(body).map_or_else(|errno| errno.set(-1), |()| 0)
+    run_call(body).map_or_else(|errno| errno.set(-1), |()| 0)
 }
 
 /// Runs the body of a call that returns a length or an offset, or -1 with `errno` set.
 pub(crate) fn length(body: impl FnOnce() -> Result<usize>) -> isize {
-    contained(body).map_or_else(|errno| errno.set(-1), usize::cast_signed)
+    run_call(body).map_or_else(|errno| errno.set(-1), usize::cast_signed)
 }
 
 /// Runs the body of a call that returns a number, or a negative errno value.
 pub(crate) fn negative(body: impl FnOnce() -> Result<c_int>) -> c_int {
-    contained(body).unwrap_or_else(|errno| -errno.report())
+    run_call(body).unwrap_or_else(|errno| -errno.report())
 }
 
 /// Runs the body of a call that returns a pointer, or NULL with `errno` set.
 pub(crate) fn pointer<T>(body: impl FnOnce() -> Result<*mut T>) -> *mut T {
-    contained(body).unwrap_or_else(|errno| errno.set(core::ptr::null_mut()))
+    run_call(body).unwrap_or_else(|errno| errno.set(core::ptr::null_mut()))
 }
 
 /// Runs the body of a call that returns nothing.
 pub(crate) fn no_result(body: impl FnOnce() -> Result<()>) {
-    let _ = contained(body);
+    let _ = run_call(body);
 }
 
 #[cfg(test)]

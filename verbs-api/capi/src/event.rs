@@ -10,7 +10,7 @@
 //! so that the unwinding reaches the program.
 
 use crate::abi::*;
-use crate::errno::{EINVAL, Result, contained, no_result, null, pointer, status};
+use crate::errno::{EINVAL, Result, no_result, null, pointer, run_call, status};
 use crate::object::{Exposed, Object, Token, Unacked, with_token};
 use crate::objects::context;
 use core::ffi::{c_int, c_uint, c_void};
@@ -215,7 +215,7 @@ pub(crate) fn wait_for_event<T, W>(
 
 /// Runs one step. Its error is the return value of the call, with `errno` set.
 fn run_step<T>(body: impl FnOnce() -> Result<T>) -> core::result::Result<T, c_int> {
-    contained(body).map_err(|errno| errno.set(-1))
+    run_call(body).map_err(|errno| errno.set(-1))
 }
 
 /// Waits for one unit of an eventfd in semaphore mode and reads it. A signal handler with

@@ -216,11 +216,11 @@ pub(crate) unsafe extern "C" fn rpoll(entries: *mut pollfd, count: nfds_t, timeo
         let count = c_int::try_from(count).map_err(|_| EINVAL)?.cast_unsigned() as usize;
         // SAFETY: the program passes an array of `count` elements, valid during the call.
         let entries = unsafe { slice_mut(entries, count) }?;
-        Ok(saturated(roxe_rsockets::poll(entries, timeout)?))
+        Ok(saturating_c_int(roxe_rsockets::poll(entries, timeout)?))
     })
 }
 
-fn saturated(count: usize) -> c_int {
+fn saturating_c_int(count: usize) -> c_int {
     c_int::try_from(count).unwrap_or(c_int::MAX)
 }
 
@@ -254,7 +254,7 @@ pub(crate) unsafe extern "C" fn repoll_wait(
         // SAFETY: the program passes an array of `maxevents` elements, valid during the call;
         // `epoll_wait` returns at most as many.
         unsafe { events.copy_from_nonoverlapping(found.as_ptr(), found.len()) };
-        Ok(saturated(found.len()))
+        Ok(saturating_c_int(found.len()))
     })
 }
 
@@ -285,7 +285,7 @@ pub(crate) unsafe extern "C" fn rselect(
                 unsafe { set.write(copy) };
             }
         }
-        Ok(saturated(count))
+        Ok(saturating_c_int(count))
     })
 }
 
@@ -427,7 +427,7 @@ pub(crate) unsafe extern "C" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags:
         let message = unsafe { message.as_mut() }.ok_or(EFAULT)?;
         // SAFETY: the program passes a list of buffers and its length, all valid during the call.
         let mut bufs = unsafe { Buffers::new(message.msg_iov, message.msg_iovlen as _) }.map_err(too_long)?;
-        let (got, sender) = socket.recv_vectored(bufs.all(), flags)?;
+        let (got, sender) = socket.recv_vectored(bufs.as_mut_slice(), flags)?;
         let name = message.msg_name.cast::<sockaddr>();
         let out = if name.is_null() { AddressOut::NONE } else { AddressOut::new(name, &raw mut message.msg_namelen)? };
         // SAFETY: the program passes NULL or a buffer of `msg_namelen` bytes, valid during the
@@ -447,7 +447,7 @@ pub(crate) unsafe extern "C" fn rreadv(fd: c_int, parts: *const iovec, count: c_
     length(|| {
         let socket = socket(fd)?;
         // SAFETY: the program passes a list of buffers and its length, all valid during the call.
-        Ok(socket.recv_vectored(unsafe { Buffers::new(parts, list_len(count)?)? }.all(), 0)?.0)
+        Ok(socket.recv_vectored(unsafe { Buffers::new(parts, list_len(count)?)? }.as_mut_slice(), 0)?.0)
     })
 }
 
@@ -591,7 +591,7 @@ impl<'a> Buffers<'a> {
         Ok(new)
     }
 
-    fn all(&mut self) -> &mut [IoSliceMut<'a>] {
+    fn as_mut_slice(&mut self) -> &mut [IoSliceMut<'a>] {
         if self.count <= INLINE_LEN { &mut self.inline[..self.count] } else { &mut self.heap }
     }
 }

@@ -154,7 +154,7 @@ unsafe fn post_one(srq: &Srq, wr: &mut ibv_ops_wr) -> Result<()> {
             let add = &wr.tm.add;
             let count = usize::try_from(add.num_sge).map_err(|_| EINVAL)?;
             // SAFETY: the caller guarantees a list of `count` elements.
-            let sges = unsafe { list.fill(add.sg_list, count) }?;
+            let sges = unsafe { list.copy_list(add.sg_list, count) }?;
             TagOp::Add(TagRecv { wr_id: add.recv_wr_id, tag: add.tag, mask: add.mask, sges })
         }
         DEL => TagOp::Remove(TagHandle(wr.tm.handle)),

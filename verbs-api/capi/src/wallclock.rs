@@ -42,7 +42,7 @@ impl WallClock {
 }
 
 /// Returns time of day minus device time, in nanoseconds.
-pub(crate) fn measure() -> u64 {
+pub(crate) fn measure_offset() -> u64 {
     best_measurement().1
 }
 

@@ -43,7 +43,7 @@ macro_rules! forwarded {
             unsafe extern "C" fn $name(fd: c_int, $($argument: $type),*) -> $result {
                 let Some((rdma, number)) = $find(fd) else { return call!(real.$name(fd, $($argument),*)) };
                 let done = call!(rdma.$ours(number, $($argument),*));
-                $(crate::epoll::used(fd, $event);)?
+                $(crate::epoll::rearm(fd, $event);)?
                 done
             }
         )+
@@ -103,7 +103,7 @@ unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
 extern "C" fn socket_for(domain: c_int, kind: c_int, protocol: c_int, caller: *const c_void) -> c_int {
     let kernel_socket = || call!(real.socket(domain, kind, protocol));
     let plain_kind = kind & !(SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if rdma::is_caller(caller) || !options().want(domain, plain_kind, protocol) {
+    if rdma::is_caller(caller) || !options().makes_rsocket(domain, plain_kind, protocol) {
         return kernel_socket();
     }
     if options().fork_safe && plain_kind == SOCK_STREAM && domain != AF_IB {
@@ -174,7 +174,7 @@ unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen
 unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
     if let Some((rdma, listener)) = rsocket_of(fd) {
         let number = call!(rdma.raccept(listener, address, len));
-        epoll::used(fd, libc::POLLIN);
+        epoll::rearm(fd, libc::POLLIN);
         return if number < 0 { number } else { assign_fd(rdma, number, domain(fd), SOCK_STREAM | flags) };
     }
     let new = call!(real.accept4(fd, address, len, flags));
@@ -191,7 +191,7 @@ unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut sockle
 unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     if let Some((rdma, number)) = rsocket_of(fd) {
         let status = call!(rdma.rconnect(number, address, len));
-        epoll::used(fd, libc::POLLOUT);
+        epoll::rearm(fd, libc::POLLOUT);
         if status == 0 || [libc::EINPROGRESS, libc::EALREADY, libc::EISCONN, libc::EINTR].contains(&errno()) {
             return status;
         }
@@ -261,7 +261,7 @@ unsafe extern "C" fn sendto(
     if done < 0 && !to.is_null() && is_stream(fd) {
         done = call!(rdma.rsend(number, buf, len, flags));
     }
-    epoll::used(fd, libc::POLLOUT);
+    epoll::rearm(fd, libc::POLLOUT);
     done
 }
 
@@ -278,7 +278,7 @@ unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) ->
         // name.
         done = unsafe { rdma.rsendmsg(number, &raw const nameless, flags) };
     }
-    epoll::used(fd, libc::POLLOUT);
+    epoll::rearm(fd, libc::POLLOUT);
     done
 }
 
@@ -405,7 +405,7 @@ extern "C" fn close(fd: c_int) -> c_int {
 
 /// Removes `fd` from the tables. Returns its rsocket if this was its last descriptor.
 fn forget(fd: c_int) -> Option<c_int> {
-    epoll::closed(fd);
+    epoll::remove_closed(fd);
     table::forget(fd)
 }
 

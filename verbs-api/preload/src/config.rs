@@ -66,7 +66,7 @@ impl Options {
     }
 
     /// Returns true if such a socket becomes an rsocket. `kind` is the type without flags.
-    pub(crate) fn want(&self, domain: c_int, kind: c_int, protocol: c_int) -> bool {
+    pub(crate) fn makes_rsocket(&self, domain: c_int, kind: c_int, protocol: c_int) -> bool {
         let default = match kind {
             libc::SOCK_STREAM => libc::IPPROTO_TCP,
             libc::SOCK_DGRAM => libc::IPPROTO_UDP,
@@ -93,9 +93,9 @@ fn number(text: &str) -> c_int {
 fn parse(line: &str) -> Option<(&str, Rule)> {
     let mut words = line.split_whitespace();
     let program = words.next().filter(|word| !word.starts_with('#'))?;
-    let domain = value(words.next()?, &["AF_", "PF_"], &DOMAINS)?;
-    let kind = value(words.next()?, &["SOCK_"], &KINDS)?;
-    let protocol = value(words.next()?, &["IPPROTO_"], &PROTOCOLS)?;
+    let domain = parse_word(words.next()?, &["AF_", "PF_"], &DOMAINS)?;
+    let kind = parse_word(words.next()?, &["SOCK_"], &KINDS)?;
+    let protocol = parse_word(words.next()?, &["IPPROTO_"], &PROTOCOLS)?;
     Some((program, [domain, kind, protocol]))
 }
 
@@ -108,7 +108,7 @@ const KINDS: [(&str, c_int); 2] = [("STREAM", libc::SOCK_STREAM), ("DGRAM", libc
 const PROTOCOLS: [(&str, c_int); 2] = [("TCP", libc::IPPROTO_TCP), ("UDP", libc::IPPROTO_UDP)];
 
 /// Parses a word: `Some(None)` for `*`, `None` if it is invalid.
-fn value(word: &str, prefixes: &[&str], names: &[(&str, c_int)]) -> Option<Option<c_int>> {
+fn parse_word(word: &str, prefixes: &[&str], names: &[(&str, c_int)]) -> Option<Option<c_int>> {
     if word == "*" {
         return Some(None);
     }
@@ -130,10 +130,16 @@ mod tests {
     fn without_rules_all_internet_sockets_match() {
         for file in ["", "# program domain type protocol\n", "incomplete INET\nx INET STREAM SCTP\n"] {
             let options = with_file(file, "curl");
-            assert!(options.want(AF_INET, SOCK_STREAM, 0) && options.want(AF_INET6, SOCK_DGRAM, IPPROTO_UDP));
-            assert!(options.want(AF_IB, SOCK_STREAM, IPPROTO_TCP));
-            assert!(!options.want(AF_UNIX, SOCK_STREAM, 0) && !options.want(AF_INET, SOCK_RAW, IPPROTO_UDP));
-            assert!(!options.want(AF_INET, SOCK_STREAM, 132), "SCTP");
+            assert!(
+                options.makes_rsocket(AF_INET, SOCK_STREAM, 0)
+                    && options.makes_rsocket(AF_INET6, SOCK_DGRAM, IPPROTO_UDP)
+            );
+            assert!(options.makes_rsocket(AF_IB, SOCK_STREAM, IPPROTO_TCP));
+            assert!(
+                !options.makes_rsocket(AF_UNIX, SOCK_STREAM, 0)
+                    && !options.makes_rsocket(AF_INET, SOCK_RAW, IPPROTO_UDP)
+            );
+            assert!(!options.makes_rsocket(AF_INET, SOCK_STREAM, 132), "SCTP");
         }
     }
 
@@ -141,11 +147,11 @@ mod tests {
     fn rule_matches_programs_by_prefix() {
         let file = "# comment\ncurl inet SOCK_STREAM ipproto_tcp\n* PF_INET6 dgram *\n";
         let curl = with_file(file, "Curl-7");
-        assert!(curl.want(AF_INET, SOCK_STREAM, 0) && !curl.want(AF_INET, SOCK_DGRAM, 0));
-        assert!(curl.want(AF_INET6, SOCK_DGRAM, 0) && !curl.want(AF_INET6, SOCK_STREAM, 0));
+        assert!(curl.makes_rsocket(AF_INET, SOCK_STREAM, 0) && !curl.makes_rsocket(AF_INET, SOCK_DGRAM, 0));
+        assert!(curl.makes_rsocket(AF_INET6, SOCK_DGRAM, 0) && !curl.makes_rsocket(AF_INET6, SOCK_STREAM, 0));
         let wget = with_file(file, "wget");
-        assert!(!wget.want(AF_INET, SOCK_STREAM, 0) && wget.want(AF_INET6, SOCK_DGRAM, 0));
-        assert!(!with_file("curl * * *", "cur").want(AF_INET, SOCK_STREAM, 0));
+        assert!(!wget.makes_rsocket(AF_INET, SOCK_STREAM, 0) && wget.makes_rsocket(AF_INET6, SOCK_DGRAM, 0));
+        assert!(!with_file("curl * * *", "cur").makes_rsocket(AF_INET, SOCK_STREAM, 0));
     }
 
     #[test]

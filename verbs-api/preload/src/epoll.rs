@@ -40,7 +40,7 @@ impl Member {
     }
 
     /// Returns the events to poll; `None` if the member is not to be polled.
-    fn interest(&self) -> Option<c_short> {
+    fn events_to_poll(&self) -> Option<c_short> {
         let events = self.events as u16;
         (events != 0 && !self.parked).then_some((events & !self.reported as u16).cast_signed())
     }
@@ -94,7 +94,7 @@ pub(crate) fn in_use() -> bool {
 
 /// Returns the data of `changed` in the kernel's set: an address in this library, which no program
 /// uses as data.
-fn mark() -> u64 {
+fn changed_data() -> u64 {
     (&raw const SETS).addr() as u64
 }
 
@@ -109,7 +109,7 @@ impl Set {
         if changed < 0 {
             return None;
         }
-        let mut event = epoll_event { events: EPOLLIN.cast_unsigned(), u64: mark() };
+        let mut event = epoll_event { events: EPOLLIN.cast_unsigned(), u64: changed_data() };
         // SAFETY: `event` is a local variable.
         if unsafe { (real().epoll_ctl)(epfd, EPOLL_CTL_ADD, changed, &raw mut event) } < 0 {
             let why = errno();
@@ -176,7 +176,7 @@ pub(crate) fn control(epfd: RawFd, op: c_int, fd: RawFd, number: RawFd, event: O
 
 /// Makes `event` (`POLLIN` or `POLLOUT`) of an edge-triggered member reportable again, after the
 /// program used the socket.
-pub(crate) fn used(fd: RawFd, event: c_short) {
+pub(crate) fn rearm(fd: RawFd, event: c_short) {
     if !in_use() {
         return;
     }
@@ -195,7 +195,7 @@ pub(crate) fn used(fd: RawFd, event: c_short) {
 }
 
 /// Removes a descriptor that the program closes: a set, or a member of sets.
-pub(crate) fn closed(fd: RawFd) {
+pub(crate) fn remove_closed(fd: RawFd) {
     if !in_use() {
         return;
     }
@@ -264,7 +264,7 @@ impl Round {
         let mut entries = vec![pollfd { fd: epfd, events: POLLIN, revents: 0 }];
         let mut fds = Vec::new();
         for (fd, member) in &set.members {
-            if let Some(events) = member.interest() {
+            if let Some(events) = member.events_to_poll() {
                 entries.push(pollfd { fd: member.number, events, revents: 0 });
                 fds.push(*fd);
             }
@@ -318,7 +318,7 @@ fn poll_kernel(epfd: RawFd, out: &mut [epoll_event]) -> usize {
 
 /// Removes the event of `changed` from the first `count` events; returns the number of the others.
 pub(crate) fn without_mark(epfd: RawFd, out: &mut [epoll_event], count: usize) -> usize {
-    let Some(at) = out[..count].iter().position(|event| { event.u64 } == mark()) else { return count };
+    let Some(at) = out[..count].iter().position(|event| { event.u64 } == changed_data()) else { return count };
     out.copy_within(at + 1..count, at);
     if let Some(set) = SETS.lock().get(&epfd) {
         set.clear_if_current();
@@ -366,9 +366,9 @@ mod tests {
     fn edge_triggered_event_is_reported_once_per_use() {
         let mut edge = member(IN | OUT | EPOLLET.cast_unsigned());
         assert_eq!(reported(&mut edge, OUT), Some(OUT));
-        assert_eq!(edge.interest(), Some(EPOLLIN as c_short), "the other event is still polled");
+        assert_eq!(edge.events_to_poll(), Some(EPOLLIN as c_short), "the other event is still polled");
         assert_eq!(reported(&mut edge, IN | OUT), Some(IN | OUT), "a new event is reported with the old one");
-        assert_eq!((reported(&mut edge, IN | OUT), edge.interest()), (None, None));
+        assert_eq!((reported(&mut edge, IN | OUT), edge.events_to_poll()), (None, None));
         edge.reported &= !IN;
         edge.parked = false;
         assert_eq!(reported(&mut edge, IN), Some(IN));
@@ -377,7 +377,7 @@ mod tests {
     #[test]
     fn one_shot_event_is_reported_once() {
         let mut once = member(IN | EPOLLONESHOT.cast_unsigned());
-        assert_eq!((reported(&mut once, IN), once.interest()), (Some(IN), None));
+        assert_eq!((reported(&mut once, IN), once.events_to_poll()), (Some(IN), None));
     }
 
     #[test]
@@ -394,7 +394,7 @@ mod tests {
         // `poll_kernel` removes the event of `changed`, which is the only one.
         let mut out = [epoll_event { events: 0, u64: 0 }; 4];
         assert_eq!(poll_kernel(epfd, &mut out), 0);
-        closed(epfd);
+        remove_closed(epfd);
         // SAFETY: this test created the descriptor, and closes it once.
         unsafe { libc::close(epfd) };
     }

@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 ///
 /// # Errors
 /// EAFNOSUPPORT for an address outside the socket's family.
-pub(crate) fn unmapped(addr: SocketAddr, domain: i32) -> io::Result<SocketAddr> {
+pub(crate) fn to_fabric(addr: SocketAddr, domain: i32) -> io::Result<SocketAddr> {
     match (domain, addr) {
         (libc::AF_INET, SocketAddr::V4(_)) => Ok(addr),
         (libc::AF_INET6, SocketAddr::V6(v6)) => match v6.ip().to_ipv4_mapped() {
@@ -21,7 +21,7 @@ pub(crate) fn unmapped(addr: SocketAddr, domain: i32) -> io::Result<SocketAddr> 
 }
 
 /// Converts a fabric address for a socket of `domain`.
-pub(crate) fn mapped(addr: SocketAddr, domain: i32) -> SocketAddr {
+pub(crate) fn to_program(addr: SocketAddr, domain: i32) -> SocketAddr {
     match (domain, addr) {
         (libc::AF_INET6, SocketAddr::V4(v4)) => SocketAddr::new(v4.ip().to_ipv6_mapped().into(), addr.port()),
         _ => addr,
@@ -41,12 +41,12 @@ mod tests {
     fn ipv6_socket_maps_ipv4_addresses() {
         let (plain, as_v6): (SocketAddr, SocketAddr) =
             ("10.0.0.1:7".parse().unwrap(), "[::ffff:10.0.0.1]:7".parse().unwrap());
-        assert_eq!(unmapped(as_v6, libc::AF_INET6).unwrap(), plain);
-        assert_eq!(mapped(plain, libc::AF_INET6), as_v6);
-        assert_eq!(mapped(plain, libc::AF_INET), plain);
+        assert_eq!(to_fabric(as_v6, libc::AF_INET6).unwrap(), plain);
+        assert_eq!(to_program(plain, libc::AF_INET6), as_v6);
+        assert_eq!(to_program(plain, libc::AF_INET), plain);
         let v6: SocketAddr = "[fd00::1]:7".parse().unwrap();
-        assert_eq!(unmapped(v6, libc::AF_INET6).unwrap(), v6);
-        assert_eq!(unmapped(v6, libc::AF_INET).unwrap_err().raw_os_error(), Some(libc::EAFNOSUPPORT));
-        assert_eq!(unmapped(plain, libc::AF_INET6).unwrap_err().raw_os_error(), Some(libc::EAFNOSUPPORT));
+        assert_eq!(to_fabric(v6, libc::AF_INET6).unwrap(), v6);
+        assert_eq!(to_fabric(v6, libc::AF_INET).unwrap_err().raw_os_error(), Some(libc::EAFNOSUPPORT));
+        assert_eq!(to_fabric(plain, libc::AF_INET6).unwrap_err().raw_os_error(), Some(libc::EAFNOSUPPORT));
     }
 }

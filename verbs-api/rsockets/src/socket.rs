@@ -1,6 +1,6 @@
 //! The calls of `rsocket.h` for both kinds of sockets, and the table of sockets by number.
 
-use crate::addr::{mapped, unmapped, unspecified};
+use crate::addr::{to_fabric, to_program, unspecified};
 use crate::datagram::Datagram;
 use crate::errno::os;
 use crate::lock::Table;
@@ -57,7 +57,7 @@ pub fn open(domain: i32, kind: i32, protocol: i32) -> io::Result<RawFd> {
 /// connection.
 pub fn accept(fd: RawFd) -> io::Result<(RawFd, SocketAddr)> {
     let listener = find(fd).ok_or_else(|| os(libc::EBADF))?;
-    let stream = listener.stream().ok_or_else(|| os(libc::EOPNOTSUPP))?.accept(listener.waits(0))?;
+    let stream = listener.stream().ok_or_else(|| os(libc::EOPNOTSUPP))?.accept(listener.blocks(0))?;
     let socket = Socket::new(Kind::Stream(stream), listener.domain, 0)?;
     let peer = socket.peer_addr().unwrap_or_else(|_| unspecified(socket.domain));
     Ok((insert(socket), peer))
@@ -138,7 +138,7 @@ impl Socket {
     }
 
     /// Returns true if a call with these flags blocks.
-    fn waits(&self, flags: i32) -> bool {
+    fn blocks(&self, flags: i32) -> bool {
         flags & libc::MSG_DONTWAIT == 0 && !self.nonblocking.load(Ordering::Relaxed)
     }
 
@@ -152,7 +152,7 @@ impl Socket {
     /// # Errors
     /// EADDRINUSE, EADDRNOTAVAIL, EINVAL if it is already bound, EAFNOSUPPORT.
     pub fn bind(&self, addr: SocketAddr) -> io::Result<()> {
-        let addr = unmapped(addr, self.domain)?;
+        let addr = to_fabric(addr, self.domain)?;
         of_kind!(self, socket => socket.bind(addr))
     }
 
@@ -171,9 +171,9 @@ impl Socket {
     /// EINPROGRESS on a non-blocking socket, later EALREADY and EISCONN; ECONNREFUSED, ETIMEDOUT,
     /// EHOSTUNREACH, ENETUNREACH.
     pub fn connect(&self, addr: SocketAddr) -> io::Result<()> {
-        let addr = unmapped(addr, self.domain)?;
+        let addr = to_fabric(addr, self.domain)?;
         match &self.kind {
-            Kind::Stream(stream) => stream.connect(addr, self.waits(0)),
+            Kind::Stream(stream) => stream.connect(addr, self.blocks(0)),
             Kind::Datagram(datagram) => datagram.connect(addr),
         }
     }
@@ -213,14 +213,14 @@ impl Socket {
     /// # Errors
     /// Errors of [`recv`](Self::recv).
     pub fn recv_vectored(&self, bufs: &mut [IoSliceMut<'_>], flags: i32) -> io::Result<(usize, Option<SocketAddr>)> {
-        let wait = self.waits(flags);
+        let wait = self.blocks(flags);
         let mut room = Fill::new(bufs);
         let mode = RecvMode { wait, peek: flags & libc::MSG_PEEK != 0, all: flags & libc::MSG_WAITALL != 0 };
         match &self.kind {
             Kind::Stream(stream) => Ok((stream.recv(&mut room, mode)?, self.peer_addr().ok())),
             Kind::Datagram(datagram) => {
                 let (len, from) = datagram.recv(&mut room, mode)?;
-                Ok((len, from.map(|from| mapped(from, self.domain))))
+                Ok((len, from.map(|from| to_program(from, self.domain))))
             }
         }
     }
@@ -247,13 +247,13 @@ impl Socket {
     /// # Errors
     /// Errors of [`send_to`](Self::send_to).
     pub fn send_vectored(&self, bufs: &[IoSlice<'_>], flags: i32, to: Option<SocketAddr>) -> io::Result<usize> {
-        let wait = self.waits(flags);
+        let wait = self.blocks(flags);
         let mut data = Drain::new(bufs);
         match &self.kind {
             Kind::Stream(_) if to.is_some() => Err(os(libc::EISCONN)),
             Kind::Stream(stream) => stream.send(&mut data, wait),
             Kind::Datagram(datagram) => {
-                let to = to.map(|to| unmapped(to, self.domain)).transpose()?;
+                let to = to.map(|to| to_fabric(to, self.domain)).transpose()?;
                 datagram.send(&mut data, to, wait)
             }
         }
@@ -265,7 +265,7 @@ impl Socket {
     /// Errors of `getsockname(2)`.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         let addr = of_kind!(self, socket => socket.local_addr());
-        Ok(addr.map_or_else(|| unspecified(self.domain), |addr| mapped(addr, self.domain)))
+        Ok(addr.map_or_else(|| unspecified(self.domain), |addr| to_program(addr, self.domain)))
     }
 
     /// Returns the peer's address.
@@ -274,7 +274,7 @@ impl Socket {
     /// ENOTCONN.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         let addr = of_kind!(self, socket => socket.peer_addr()?);
-        Ok(mapped(addr, self.domain))
+        Ok(to_program(addr, self.domain))
     }
 
     /// Sets an option from the bytes of `setsockopt(2)`.
@@ -365,7 +365,7 @@ impl Socket {
         let stream = self.stream().ok_or_else(|| os(libc::EINVAL))?;
         let offset = u64::try_from(offset).map_err(|_| os(libc::EINVAL))?;
         let bufs = [IoSlice::new(buf)];
-        stream.iowrite(&mut Drain::new(&bufs), offset, self.waits(flags))
+        stream.iowrite(&mut Drain::new(&bufs), offset, self.blocks(flags))
     }
 }
 

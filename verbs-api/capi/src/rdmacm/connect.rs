@@ -1,7 +1,7 @@
 //! Connecting, accepting, rejecting and disconnecting; ECE; multicast groups.
 
 use super::addrinfo::read;
-use super::id::{CmId, Depths, live, no_device, provider_id, show};
+use super::id::{CmId, Depths, live, no_device, provider_id, update_public_fields};
 use super::lifecycle::{complete, release_event};
 use crate::abi::{ibv_ece, ibv_qp, ibv_qp_ex, rdma_cm_id, rdma_cm_join_mc_attr_ex, rdma_conn_param};
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, einval, invalid, out_of_range, required, zero};
@@ -52,7 +52,7 @@ pub(crate) unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdm
 
 /// Updates the public fields of the identifier and, if it is synchronous, waits for the outcome.
 fn show_and_complete(id: *mut rdma_cm_id) -> Result<()> {
-    show(live(id)?)?;
+    update_public_fields(live(id)?)?;
     complete(id)
 }
 
@@ -179,7 +179,7 @@ unsafe fn reject(id: *mut rdma_cm_id, data: *const c_void, len: u8, reason: RejR
     object.inner.id.reject(unsafe { bytes(data, len) }, reason)?;
     // A synchronous identifier holds the event of the request, which is no longer needed.
     release_event(id);
-    show(object)
+    update_public_fields(object)
 }
 
 /// `man rdma_establish`: EINVAL if the identifier has a queue pair, because the library confirms
@@ -216,7 +216,7 @@ pub(crate) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: c_int) -
             _ => return Err(out_of_range("event", event, "IBV_EVENT_COMM_EST 4 and IBV_EVENT_PATH_MIG 6")),
         };
         object.inner.id.notify(kind)?;
-        show(object)
+        update_public_fields(object)
     })
 }
 
@@ -275,7 +275,7 @@ pub(crate) unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: 
         // call.
         let addr = unsafe { read(addr) }?;
         object.inner.id.leave_multicast(&addr)?;
-        show(object)
+        update_public_fields(object)
     })
 }
 

@@ -94,7 +94,7 @@ fn count_acknowledged(owner: *mut rdma_cm_id) -> Result<()> {
 
 /// Creates the identifier and the event of a connection request; rejects the request on failure.
 fn deliver_request(event: &Event, listener: *mut rdma_cm_id) -> Option<*mut rdma_cm_event> {
-    match id::adopt(event, listener) {
+    match id::create_for_request(event, listener) {
         Ok(id) => Some(publish(event, id, listener, (event.kind, event.status))),
         Err(_) => {
             event.id.destroy();
@@ -114,7 +114,7 @@ fn outcome(event: &Event, id: *mut rdma_cm_id) -> (EventKind, c_int) {
         Ok(object) if event.kind == EventKind::ConnectResponse && object.inner.id.qp().is_some() => confirm(&event.id),
         _ => (event.kind, event.status),
     };
-    match (found.and_then(id::show), kind) {
+    match (found.and_then(id::update_public_fields), kind) {
         (Err(errno), EventKind::AddrResolved) => (EventKind::AddrError, -errno.0),
         (_, kind) => (kind, status),
     }
@@ -138,7 +138,7 @@ fn publish(
     listen_id: *mut rdma_cm_id,
     (kind, status): (EventKind, c_int),
 ) -> *mut rdma_cm_event {
-    let public = rdma_cm_event { id, listen_id, event: kind as c_int, status, param: param(&event.data) };
+    let public = rdma_cm_event { id, listen_id, event: kind as c_int, status, param: event_param(&event.data) };
     let private_data = event.data.private_data();
     let len = private_data.len().min(MAX_PRIVATE_DATA);
     let mut exposed = CmEvent { public, private_data: [0; MAX_PRIVATE_DATA] };
@@ -156,7 +156,7 @@ fn publish(
     handle
 }
 
-fn param(data: &EventData) -> rdma_event_param {
+fn event_param(data: &EventData) -> rdma_event_param {
     // Sets the largest member first, so that the whole union is initialised.
     let mut param = rdma_event_param { ud: ud_param(&UdParam::default()) };
     match data {

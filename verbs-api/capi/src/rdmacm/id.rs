@@ -1,8 +1,8 @@
 //! Identifiers, their public fields, and event channels.
 //!
-//! Programs read nearly every field of an identifier directly. [`show`] updates the fields after
-//! each call that may change them and when an event is delivered, as rdma-core does. Programs also
-//! write one field, `qp`, which [`live`] reads.
+//! Programs read nearly every field of an identifier directly. [`update_public_fields`] updates the
+//! fields after each call that may change them and when an event is delivered, as rdma-core does.
+//! Programs also write one field, `qp`, which [`live`] reads.
 
 use super::addrinfo::AddrInfoList;
 use super::{addrinfo, devices};
@@ -224,7 +224,7 @@ fn publish(token: Token, exposed: CmId, id: Arc<Id>, state: State) -> *mut rdma_
 
 /// Creates the identifier of a request to `listener`. It has the listener's context and channel, or
 /// a channel of its own if the listener is synchronous.
-pub(super) fn adopt(event: &Event, listener: *mut rdma_cm_id) -> Result<*mut rdma_cm_id> {
+pub(super) fn create_for_request(event: &Event, listener: *mut rdma_cm_id) -> Result<*mut rdma_cm_id> {
     let object = live(listener)?;
     let synchronous = object.inner.state.lock().synchronous;
     // SAFETY: the listener is alive, because an event has been counted as delivered to it.
@@ -235,11 +235,11 @@ pub(super) fn adopt(event: &Event, listener: *mut rdma_cm_id) -> Result<*mut rdm
         event.id.migrate(&inner(channel)?.channel)?;
     }
     let token = Token::new();
-    let state = State { synchronous, proposal: proposal(&event.data), ..State::default() };
+    let state = State { synchronous, proposal: proposed_depths(&event.data), ..State::default() };
     let handle =
         publish(token, new_structure(channel, context, event.id.port_space(), qp_type), Arc::clone(&event.id), state);
     event.id.set_user(token.0);
-    if let Err(errno) = live(handle).and_then(show) {
+    if let Err(errno) = live(handle).and_then(update_public_fields) {
         // The program does not have the identifier yet.
         drop(Object::<CmId>::retire(handle)?);
         return Err(errno);
@@ -248,7 +248,7 @@ pub(super) fn adopt(event: &Event, listener: *mut rdma_cm_id) -> Result<*mut rdm
     Ok(handle)
 }
 
-fn proposal(data: &EventData) -> Depths {
+fn proposed_depths(data: &EventData) -> Depths {
     match data {
         EventData::Conn(conn) => {
             Depths { responder_resources: conn.responder_resources, initiator_depth: conn.initiator_depth }
@@ -258,7 +258,7 @@ fn proposal(data: &EventData) -> Depths {
 }
 
 /// Updates the public fields: device, addresses, path, and the state of the queue pair.
-pub(super) fn show(object: &Object<CmId>) -> Result<()> {
+pub(super) fn update_public_fields(object: &Object<CmId>) -> Result<()> {
     let (id, exposed) = (&object.inner.id, object.exposed());
     let (local, peer) = (id.local_addr(), id.peer_addr());
     let gid = |address: Option<&Address>| ibv_gid { raw: address.map_or_else(Gid::default, Address::gid).0 };

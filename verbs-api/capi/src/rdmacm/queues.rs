@@ -1,7 +1,7 @@
 //! The queue pair and the SRQ of an identifier, with their completion queues.
 
 use super::devices::{non_null, xrc_domain};
-use super::id::{CmId, QpHandle, live, no_device, show};
+use super::id::{CmId, QpHandle, live, no_device, update_public_fields};
 use crate::abi::*;
 use crate::cq::{ibv_create_cq, ibv_destroy_cq};
 use crate::errno::{EINVAL, Errno, Result, einval, no_result, null, out_of_range, required, zero};
@@ -23,7 +23,7 @@ fn foreign_pd() -> Errno {
 }
 
 /// Returns the handle and the context of an identifier; EINVAL if it is not bound to a device.
-fn bound(object: &Object<CmId>) -> Result<(*mut rdma_cm_id, *mut ibv_context)> {
+fn handle_and_context(object: &Object<CmId>) -> Result<(*mut rdma_cm_id, *mut ibv_context)> {
     let id = object.handle();
     // SAFETY: the identifier is alive; programs only read what this accesses.
     let context = unsafe { (*id).verbs };
@@ -55,7 +55,7 @@ pub(crate) unsafe extern "C" fn rdma_create_qp_ex(id: *mut rdma_cm_id, init: *mu
 
 fn create_extended(id: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> Result<()> {
     let object = live(id)?;
-    let (id, context) = bound(object)?;
+    let (id, context) = handle_and_context(object)?;
     // SAFETY: the identifier is alive; the program does not write to it during a call.
     if !unsafe { (*id).qp }.is_null() {
         return Err(einval("the identifier has a queue pair already"));
@@ -63,15 +63,15 @@ fn create_extended(id: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> Resul
     set_default_domains(object, init)?;
     let qp = create_on(id, context, init).inspect_err(|_| destroy_own_cqs(id))?;
     // Fails if the identifier cannot use the queue pair, for example for another service.
-    attach(object, qp).inspect_err(|_| destroy_qp(id))?;
+    assign_qp(object, qp).inspect_err(|_| destroy_qp(id))?;
     // SAFETY: the identifier is alive; programs only read what this accesses.
     unsafe { (*id).pd = init.pd };
-    show(object)
+    update_public_fields(object)
 }
 
 /// Sets the default domains if the program has set none; EINVAL for a domain of another device.
 fn set_default_domains(object: &Object<CmId>, init: &mut ibv_qp_init_attr_ex) -> Result<()> {
-    let (id, context) = bound(object)?;
+    let (id, context) = handle_and_context(object)?;
     if init.comp_mask & QP_PD == 0 || init.pd.is_null() {
         init.comp_mask |= QP_PD;
         // SAFETY: the identifier is alive; programs only read what this accesses.
@@ -111,7 +111,7 @@ fn create_on(id: *mut rdma_cm_id, context: *mut ibv_context, init: &mut ibv_qp_i
 }
 
 /// Assigns a queue pair to the identifier; the provider modifies it from now on.
-fn attach(object: &Object<CmId>, qp: *mut ibv_qp) -> Result<()> {
+fn assign_qp(object: &Object<CmId>, qp: *mut ibv_qp) -> Result<()> {
     let provided = &Object::<ibv_qp_ex>::live(qp)?.inner.qp;
     // Held until both fields are set and the provider has the queue pair: a thread that delivers
     // events compares them.
@@ -233,7 +233,7 @@ pub(crate) unsafe extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, init: *m
 }
 
 fn create_srq(object: &Object<CmId>, init: &mut ibv_srq_init_attr_ex) -> Result<()> {
-    let (id, context) = bound(object)?;
+    let (id, context) = handle_and_context(object)?;
     // SAFETY: the identifier is alive; programs only read what this accesses.
     let (has_one, own_pd) = unsafe { (!(*id).srq.is_null(), (*id).pd) };
     if has_one || init.comp_mask & SRQ_TYPE == 0 {

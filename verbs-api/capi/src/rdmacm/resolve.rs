@@ -2,7 +2,7 @@
 
 use super::addrinfo;
 use super::addrinfo::{read, read_optional};
-use super::id::{live, provider_id, show};
+use super::id::{live, provider_id, update_public_fields};
 use super::lifecycle::complete;
 use crate::abi::{ibv_path_data, rdma_addrinfo, rdma_cm_id};
 use crate::errno::{EINVAL, ENOENT, Errno, Result, invalid, null, zero};
@@ -19,7 +19,7 @@ pub(crate) unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut s
 pub(super) fn bind(id: *mut rdma_cm_id, addr: &Address) -> Result<()> {
     let object = live(id)?;
     object.inner.id.bind(addr)?;
-    show(object)
+    update_public_fields(object)
 }
 
 pub(crate) unsafe extern "C" fn rdma_resolve_addr(
@@ -90,7 +90,7 @@ pub(crate) unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int)
     zero(|| {
         let object = live(id)?;
         object.inner.id.listen(backlog)?;
-        show(object)
+        update_public_fields(object)
     })
 }
 
@@ -146,7 +146,7 @@ pub(super) unsafe fn set_option(
     let object = live(id)?;
     // SAFETY: the caller guarantees NULL or `len` bytes.
     object.inner.id.set_option(unsafe { parse_option(level, name, value, len) }?)?;
-    show(object)
+    update_public_fields(object)
 }
 
 /// Parses an option: EINVAL for a wrong size, ENOSYS for an unknown option.

@@ -42,14 +42,14 @@ unsafe extern "C" fn ppoll(
 }
 
 fortified! {
-    __poll_chk = poll(entries: *mut pollfd, count: nfds_t, timeout: c_int; room) -> c_int, if |room| holds(room, count);
+    __poll_chk = poll(entries: *mut pollfd, count: nfds_t, timeout: c_int; room) -> c_int, if |room| fits(room, count);
     __ppoll_chk = ppoll(
         entries: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t; room
-    ) -> c_int, if |room| holds(room, count);
+    ) -> c_int, if |room| fits(room, count);
 }
 
 /// Returns true if `count` entries fit in `room` bytes.
-fn holds(room: size_t, count: nfds_t) -> bool {
+fn fits(room: size_t, count: nfds_t) -> bool {
     room / size_of::<pollfd>() >= count as usize
 }
 

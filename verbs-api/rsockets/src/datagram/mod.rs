@@ -7,7 +7,7 @@
 
 mod port;
 
-use crate::addr::{mapped, unmapped, unspecified};
+use crate::addr::{to_fabric, to_program, unspecified};
 use crate::config::Config;
 use crate::errno::os;
 use crate::proto::datagram;
@@ -110,11 +110,11 @@ impl Datagram {
     }
 
     pub(crate) fn bind(&self, addr: SocketAddr) -> io::Result<()> {
-        socket2::SockRef::from(&self.udp).bind(&mapped(addr, self.domain).into())
+        socket2::SockRef::from(&self.udp).bind(&to_program(addr, self.domain).into())
     }
 
     pub(crate) fn connect(&self, addr: SocketAddr) -> io::Result<()> {
-        self.udp.connect(mapped(addr, self.domain))?;
+        self.udp.connect(to_program(addr, self.domain))?;
         let mut inner = self.inner.lock();
         self.peer(&mut inner, addr)?;
         inner.connected = Some(addr);
@@ -136,7 +136,7 @@ impl Datagram {
     pub(crate) fn close(&self) {
         let settled = |inner: &Inner| inner.ports.iter().all(Port::is_settled);
         // Datagrams that are still posted after the wait may get lost.
-        let _ = wait::until(self, Instant::now().checked_add(CLOSE_TIMEOUT), || settled(&self.current()));
+        let _ = wait::until(self, Instant::now().checked_add(CLOSE_TIMEOUT), || settled(&self.lock_updated()));
         let mut inner = self.inner.lock();
         inner.closed = true;
         inner.watchers.wake();
@@ -145,7 +145,7 @@ impl Datagram {
     }
 
     pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
-        self.udp.local_addr().ok().and_then(|addr| unmapped(addr, self.domain).ok())
+        self.udp.local_addr().ok().and_then(|addr| to_fabric(addr, self.domain).ok())
     }
 
     pub(crate) fn peer_addr(&self) -> io::Result<SocketAddr> {
@@ -174,7 +174,7 @@ impl Datagram {
     /// datagram.
     // clause: RSOCK-UDP-ANSWER
     fn handle_packet(&self, packet: &[u8], from: SocketAddr) {
-        let Ok(from) = unmapped(from, self.domain) else { return };
+        let Ok(from) = to_fabric(from, self.domain) else { return };
         let Some((header, data)) = UdpHeader::decode(packet, from) else { return };
         let mut inner = self.inner.lock();
         let Ok(port) = self.peer(&mut inner, from) else { return };
@@ -203,7 +203,7 @@ impl Datagram {
         let (head, body) = packet.split_at_mut(header.as_slice().len());
         head.copy_from_slice(header.as_slice());
         let len = head.len() + data.copy_to(body);
-        self.udp.send_to(&packet[..len], mapped(to, self.domain)).map(drop)
+        self.udp.send_to(&packet[..len], to_program(to, self.domain)).map(drop)
     }
 
     pub(crate) fn send(&self, data: &mut Drain<'_>, to: Option<SocketAddr>, wait: bool) -> io::Result<usize> {
@@ -228,7 +228,7 @@ impl Datagram {
             // UDP then, so this one cannot overtake it.
             self.serve();
         }
-        let mut inner = self.current();
+        let mut inner = self.lock_updated();
         if inner.shut_write {
             return Err(os(libc::EPIPE));
         }
@@ -276,11 +276,11 @@ impl Datagram {
     }
 
     pub(crate) fn recv(&self, room: &mut Fill<'_, '_>, mode: RecvMode) -> io::Result<(usize, Option<SocketAddr>)> {
-        wait::retry(self, mode.wait, libc::POLLIN, || self.current().recv(room, mode.peek))
+        wait::retry(self, mode.wait, libc::POLLIN, || self.lock_updated().recv(room, mode.peek))
     }
 
     /// Processes pending completions, and returns the state.
-    fn current(&self) -> MutexGuard<'_, lock::Datagram, Inner> {
+    fn lock_updated(&self) -> MutexGuard<'_, lock::Datagram, Inner> {
         let mut inner = self.inner.lock();
         inner.progress();
         inner
@@ -348,7 +348,7 @@ impl Inner {
 
 impl Source for Datagram {
     fn ready(&self, events: i16) -> i16 {
-        let inner = self.current();
+        let inner = self.lock_updated();
         let mut ready = 0;
         if !inner.inbox.is_empty() || inner.shut_read {
             ready |= libc::POLLIN;

@@ -32,9 +32,9 @@ pub fn check_protocol(bytes: &[u8]) {
             // A message with a short length, which a random number rarely is.
             1 => unread += handle(&mut stream, u32::from(step >> 3)),
             2 => {
-                let len = (number() % 2048).min(stream.outgoing.room());
+                let len = (number() % 2048).min(stream.outgoing.sendable_len());
                 if len > 0 {
-                    let held = stream.outgoing.start_data(len, step & 8 != 0).held();
+                    let held = stream.outgoing.start_data(len, step & 8 != 0).buffer_bytes();
                     data.push_back(CompletionKind::Data(held));
                 }
             }

@@ -134,7 +134,7 @@ impl Stream {
     }
 
     pub(crate) fn can_send(&self) -> bool {
-        self.outgoing.room() > 0
+        self.outgoing.sendable_len() > 0
     }
 
     /// Returns true if no posted or pending request can complete any more: all are complete, or the
@@ -429,7 +429,7 @@ pub(crate) struct Write {
 
 impl Write {
     /// Returns the number of bytes that the WRITE holds in the send buffer.
-    pub(crate) fn held(&self) -> u32 {
+    pub(crate) fn buffer_bytes(&self) -> u32 {
         self.parts.iter().map(|part| part.end - part.start).sum()
     }
 }
@@ -484,7 +484,7 @@ impl Outgoing {
 
     /// Returns the largest length of the next data, in bytes; 0 if no data may be sent now.
     // clause: RSOCK-CREDITS
-    pub(crate) fn room(&self) -> u32 {
+    pub(crate) fn sendable_len(&self) -> u32 {
         if self.can_send_message() { self.target.len.min(self.buffer.free) } else { 0 }
     }
 
@@ -505,7 +505,7 @@ impl Outgoing {
     }
 
     /// Takes a credit, a slot, and the next `len` bytes of the peer's buffer, at most
-    /// [`room`](Self::room). If `buffered`, also takes space in the send buffer.
+    /// [`sendable_len`](Self::sendable_len). If `buffered`, also takes space in the send buffer.
     pub(crate) fn start_data(&mut self, len: u32, buffered: bool) -> Write {
         let len = len.min(self.target.len);
         let to = Target { len, ..self.target };
@@ -670,17 +670,17 @@ mod direction_tests {
     #[test]
     fn data_needs_credit_slot_target_and_buffer() {
         let mut out = Outgoing::new(3, 4096, 2, target(0x100, 9000));
-        assert_eq!(out.room(), 4096);
+        assert_eq!(out.sendable_len(), 4096);
         assert_eq!(out.start_data(2048, true), Write { to: target(0x100, 2048), parts: [0..2048, 0..0] });
-        assert_eq!(out.room(), 2048);
+        assert_eq!(out.sendable_len(), 2048);
         assert_eq!(out.start_data(10, false), Write { to: target(0x900, 10), parts: [0..0, 0..0] });
-        assert_eq!(out.room(), 0, "no credit");
+        assert_eq!(out.sendable_len(), 0, "no credit");
         out.set_credit_limit(5);
-        assert_eq!(out.room(), 2048);
+        assert_eq!(out.sendable_len(), 2048);
         out.start_data(1, true);
-        assert_eq!(out.room(), 0, "no slot");
+        assert_eq!(out.sendable_len(), 0, "no slot");
         out.complete(2048);
-        assert_eq!(out.room(), 4095);
+        assert_eq!(out.sendable_len(), 4095);
         assert!(!out.is_idle());
         out.complete(0);
         out.complete(1);
@@ -693,7 +693,7 @@ mod direction_tests {
         let mut out = Outgoing::new(8, 4096, 0, target(0, 1 << 20));
         for _ in 0..70_000u32 {
             let next = out.sent.wrapping_add(1);
-            assert_eq!(out.room(), 0);
+            assert_eq!(out.sendable_len(), 0);
             out.set_credit_limit(next);
             out.start_data(1, false);
             out.complete(0);
@@ -706,7 +706,7 @@ mod direction_tests {
         let mut out = Outgoing::new(8, 8192, 100, target(0x100, 3));
         assert_eq!(out.poll_target_index(), None, "the connection data has the first target");
         out.start_data(3, false);
-        assert_eq!(out.room(), 0);
+        assert_eq!(out.sendable_len(), 0);
         assert_eq!(out.poll_target_index(), None, "no credit message has arrived");
         out.set_credit_limit(100);
         assert_eq!(out.poll_target_index(), Some(1));
@@ -727,20 +727,20 @@ mod direction_tests {
         out.complete(3000);
         let write = out.start_data(2500, true);
         assert_eq!(write.parts, [3000..5000, 0..500]);
-        assert_eq!(write.held(), 2500);
-        assert_eq!(out.room(), 2500);
+        assert_eq!(write.buffer_bytes(), 2500);
+        assert_eq!(out.sendable_len(), 2500);
         assert_eq!(out.start_data(2500, true).parts, [500..3000, 0..0]);
-        assert_eq!(out.room(), 0);
+        assert_eq!(out.sendable_len(), 0);
     }
 
     #[test]
     fn small_send_buffer_waits_until_it_is_empty() {
         let mut out = Outgoing::new(8, 100, 100, target(0, 1 << 20));
-        assert_eq!(out.room(), 100);
+        assert_eq!(out.sendable_len(), 100);
         out.start_data(60, true);
-        assert_eq!(out.room(), 0);
+        assert_eq!(out.sendable_len(), 0);
         out.complete(60);
-        assert_eq!(out.room(), 100);
+        assert_eq!(out.sendable_len(), 100);
     }
 }
 

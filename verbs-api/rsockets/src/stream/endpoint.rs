@@ -77,13 +77,13 @@ impl Endpoint {
             order: ByteOrder::NATIVE,
             credits: self.sizes.recv_queue,
             iomaps: Some(self.sizes.iomaps),
-            targets: Target { len: TARGETS as u32, ..target(&self.lists) },
+            targets: Target { len: TARGETS as u32, ..target_of(&self.lists) },
             data: half,
         }
     }
 
     pub(crate) fn buffer(&self) -> Target {
-        target(&self.recv_buffer)
+        target_of(&self.recv_buffer)
     }
 
     /// Takes entry `index` from the target list; returns an empty target if the peer has not
@@ -108,16 +108,16 @@ impl Endpoint {
     }
 }
 
-pub(crate) const fn remote(target: &Target) -> RemoteAddr {
+pub(crate) const fn remote_addr(target: &Target) -> RemoteAddr {
     RemoteAddr { addr: target.addr, rkey: RKey(target.rkey) }
 }
 
 /// Converts a range of a ring to indices.
-pub(crate) const fn span(range: &Range<u32>) -> Range<usize> {
+pub(crate) const fn index_range(range: &Range<u32>) -> Range<usize> {
     range.start as usize..range.end as usize
 }
 
-pub(crate) fn target(region: &MemoryRegion) -> Target {
+pub(crate) fn target_of(region: &MemoryRegion) -> Target {
     let RemoteAddr { addr, rkey } = region.remote();
     Target { addr, rkey: rkey.0, len: u32::try_from(region.len()).unwrap_or(u32::MAX) }
 }
@@ -175,7 +175,7 @@ impl Mappings {
     /// Returns the first mapping that the peer does not know yet.
     pub(crate) fn unannounced(&self) -> Option<(u16, Iomap)> {
         let mapping = self.0.iter().find(|mapping| !mapping.announced)?;
-        Some((mapping.index?, Iomap { offset: mapping.offset, target: target(&mapping.region) }))
+        Some((mapping.index?, Iomap { offset: mapping.offset, target: target_of(&mapping.region) }))
     }
 
     pub(crate) fn mark_announced(&mut self, index: u16) {

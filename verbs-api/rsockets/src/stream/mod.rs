@@ -152,7 +152,7 @@ impl Stream {
     pub(crate) fn connect(&self, addr: SocketAddr, wait: bool) -> io::Result<()> {
         self.start_connecting(addr)?;
         if !wait {
-            return self.current().connect_result().unwrap_or_else(|| Err(os(libc::EINPROGRESS)));
+            return self.lock_updated().connect_result().unwrap_or_else(|| Err(os(libc::EINPROGRESS)));
         }
         self.wait_until(None, |inner| inner.connect_result().is_some())?;
         let mut inner = self.inner.lock();
@@ -162,7 +162,7 @@ impl Stream {
     }
 
     fn start_connecting(&self, addr: SocketAddr) -> io::Result<()> {
-        let mut inner = self.current();
+        let mut inner = self.lock_updated();
         let id = match &inner.phase {
             Phase::Idle(id) => id.clone(),
             Phase::Failed => CmId::create(&self.channel, PortSpace::Tcp).map_err(errno::of)?,
@@ -217,7 +217,7 @@ impl Stream {
     }
 
     fn end_directions(&self, read: bool, write: bool) -> io::Result<()> {
-        let mut inner = self.current();
+        let mut inner = self.lock_updated();
         let Phase::Open(open) = &mut inner.phase else { return Err(os(libc::ENOTCONN)) };
         open.stream.shut_down(read, write);
         open.post_notices();
@@ -239,11 +239,11 @@ impl Stream {
 
     /// Waits until `done` is true of the current state.
     fn wait_until(&self, deadline: Option<Instant>, mut done: impl FnMut(&mut Inner) -> bool) -> io::Result<()> {
-        wait::until(self, deadline, || done(&mut self.current()))
+        wait::until(self, deadline, || done(&mut self.lock_updated()))
     }
 
     /// Processes pending completions and events, and returns the state.
-    fn current(&self) -> MutexGuard<'_, lock::Stream, Inner> {
+    fn lock_updated(&self) -> MutexGuard<'_, lock::Stream, Inner> {
         let mut inner = self.inner.lock();
         inner.progress(&self.channel);
         inner
@@ -322,7 +322,7 @@ impl Inner {
 
 impl Source for Stream {
     fn ready(&self, events: i16) -> i16 {
-        let mut inner = self.current();
+        let mut inner = self.lock_updated();
         inner.phase.ready() & (events | libc::POLLERR | libc::POLLHUP | libc::POLLNVAL)
     }
 
@@ -447,7 +447,7 @@ impl Stream {
         wait: bool,
         mut step: impl FnMut(&mut Open, &mut Drain<'_>) -> bool,
     ) -> io::Result<usize> {
-        let _turn = turn(&self.send_turn, wait)?;
+        let _turn = lock_turn(&self.send_turn, wait)?;
         let done = wait::retry(self, wait, libc::POLLOUT, || Ok(self.send_now(data, &mut step)?.then_some(())));
         moved_or_error(data.moved(), done)
     }
@@ -474,7 +474,7 @@ impl Stream {
     }
 
     pub(crate) fn recv(&self, room: &mut Fill<'_, '_>, mode: RecvMode) -> io::Result<usize> {
-        let _turn = turn(&self.recv_turn, mode.wait)?;
+        let _turn = lock_turn(&self.recv_turn, mode.wait)?;
         if room.is_done() {
             return Ok(0);
         }
@@ -507,21 +507,21 @@ impl Stream {
     }
 
     pub(crate) fn protection_domain(&self) -> io::Result<ProtectionDomain> {
-        match &self.current().phase {
+        match &self.lock_updated().phase {
             Phase::Open(open) => Ok(open.endpoint.pd.clone()),
             _ => Err(os(libc::EINVAL)),
         }
     }
 
     pub(crate) fn iomap(&self, region: MemoryRegion, shared: bool, offset: i64) -> io::Result<i64> {
-        let mut inner = self.current();
+        let mut inner = self.lock_updated();
         let open = inner.open().ok_or_else(|| os(libc::EINVAL))?;
         let room = open.stream.mappable_count();
         open.maps.add(region, shared, offset, room)
     }
 
     pub(crate) fn iounmap(&self, addr: usize, len: usize) -> io::Result<()> {
-        let mut inner = self.current();
+        let mut inner = self.lock_updated();
         inner.open().ok_or_else(|| os(libc::EINVAL))?.maps.remove(addr, len)
     }
 }
@@ -532,7 +532,7 @@ fn moved_or_error(count: usize, done: io::Result<()>) -> io::Result<usize> {
 }
 
 /// Locks a direction; EAGAIN if another thread has locked it, without `wait`.
-fn turn<R: Rank>(turns: &Mutex<R, ()>, wait: bool) -> io::Result<MutexGuard<'_, R, ()>> {
+fn lock_turn<R: Rank>(turns: &Mutex<R, ()>, wait: bool) -> io::Result<MutexGuard<'_, R, ()>> {
     if wait { Ok(turns.lock()) } else { turns.try_lock().ok_or_else(|| os(libc::EAGAIN)) }
 }
 

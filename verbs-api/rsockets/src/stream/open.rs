@@ -3,7 +3,7 @@
 
 use super::cursor::{Drain, Fill};
 use super::endpoint::Mappings;
-use super::endpoint::{Endpoint, RECV, remote, span};
+use super::endpoint::{Endpoint, RECV, index_range, remote_addr};
 use super::settings::Settings;
 use crate::completions::BATCH;
 use crate::errno;
@@ -44,7 +44,7 @@ impl Opening {
                 Some(path) => self.id.set_option(IdOption::Path(path)).map_err(errno::of)?,
                 None => self.id.resolve_route(RESOLVE_TIMEOUT).map_err(errno::of)?,
             },
-            CmEventKind::RouteResolved => self.request(settings)?,
+            CmEventKind::RouteResolved => self.request_connection(settings)?,
             CmEventKind::AddrChange | CmEventKind::TimewaitExit => {}
             _ => {
                 let answer = event.expect(CmEventKind::Established).map_err(|failed| os(failed.errno()))?;
@@ -56,7 +56,7 @@ impl Opening {
         Ok(None)
     }
 
-    fn request(&mut self, settings: &Settings) -> io::Result<()> {
+    fn request_connection(&mut self, settings: &Settings) -> io::Result<()> {
         let endpoint = Endpoint::build(&self.id, settings.sizes(), settings.inline)?;
         let param = ConnParam {
             private_data: endpoint.conn_data().encode().to_vec(),
@@ -149,7 +149,7 @@ impl Open {
                 Ok(done) => {
                     any = true;
                     let count = done.len();
-                    batch[..count].iter().for_each(|completion| self.completed(completion));
+                    batch[..count].iter().for_each(|completion| self.handle_completion(completion));
                 }
                 Err(_) => {
                     self.stream.break_off();
@@ -159,10 +159,10 @@ impl Open {
         }
     }
 
-    fn completed(&mut self, completion: &WorkCompletion) {
+    fn handle_completion(&mut self, completion: &WorkCompletion) {
         let success = completion.status() == WcStatus::Success;
         match completion.wr_id() {
-            RECV if success => self.received(completion),
+            RECV if success => self.handle_receive(completion),
             // A receive fails only when the queue pair is flushed, after the connection has ended.
             RECV => {}
             id => {
@@ -174,7 +174,7 @@ impl Open {
         }
     }
 
-    fn received(&mut self, completion: &WorkCompletion) {
+    fn handle_receive(&mut self, completion: &WorkCompletion) {
         // The peer sends only after it has established the connection.
         self.established = true;
         let Some(imm) = completion.imm_data() else { return self.stream.break_off() };
@@ -195,20 +195,22 @@ impl Open {
         }
         while let Some(notice) = self.stream.poll_notice() {
             let wr_id = if notice.completion_kind() == CompletionKind::Disconnect { DISCONNECT } else { NOTICE };
-            let no_target = remote(&Target::default());
+            let no_target = remote_addr(&Target::default());
             match notice {
                 Notice::Message(message) => {
-                    self.post(WorkRequest::write(&[], no_target).imm(message.encode()).wr_id(wr_id));
+                    self.post_or_break_off(WorkRequest::write(&[], no_target).imm(message.encode()).wr_id(wr_id));
                 }
                 Notice::Entry { to, bytes, message } => {
-                    self.post(WorkRequest::write_inline(&bytes, remote(&to)).imm(message.encode()).wr_id(wr_id));
+                    self.post_or_break_off(
+                        WorkRequest::write_inline(&bytes, remote_addr(&to)).imm(message.encode()).wr_id(wr_id),
+                    );
                 }
-                Notice::Probe => self.post(WorkRequest::write(&[], no_target).wr_id(wr_id)),
+                Notice::Probe => self.post_or_break_off(WorkRequest::write(&[], no_target).wr_id(wr_id)),
             }
         }
     }
 
-    fn post(&mut self, request: WorkRequest<'_>) {
+    fn post_or_break_off(&mut self, request: WorkRequest<'_>) {
         if self.endpoint.qp.post_send(&request).is_err() {
             self.stream.break_off();
         }
@@ -219,7 +221,7 @@ impl Open {
         let mut limit = FIRST_WRITE;
         while !data.is_done() && !self.stream.is_shut() && self.announce_maps() {
             self.read_next_target();
-            let room = self.stream.outgoing.room();
+            let room = self.stream.outgoing.sendable_len();
             if room == 0 {
                 return;
             }
@@ -268,8 +270,8 @@ impl Open {
 
     /// Takes the bytes of `write` from `data` and posts it.
     fn post_write(&mut self, write: &Write, data: &mut Drain<'_>, message: Option<Message>) {
-        let to = remote(&write.to);
-        let held = u64::from(write.held());
+        let to = remote_addr(&write.to);
+        let held = u64::from(write.buffer_bytes());
         let result = if held == 0 {
             let mut scratch = [0; MAX_INLINE as usize];
             let bytes = data.take(write.to.len, &mut scratch);
@@ -294,7 +296,7 @@ impl Open {
     fn fill_send_buffer(&self, write: &Write, data: &mut Drain<'_>, sges: &mut [Sge; 2]) -> Result<usize, roxe::Error> {
         let mut count = 0;
         for part in write.parts.iter().filter(|part| !part.is_empty()) {
-            let part = span(part);
+            let part = index_range(part);
             sges[count] = self.endpoint.send_buffer.slice(part.clone())?;
             data.write_to(&self.endpoint.send_buffer, part)?;
             count += 1;
@@ -309,7 +311,7 @@ impl Open {
                 return false;
             }
             let (to, bytes, message) = self.stream.announce_mapping(index, &iomap);
-            self.post(WorkRequest::write_inline(&bytes, remote(&to)).imm(message.encode()).wr_id(0));
+            self.post_or_break_off(WorkRequest::write_inline(&bytes, remote_addr(&to)).imm(message.encode()).wr_id(0));
             self.maps.mark_announced(index);
         }
         true
@@ -323,7 +325,7 @@ impl Open {
             if unread.is_empty() {
                 break;
             }
-            if room.read_from(&self.endpoint.recv_buffer, span(&unread)).is_err() {
+            if room.read_from(&self.endpoint.recv_buffer, index_range(&unread)).is_err() {
                 return self.stream.break_off();
             }
             match peek {

@@ -21,7 +21,7 @@ const DEFAULT_SEGMENT: u32 = 2048;
 impl Stream {
     /// Sets an option. Returns true if the background thread is needed.
     pub(crate) fn set_option(&self, level: i32, name: i32, value: &[u8]) -> io::Result<bool> {
-        let mut inner = self.current();
+        let mut inner = self.lock_updated();
         match level {
             libc::SOL_SOCKET => inner.set_socket(name, value)?,
             libc::IPPROTO_IP if name == libc::IP_TOS => {
@@ -43,7 +43,7 @@ impl Stream {
 
     /// Returns an option other than SO_TYPE, SO_DOMAIN and SO_PROTOCOL.
     pub(crate) fn option(&self, level: i32, name: i32) -> io::Result<Vec<u8>> {
-        let mut inner = self.current();
+        let mut inner = self.lock_updated();
         match level {
             libc::SOL_SOCKET => inner.socket_option(name),
             libc::IPPROTO_IP if name == libc::IP_TOS => Ok(int(inner.settings.tos.into())),

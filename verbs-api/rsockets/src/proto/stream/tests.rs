@@ -75,13 +75,13 @@ impl Side {
     /// Sends up to `len` bytes; returns how many.
     fn send(&mut self, len: u32) -> u32 {
         self.read_next_target();
-        let len = len.min(self.stream.outgoing.room());
+        let len = len.min(self.stream.outgoing.sendable_len());
         if len == 0 {
             return 0;
         }
         let write = self.stream.outgoing.start_data(len, true);
         let bytes = (0..len).map(|_| advance(&mut self.last_out)).collect();
-        let (imm, kind) = (Some(Message::Data(len).encode()), CompletionKind::Data(write.held()));
+        let (imm, kind) = (Some(Message::Data(len).encode()), CompletionKind::Data(write.buffer_bytes()));
         self.wire.push_back(Packet { to: write.to, bytes, imm, kind });
         len
     }
