@@ -28,7 +28,7 @@ impl WatchedAllocator {
     ///
     /// # Errors
     /// The backtrace of the first allocation.
-    pub fn none_during<R>(&self, work: impl FnOnce() -> R) -> Result<R, String> {
+    pub fn check_none_during<R>(&self, work: impl FnOnce() -> R) -> Result<R, String> {
         self.is_armed.store(true, Ordering::SeqCst);
         let result = work();
         if self.is_armed.swap(false, Ordering::SeqCst) {

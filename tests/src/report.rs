@@ -2,7 +2,7 @@
 //! and a summary.
 
 use crate::junit::{self, Case};
-use crate::{build, lanes};
+use crate::{build, parallel};
 use std::fs;
 use std::io;
 use std::process::ExitCode;
@@ -62,13 +62,13 @@ impl Check {
 }
 
 /// Arguments after the suite's name.
-pub fn words() -> impl Iterator<Item = String> {
+pub fn arguments() -> impl Iterator<Item = String> {
     std::env::args().skip(2)
 }
 
-/// [`run`] with [`words`].
+/// [`run`] with [`arguments`].
 pub fn main(checks: Vec<Check>) -> ExitCode {
-    run(checks, &words().collect::<Vec<_>>())
+    run(checks, &arguments().collect::<Vec<_>>())
 }
 
 /// Runs the checks whose name contains one of `words` (all, without words).
@@ -96,7 +96,7 @@ pub fn run(checks: Vec<Check>, words: &[String]) -> ExitCode {
         Some(ended)
     };
     let mut verdicts: Vec<_> = alone.iter().map(judge).collect();
-    verdicts.extend(lanes::run(&waiting, LANES, judge));
+    verdicts.extend(parallel::run(&waiting, LANES, judge));
     let ended = alone.iter().chain(&waiting).zip(&verdicts);
     let cases = ended.filter_map(|(check, ended)| {
         let (verdict, seconds) = ended.as_ref()?;

@@ -10,7 +10,7 @@ use std::thread;
 
 /// One end of the link.
 #[derive(Clone, Debug)]
-pub struct End {
+pub struct Interface {
     /// Interface.
     pub name: &'static str,
     /// MAC address.
@@ -57,7 +57,7 @@ pub struct Veth {
 impl Veth {
     /// Makes the second namespace and a link to it, and waits until both ends are up. The caller
     /// has called [`isolate`](crate::guest::link::isolate).
-    pub fn build(here: &End, there: &End) -> io::Result<Self> {
+    pub fn build(here: &Interface, there: &Interface) -> io::Result<Self> {
         let veth = Self { keeper: Keeper::start()? };
         let pid = veth.keeper();
         let (a, b) = (here, there);
@@ -78,7 +78,7 @@ impl Veth {
     }
 
     /// Gives both ends this MTU, bytes of an IP packet.
-    pub fn set_mtu(&self, here: &End, there: &End, mtu: u32) -> io::Result<()> {
+    pub fn set_mtu(&self, here: &Interface, there: &Interface, mtu: u32) -> io::Result<()> {
         ip(&[], &format!("link set dev {} mtu {mtu}", here.name))?;
         ip(&self.prefix(), &format!("link set dev {} mtu {mtu}", there.name)).map(drop)
     }
@@ -106,7 +106,7 @@ const PORTS: [&str; 2] = ["port0", "port1"];
 impl Bridge {
     /// Gives both namespaces another interface, connected to the bridge, and waits until they
     /// are up.
-    pub fn build(veth: &Veth, ends: [&End; 2]) -> io::Result<Self> {
+    pub fn build(veth: &Veth, ends: [&Interface; 2]) -> io::Result<Self> {
         let bridge = Self { keeper: Keeper::start()? };
         let (pid, at) = (bridge.keeper.0.id(), bridge.keeper.prefix());
         ip(&at, "link add bridge0 type bridge")?;
@@ -127,7 +127,7 @@ impl Bridge {
     }
 
     /// Gives both ends, the ports and the bridge this MTU, bytes of an IP packet.
-    pub fn set_mtu(&self, veth: &Veth, ends: [&End; 2], mtu: u32) -> io::Result<()> {
+    pub fn set_mtu(&self, veth: &Veth, ends: [&Interface; 2], mtu: u32) -> io::Result<()> {
         for ((end, prefix), port) in ends.iter().zip([Vec::new(), veth.prefix()]).zip(PORTS) {
             ip(&self.keeper.prefix(), &format!("link set dev {port} mtu {mtu}"))?;
             ip(&prefix, &format!("link set dev {} mtu {mtu}", end.name))?;
@@ -136,7 +136,7 @@ impl Bridge {
     }
 }
 
-fn raise(prefix: &[String], end: &End) -> io::Result<()> {
+fn raise(prefix: &[String], end: &Interface) -> io::Result<()> {
     for address in &end.addresses {
         let at_once = if address.contains(':') { " nodad" } else { "" };
         ip(prefix, &format!("addr add {address} dev {}{at_once}", end.name))?;
@@ -145,7 +145,7 @@ fn raise(prefix: &[String], end: &End) -> io::Result<()> {
 }
 
 /// An end comes up some time after the command.
-fn is_up(prefix: &[String], end: &End) -> io::Result<bool> {
+fn is_up(prefix: &[String], end: &Interface) -> io::Result<bool> {
     Ok(ip(prefix, &format!("-o link show dev {}", end.name))?.contains("state UP"))
 }
 

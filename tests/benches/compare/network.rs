@@ -18,23 +18,23 @@ const BRIDGED_THERE: &str = "10.78.1.2";
 
 /// The other namespaces, and that of the bridge. This process and all servers are in the first one.
 pub(crate) struct Namespaces {
-    ends: [veth::End; 2],
+    ends: [veth::Interface; 2],
     veth: Veth,
-    bridged_ends: [veth::End; 2],
+    bridged_ends: [veth::Interface; 2],
     bridge: Bridge,
 }
 
 impl Namespaces {
     /// Creates the other namespaces; the caller is alone in the first.
     pub(crate) fn build() -> io::Result<Self> {
-        let end = |mac, [v4, v6]: [&str; 2]| veth::End {
+        let end = |mac, [v4, v6]: [&str; 2]| veth::Interface {
             name: NETDEV,
             mac,
             addresses: vec![format!("{v4}/24"), format!("{v6}/64")],
         };
         let ends = [end("02:00:00:00:78:01", HERE), end("02:00:00:00:78:02", THERE)];
         let veth = Veth::build(&ends[0], &ends[1])?;
-        let bridged = |mac, v4| veth::End { name: BRIDGED, mac, addresses: vec![format!("{v4}/24")] };
+        let bridged = |mac, v4| veth::Interface { name: BRIDGED, mac, addresses: vec![format!("{v4}/24")] };
         let bridged_ends = [bridged("02:00:00:00:78:03", BRIDGED_HERE), bridged("02:00:00:00:78:04", BRIDGED_THERE)];
         let bridge = Bridge::build(&veth, [&bridged_ends[0], &bridged_ends[1]])?;
         Ok(Self { ends, veth, bridged_ends, bridge })

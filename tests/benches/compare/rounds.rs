@@ -3,7 +3,7 @@
 use crate::line::Line;
 use crate::work::{self, Sample};
 use roxe_tests::measure::Series;
-use roxe_tests::measure::load::{Foreign, Interval};
+use roxe_tests::measure::load::{Disturbance, Interval};
 use std::time::{Duration, Instant};
 
 /// Number of failures after which a line is skipped.
@@ -74,7 +74,7 @@ impl Measured {
     }
 
     /// Runs the line once with the number of messages that the previous run suggests.
-    fn run(&mut self, rounds: &Rounds, once: &mut Once<'_>) -> Option<(Sample, Foreign)> {
+    fn run(&mut self, rounds: &Rounds, once: &mut Once<'_>) -> Option<(Sample, Disturbance)> {
         let run_start = Instant::now();
         let measured = Interval::begin(rounds.other).map_err(|e| e.to_string()).and_then(|interval| {
             let sample = once(&self.line, self.messages)?;

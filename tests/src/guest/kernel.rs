@@ -98,7 +98,7 @@ impl Kernel {
 
 /// Unpacks Debian's newest kernel into `root`.
 fn fetch(folder: &Path, root: &Path) -> io::Result<()> {
-    let depends = said(Command::new("apt-cache").args(["depends", NEWEST]))?;
+    let depends = run_command(Command::new("apt-cache").args(["depends", NEWEST]))?;
     let package = depends
         .lines()
         .find_map(|line| line.trim().strip_prefix("Depends: ").filter(|name| name.starts_with("linux-image-")))
@@ -112,10 +112,10 @@ fn fetch(folder: &Path, root: &Path) -> io::Result<()> {
     let mut download = Command::new("apt-get");
     // apt drops its rights for the download, and would then not be allowed to write here.
     download.args(["-qq", "-o", "APT::Sandbox::User=root", "download", package]).current_dir(&incoming);
-    said(&mut download)?;
-    said(Command::new("dpkg").arg("-x").arg(incoming.join(only_name(&incoming)?)).arg(&unpacked))?;
+    run_command(&mut download)?;
+    run_command(Command::new("dpkg").arg("-x").arg(incoming.join(only_name(&incoming)?)).arg(&unpacked))?;
     remove_tree(&incoming)?;
-    said(Command::new("/sbin/depmod").arg("-b").arg(&unpacked).arg(only_name(&unpacked.join("lib/modules"))?))?;
+    run_command(Command::new("/sbin/depmod").arg("-b").arg(&unpacked).arg(only_name(&unpacked.join("lib/modules"))?))?;
     // Later runs use a kernel by this name, so only a complete one gets it.
     fs::rename(unpacked, root)
 }
@@ -136,7 +136,7 @@ pub(super) fn remove_tree(folder: &Path) -> io::Result<()> {
 }
 
 /// Runs a command; returns its standard output, or its standard error as the error.
-pub(super) fn said(command: &mut Command) -> io::Result<String> {
+pub(super) fn run_command(command: &mut Command) -> io::Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output().map_err(|e| io::Error::other(format!("{name}: {e}")))?;
     if output.status.success() {

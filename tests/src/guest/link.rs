@@ -4,7 +4,7 @@
 //! can clash with another run, and the kernel removes it with the last process, however that one
 //! ended.
 
-use super::kernel::said;
+use super::kernel::run_command;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -66,7 +66,7 @@ pub fn isolate() -> io::Result<()> {
         return Ok(());
     }
     enter()?;
-    said(Command::new("ip").args(["link", "set", "lo", "up"])).map(drop)
+    run_command(Command::new("ip").args(["link", "set", "lo", "up"])).map(drop)
 }
 
 /// Adds an interface that is up and has this IPv4 address, in the namespace that [`isolate`]
@@ -80,7 +80,7 @@ pub fn add_bridge(name: &str, address: &str) -> io::Result<()> {
         format!("addr add {address}/24 dev {name}"),
         format!("link set {name} up"),
     ] {
-        said(Command::new("ip").args(line.split(' ')))?;
+        run_command(Command::new("ip").args(line.split(' ')))?;
     }
     Ok(())
 }
@@ -102,7 +102,7 @@ pub(super) fn build() -> io::Result<()> {
         format!("addr add {HERE_V4}/24 dev {NETDEV}"),
         format!("addr add {HERE_V6}/64 dev {NETDEV} nodad"),
     ] {
-        said(Command::new("ip").args(line.split(' ')))?;
+        run_command(Command::new("ip").args(line.split(' ')))?;
     }
     Ok(())
 }

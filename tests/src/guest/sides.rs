@@ -24,7 +24,7 @@ pub enum Side {
 const LISTEN_LIMIT: Duration = Duration::from_secs(20);
 
 /// Time within which a server must end after its client.
-const PARTING: Duration = Duration::from_secs(10);
+const SERVER_END_LIMIT: Duration = Duration::from_secs(10);
 
 /// A program under way on one side.
 pub enum Process {
@@ -165,7 +165,7 @@ pub fn run_pair(
     let client = second.wait(guest, deadline)?;
     // A client that failed leaves its server waiting for ever: give it a moment to say why, no
     // more.
-    let patience = if client.ok { PARTING } else { Duration::from_secs(1) };
+    let patience = if client.ok { SERVER_END_LIMIT } else { Duration::from_secs(1) };
     let server = first.wait(guest, Instant::now() + patience)?;
     Ok([server, client])
 }

@@ -19,7 +19,7 @@ pub const WAITING: f64 = 0.05;
 
 /// Load of the machine during an interval.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Foreign {
+pub struct Disturbance {
     /// Other processes: share of the time of all processors.
     pub used: f64,
     /// The hypervisor, for other machines: the same.
@@ -30,7 +30,7 @@ pub struct Foreign {
     pub own: f64,
 }
 
-impl Foreign {
+impl Disturbance {
     /// Returns true if a figure taken meanwhile is unreliable.
     pub fn disturbs(&self) -> bool {
         self.stolen > OTHERS || (self.used > OTHERS && self.waited > WAITING)
@@ -85,7 +85,7 @@ impl Interval {
     }
 
     /// Ends the interval and returns what other processes used since its start.
-    pub fn end(self) -> io::Result<Foreign> {
+    pub fn end(self) -> io::Result<Disturbance> {
         let now = Machine::now()?;
         let seconds = self.start.elapsed().as_secs_f64();
         let capacity = seconds * now.processors;
@@ -94,7 +94,7 @@ impl Interval {
         let stolen = now.stolen - self.machine.stolen;
         #[expect(clippy::cast_precision_loss, reason = "nanoseconds of a benchmark")]
         let waited = Self::waited(self.other).saturating_sub(self.waited) as f64 / 1e9;
-        Ok(Foreign { used: (others / capacity).max(0.0), stolen: stolen / capacity, waited: waited / seconds, own })
+        Ok(Disturbance { used: (others / capacity).max(0.0), stolen: stolen / capacity, waited: waited / seconds, own })
     }
 
     /// Time in nanoseconds that the children, this process's first thread and the process `other`
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn other_processes_disturb_only_if_ours_wait() {
-        let foreign = |used, stolen, waited| Foreign { used, stolen, waited, own: 0.0 };
+        let foreign = |used, stolen, waited| Disturbance { used, stolen, waited, own: 0.0 };
         assert!(foreign(0.3, 0.0, 0.2).disturbs() && foreign(0.0, 0.2, 0.0).disturbs());
         assert!(!foreign(0.3, 0.0, 0.01).disturbs() && !foreign(0.0, 0.0, 0.4).disturbs());
     }

@@ -12,11 +12,11 @@
 use roxe_tests::matrix::Ip;
 use roxe_tests::pair::{self, Outcome, Place, Program};
 use roxe_tests::rdmacm::list::{self, Scale};
-use roxe_tests::rdmacm::local::{self, Site, Weather};
-use roxe_tests::rdmacm::{Carrier, Ready};
+use roxe_tests::rdmacm::local::{self, Faults, Link};
+use roxe_tests::rdmacm::{Transport, Ready};
 use roxe_tests::report::{self, Check, Verdict};
-use roxe_tests::suite::{self, Run};
-use roxe_tests::unittest::Ending;
+use roxe_tests::pyverbs::{self, Run};
+use roxe_tests::unittest::TestResult;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
@@ -97,7 +97,7 @@ struct Options {
 impl Options {
     fn read() -> Result<Self, String> {
         let mut options = Self { all: false, seed: 1, words: Vec::new() };
-        let mut args = report::words();
+        let mut args = report::arguments();
         while let Some(arg) = args.next() {
             match arg.as_str() {
                 "--all" => options.all = true,
@@ -181,10 +181,10 @@ fn connected(options: &Options, seed: u64) -> Vec<Check> {
     let mut checks = Vec::new();
     for exchange in list::all(Scale::Small) {
         // Datagrams wait for all of them; groups have no connection.
-        let relies = match exchange.carrier {
-            Carrier::Reliable if exchange.to_string().contains("rdma_xclient") => ReliesOn::InlineRoom,
-            Carrier::Reliable => ReliesOn::Nothing,
-            Carrier::Datagrams | Carrier::Groups => ReliesOn::EveryMessage,
+        let relies = match exchange.transport {
+            Transport::Reliable if exchange.to_string().contains("rdma_xclient") => ReliesOn::InlineRoom,
+            Transport::Reliable => ReliesOn::Nothing,
+            Transport::Datagrams | Transport::Multicast => ReliesOn::EveryMessage,
         };
         let is_here = exchange.ips.contains(&Ip::V4) && exchange.ready == Ready::Listens;
         let name = exchange.to_string();
@@ -192,9 +192,9 @@ fn connected(options: &Options, seed: u64) -> Vec<Check> {
         if is_here && chosen {
             let weakest = format!("{seed}{}", relies.left_out());
             let place = Place { options: vec![format!("--weakest={weakest}")], ..Place::default() };
-            let end = local::End { place, address: "127.0.0.1".to_owned(), witness: std::process::id() };
-            let site = Site { name: "lo", ip: Ip::V4, server: end.clone(), client: end };
-            let run = move || local::run(&site, Weather::Clean, &exchange);
+            let end = local::Host { place, address: "127.0.0.1".to_owned(), namespace_pid: std::process::id() };
+            let link = Link { name: "lo", ip: Ip::V4, server: end.clone(), client: end };
+            let run = move || local::run(&link, Faults::Clean, &exchange);
             checks.push(Check::new(format!("{name}, --weakest={weakest}"), run));
         }
     }
@@ -204,16 +204,16 @@ fn connected(options: &Options, seed: u64) -> Vec<Check> {
 /// rdma-core's own suite. Its tests of datagrams wait for every one of them.
 fn pyverbs(seed: u64) -> Check {
     Check::new(format!("pyverbs, --weakest={seed},-loss"), move || {
-        if !suite::is_installed() {
+        if !pyverbs::is_installed() {
             return Verdict::Skipped("python3-pyverbs is not installed (tests/run installs it)".into());
         }
-        if let Err(e) = suite::unpack() {
+        if let Err(e) = pyverbs::unpack() {
             return Verdict::Failed(e.to_string());
         }
         let weakest = format!("{seed},-loss");
         let run = Run::new(&[], &[("ROXE_WEAKEST", weakest.as_str())], SUITE_LIMIT);
-        let wrong = run.endings().iter().filter(|(_, ending)| matches!(ending, Ending::Failed(_) | Ending::Unknown));
-        let wrong: Vec<_> = wrong.map(|(test, ending)| format!("{test}: {ending:?}{}", run.traceback(test))).collect();
+        let wrong = run.results().iter().filter(|(_, result)| matches!(result, TestResult::Failed(_) | TestResult::Unknown));
+        let wrong: Vec<_> = wrong.map(|(test, result)| format!("{test}: {result:?}{}", run.traceback(test))).collect();
         match run.check_count() {
             Ok(()) if wrong.is_empty() => Verdict::Passed,
             Ok(()) => Verdict::Failed(wrong.join("\n")),

@@ -8,7 +8,7 @@
 use roxe_tests::build;
 use roxe_tests::guest::link;
 use roxe_tests::report::{self, Check, Verdict};
-use roxe_tests::veth::{End, Veth};
+use roxe_tests::veth::{Interface, Veth};
 use serde_json::Value;
 use std::io::{self, BufRead as _, BufReader};
 use std::process::{Child, Command, ExitCode, Output, Stdio};
@@ -26,7 +26,7 @@ const FAR: &str = "10.77.0.1";
 const NEAR: &str = "10.77.0.2,10.77.0.3,fd77::2,fd77::3";
 
 pub(crate) fn main() -> ExitCode {
-    let all = report::words().any(|word| word == "--all");
+    let all = report::arguments().any(|word| word == "--all");
     let veth = match link::is_root().then(world).transpose() {
         Ok(veth) => veth,
         Err(e) => {
@@ -55,7 +55,7 @@ pub(crate) fn main() -> ExitCode {
 
 /// A second network namespace, with two addresses of each family here and one there.
 fn world() -> io::Result<Veth> {
-    let end = |name, mac, addresses: &[&str]| End {
+    let end = |name, mac, addresses: &[&str]| Interface {
         name,
         mac,
         addresses: addresses.iter().map(|address| (*address).to_owned()).collect(),

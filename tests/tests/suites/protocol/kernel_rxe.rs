@@ -19,11 +19,11 @@
 use roxe_tests::build;
 use roxe_tests::guest::{Guest, kernel::Kernel, link};
 use roxe_tests::matrix::agents::{self, Agents};
-use roxe_tests::matrix::rdmacm::{self, Meeting};
+use roxe_tests::matrix::rdmacm::{self, InteropExchange};
 use roxe_tests::matrix::report::{self, Count, Results};
 use roxe_tests::matrix::run::Runner;
-use roxe_tests::matrix::stock::{self, Shown, Stock};
-use roxe_tests::matrix::{Ending, Judged, capture, plan};
+use roxe_tests::matrix::stock::{self, ProgramResult, Stock};
+use roxe_tests::matrix::{Ending, GroupResult, capture, plan};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::PathBuf;
@@ -43,7 +43,7 @@ struct Options {
 
 impl Options {
     fn read() -> Result<Self, String> {
-        let (mut options, mut args) = (Self::default(), roxe_tests::report::words());
+        let (mut options, mut args) = (Self::default(), roxe_tests::report::arguments());
         while let Some(arg) = args.next() {
             let mut value = || args.next().ok_or_else(|| format!("{arg} wants a value"));
             match arg.as_str() {
@@ -63,10 +63,10 @@ impl Options {
 
 /// Scope of this run.
 struct Plan {
-    groups: Vec<plan::Planned>,
+    groups: Vec<plan::PlannedGroup>,
     stock: Vec<Stock>,
     agents: Vec<Agents>,
-    rdmacm: Vec<Meeting>,
+    rdmacm: Vec<InteropExchange>,
 }
 
 impl Plan {
@@ -88,7 +88,7 @@ impl Plan {
     /// The names of all programs.
     fn programs(&self) -> impl Iterator<Item = String> {
         let agents = self.agents.iter().map(Agents::name);
-        self.stock.iter().map(Stock::name).chain(agents).chain(self.rdmacm.iter().map(Meeting::name))
+        self.stock.iter().map(Stock::name).chain(agents).chain(self.rdmacm.iter().map(InteropExchange::name))
     }
 
     fn list(&self) {
@@ -154,36 +154,36 @@ fn run(options: &Options, plan: &Plan, kernel: &Kernel) -> io::Result<Results> {
     let mut results = Results { seed, kernel: kernel.version.clone(), ..Results::default() };
     for (group, cells) in &plan.groups {
         let judged = runner.group(*group, cells);
-        tell_group(&judged);
+        print_group(&judged);
         results.groups.push(judged);
     }
     for stock in &plan.stock {
         let shown = stock.run(&mut runner);
-        print_shown(&shown);
+        print_result(&shown);
         results.stock.push(shown);
     }
     for agents in &plan.agents {
         let shown = agents.run(&mut runner);
-        print_shown(&shown);
+        print_result(&shown);
         results.stock.push(shown);
     }
-    results.stock.extend(rdmacm::run(&plan.rdmacm, &mut runner, print_shown)?);
+    results.stock.extend(rdmacm::run(&plan.rdmacm, &mut runner, print_result)?);
     println!("took {:.0} s", start.elapsed().as_secs_f32());
     Ok(results)
 }
 
-fn tell_group(judged: &Judged) {
-    let count = Count::of(judged.tried.iter().map(|t| &t.ending));
-    let cells = judged.tried.len();
+fn print_group(judged: &GroupResult) {
+    let count = Count::of(judged.cells.iter().map(|t| &t.ending));
+    let cells = judged.cells.len();
     println!("{}: {} of {cells} cells passed in {:.1} s", judged.group, count.passed, judged.seconds);
-    for t in &judged.tried {
+    for t in &judged.cells {
         print!("{}", report::exception(&format!("{} {}", judged.group, t.cell), &t.ending));
     }
     print!("{}", of_capture(judged.capture.as_ref()));
 }
 
 /// Tells how a program ended, in one piece: others may end at the same time.
-fn print_shown(shown: &Shown) {
+fn print_result(shown: &ProgramResult) {
     let ending = match shown.ending {
         Ending::Passed if shown.tries == 1 => format!("ok       {} ({:.1} s)\n", shown.name, shown.seconds),
         Ending::Passed => format!("ok       {} ({:.1} s, {} tries)\n", shown.name, shown.seconds, shown.tries),

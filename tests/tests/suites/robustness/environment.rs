@@ -44,7 +44,7 @@ struct Environment {
 }
 
 pub(crate) fn main() -> ExitCode {
-    let args: Vec<String> = report::words().collect();
+    let args: Vec<String> = report::arguments().collect();
     if let [first, command @ ..] = &args[..]
         && first == CONTAINED
     {

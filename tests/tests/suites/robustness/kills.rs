@@ -19,7 +19,7 @@ mod peer;
 use load::{RETRIES, TIMEOUT, monotonic};
 use peer::Peer;
 use roxe_tests::guest::link;
-use roxe_tests::lanes;
+use roxe_tests::parallel;
 use roxe_tests::report::{self, Check, Verdict};
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
@@ -37,7 +37,7 @@ const LIMIT_MS: u64 = 20_000;
 const RETRY_EXC: u32 = 12;
 
 pub(crate) fn main() -> ExitCode {
-    let args: Vec<String> = report::words().collect();
+    let args: Vec<String> = report::arguments().collect();
     if args.iter().any(|arg| arg == peer::ROLE) {
         return match peer::run() {
             Ok(()) => ExitCode::SUCCESS,
@@ -139,7 +139,7 @@ impl Run {
     fn all_lanes(&self, runtime: &Path) -> Result<Vec<Failure>, String> {
         let shares: Vec<(u64, usize)> =
             (0..LANES).map(|lane| (lane as u64, (self.rounds + lane) / LANES)).filter(|(_, n)| *n > 0).collect();
-        let results = lanes::run(&shares, LANES, |(lane, rounds)| {
+        let results = parallel::run(&shares, LANES, |(lane, rounds)| {
             Lane::new(self, runtime, *lane).and_then(|lane| lane.run(*rounds))
         });
         Ok(results.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())

@@ -3,7 +3,7 @@
 
 use roxe_tests::cc::{self, Compiled};
 use roxe_tests::pair::{self, Outcome, Place, Program};
-use roxe_tests::rdmacm::judge::lost_its_race;
+use roxe_tests::rdmacm::judge::hit_rping_exit_race;
 use roxe_tests::rdmacm::local;
 use roxe_tests::report::{self, Check, Verdict};
 use std::path::{Path, PathBuf};
@@ -51,7 +51,7 @@ const PAIRS: [Pair; 4] = [
 ];
 
 /// The test's own suppressions, in addition to those of `roxe run`: they show that those of the
-/// user stay in force. The second one is for rping's race with itself ([`lost_its_race`]): its
+/// user stay in force. The second one is for rping's race with itself ([`hit_rping_exit_race`]): its
 /// event thread uses the channel that the main thread has freed.
 const THEIRS: &str = "\
 {
@@ -148,7 +148,7 @@ fn judge_pair(pair: &Pair, link: &str, folder: &Path) -> std::io::Result<Verdict
     let (server, client) = (program(pair.server), program(pair.client));
     let both = [(&server, &place), (&client, &place)];
     let outcomes = pair::run_pair_at(both, &port.to_string(), || (pair.waits)(port), LIMIT)?;
-    let ended = |outcome: &Outcome| outcome.ok || lost_its_race(outcome);
+    let ended = |outcome: &Outcome| outcome.ok || hit_rping_exit_race(outcome);
     let bad = outcomes.iter().find(|outcome| !ended(outcome) || outcome.output.contains("\n=="));
     Ok(bad.map_or(Verdict::Passed, |_| Verdict::Failed(outcomes.iter().map(transcript).collect())))
 }

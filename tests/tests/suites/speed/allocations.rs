@@ -29,7 +29,7 @@ pub(crate) fn main() -> ExitCode {
 fn exchange(service: Service) -> Verdict {
     let mut bench = Bench::new(service);
     bench.exchange(200);
-    ALLOCATOR.none_during(|| bench.exchange(MESSAGES)).into()
+    ALLOCATOR.check_none_during(|| bench.exchange(MESSAGES)).into()
 }
 
 /// Every kind of rule on both directions of a queue pair that is known.
@@ -52,7 +52,7 @@ fn judge() -> Verdict {
         })
     };
     see(0);
-    ALLOCATOR.none_during(|| (1..=MESSAGES).for_each(|psn| _ = see(psn))).into()
+    ALLOCATOR.check_none_during(|| (1..=MESSAGES).for_each(|psn| _ = see(psn))).into()
 }
 
 /// Two queue pairs and their buffers.

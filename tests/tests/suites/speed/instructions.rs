@@ -65,7 +65,7 @@ enum Threads {
 }
 
 pub(crate) fn main() -> ExitCode {
-    if report::words().any(|word| word == "--write") {
+    if report::arguments().any(|word| word == "--write") {
         return write();
     }
     let costs =

@@ -36,7 +36,7 @@ fn allocations() -> Result<Result<(), String>, Error> {
     // The first lap through the queues touches memory that was only reserved, and threads start.
     contend();
     ping_pong(&alice, &bob, 2000)?;
-    match ALLOCATOR.none_during(|| ping_pong(&alice, &bob, 10_000)) {
+    match ALLOCATOR.check_none_during(|| ping_pong(&alice, &bob, 10_000)) {
         Ok(played) => played.map(Ok),
         Err(taken) => Ok(Err(taken)),
     }

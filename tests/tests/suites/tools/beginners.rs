@@ -26,7 +26,7 @@ pub(crate) fn main() -> ExitCode {
     let page = fs::read_to_string(PAGE).unwrap_or_default();
     let blocks: Vec<(String, String)> =
         blocks(&page).map(|(line, expected)| (line.to_owned(), expected.to_owned())).collect();
-    if report::words().any(|arg| arg == "--write") {
+    if report::arguments().any(|arg| arg == "--write") {
         return write(page, &blocks);
     }
     let enough = Check::new("page shows ten mistakes", {

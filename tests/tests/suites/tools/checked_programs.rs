@@ -13,10 +13,10 @@ use roxe_tests::build;
 use roxe_tests::matrix::Ip;
 use roxe_tests::pair::{self, Place, Program};
 use roxe_tests::rdmacm::list::{self, Scale};
-use roxe_tests::rdmacm::local::{self, End, Site, Weather};
+use roxe_tests::rdmacm::local::{self, Faults, Host, Link};
 use roxe_tests::report::{self, Check, Verdict};
-use roxe_tests::suite::{self, Run};
-use roxe_tests::unittest::Ending;
+use roxe_tests::pyverbs::{self, Run};
+use roxe_tests::unittest::TestResult;
 use serde_json::Value;
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -70,7 +70,7 @@ const SUITES: [&str; 8] =
     ["stock_clients", "rdmacm_clients", "rsockets", "middleware", "field_programs", "crates", "tutorials", "mpi"];
 
 pub(crate) fn main() -> ExitCode {
-    let words: Vec<String> = report::words().collect();
+    let words: Vec<String> = report::arguments().collect();
     let all = words.iter().any(|word| word == "--all");
     let links = if all { &["auto", "udp"][..] } else { &["auto"] };
     let mut checks = Vec::new();
@@ -146,8 +146,8 @@ fn connected(name: &str, link: &str) -> Verdict {
     let Some(exchange) = exchange else { return Verdict::Failed(format!("there is no {name}")) };
     judged(&[], |reports| {
         let place = Place { envs: reports.envs(link), ..Place::default() };
-        let end = End { place, address: "127.0.0.1".to_owned(), witness: id() };
-        local::run(&Site { name: "lo", ip: Ip::V4, server: end.clone(), client: end }, Weather::Clean, &exchange)
+        let end = Host { place, address: "127.0.0.1".to_owned(), namespace_pid: id() };
+        local::run(&Link { name: "lo", ip: Ip::V4, server: end.clone(), client: end }, Faults::Clean, &exchange)
     })
 }
 
@@ -180,23 +180,23 @@ fn ucx(link: &str) -> Verdict {
 
 /// rdma-core's own suite: what breaks no rule on purpose, then the rest.
 fn pyverbs(link: &str) -> Verdict {
-    if !suite::is_installed() {
+    if !pyverbs::is_installed() {
         return Verdict::Skipped("python3-pyverbs is not installed (tests/run installs it)".to_owned());
     }
-    if let Err(e) = suite::unpack() {
+    if let Err(e) = pyverbs::unpack() {
         return Verdict::Failed(e.to_string());
     }
     let (provoking, quiet): (Vec<String>, Vec<String>) =
-        suite::names().into_iter().partition(|test| PROVOKED.iter().any(|(_, provoking)| test == provoking));
+        pyverbs::names().into_iter().partition(|test| PROVOKED.iter().any(|(_, provoking)| test == provoking));
     let run = |tests: &[String], provoked: &[&str]| {
         judged(provoked, |reports| {
             let envs = reports.envs(link);
             let envs: Vec<_> = envs.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
             let run = Run::new(tests, &envs, SUITE_LIMIT);
-            let failed = |ending: &Ending| matches!(ending, Ending::Failed(_) | Ending::Unknown);
-            match run.endings().iter().find(|(_, ending)| failed(ending)) {
-                Some((test, ending)) => Verdict::Failed(format!("{test}: {ending:?}{}", run.traceback(test))),
-                None if run.endings().is_empty() => Verdict::Failed(run.tail()),
+            let failed = |result: &TestResult| matches!(result, TestResult::Failed(_) | TestResult::Unknown);
+            match run.results().iter().find(|(_, result)| failed(result)) {
+                Some((test, result)) => Verdict::Failed(format!("{test}: {result:?}{}", run.traceback(test))),
+                None if run.results().is_empty() => Verdict::Failed(run.tail()),
                 None => Verdict::Passed,
             }
         })

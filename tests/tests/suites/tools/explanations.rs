@@ -6,7 +6,7 @@
 use roxe_tests::guest::link;
 use roxe_tests::pair::{self, Place, Program};
 use roxe_tests::report::{self, Check, Verdict};
-use roxe_tests::veth::{End, Veth};
+use roxe_tests::veth::{Interface, Veth};
 use roxe_tests::{cc, misuse};
 use std::process::{Command, ExitCode};
 use std::sync::OnceLock;
@@ -465,7 +465,7 @@ fn other_host() -> Result<(), String> {
     static HOST: OnceLock<Result<Veth, String>> = OnceLock::new();
     let end = |name, mac, addresses: &[&str]| {
         let addresses = addresses.iter().map(|address| (*address).to_owned()).collect();
-        End { name, mac, addresses }
+        Interface { name, mac, addresses }
     };
     let build = || {
         let here = end("near", "02:00:00:00:00:01", &["192.0.2.1/24", "192.0.2.9/24"]);

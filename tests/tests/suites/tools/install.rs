@@ -21,7 +21,7 @@ const PAIR: &str = "roxe run -- ibv_rc_pingpong -g 0 -p 18950 >server & for i in
                     roxe run -- ibv_rc_pingpong -g 0 -p 18950 localhost 2>client && break; done; wait";
 
 pub(crate) fn main() -> ExitCode {
-    let args: Vec<String> = report::words().collect();
+    let args: Vec<String> = report::arguments().collect();
     let mut checks = vec![
         Check::new("install: single binary runs the demo and a pair", || alone("pair", works)),
         Check::new("install: modified unpacked library is not used", || alone("changed", replaces_changed)),

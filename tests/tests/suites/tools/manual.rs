@@ -54,7 +54,7 @@ pub(crate) fn main() -> ExitCode {
     pages.retain(|page| page.extension().is_some_and(|extension| extension == "md"));
     pages.push(root.join("README.md"));
     pages.sort();
-    if report::words().any(|word| word == "--write") {
+    if report::arguments().any(|word| word == "--write") {
         return write(&pages);
     }
     let mut checks = Vec::new();
@@ -245,7 +245,7 @@ fn session(steps: &[Step]) -> Result<Vec<String>, String> {
 
 /// Puts what the commands print into the pages that show something else.
 fn write(pages: &[PathBuf]) -> ExitCode {
-    let words: Vec<String> = report::words().filter(|word| !word.starts_with('-')).collect();
+    let words: Vec<String> = report::arguments().filter(|word| !word.starts_with('-')).collect();
     let chosen = |page: &PathBuf| words.is_empty() || words.iter().any(|w| page.display().to_string().contains(w));
     for page in pages.iter().filter(|page| chosen(page)) {
         let mut text = fs::read_to_string(page).expect("read the page");

@@ -15,8 +15,8 @@
 
 use roxe_tests::guest::link;
 use roxe_tests::report::{self, Check, Verdict};
-use roxe_tests::suite::{self, Run};
-use roxe_tests::unittest::Ending;
+use roxe_tests::pyverbs::{self, Run};
+use roxe_tests::unittest::TestResult;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -47,13 +47,13 @@ const ACKS_KEPT: &str = "drop rx service=RC op=REQUEST nth=2,5,9,14; drop rx ser
                          duplicate rx service=RC nth=3,8,20";
 
 pub(crate) fn main() -> ExitCode {
-    if !suite::is_installed() {
+    if !pyverbs::is_installed() {
         return report::main(vec![Check::new("pyverbs", || {
             Verdict::Skipped("python3-pyverbs is not installed (see the README's test command)".into())
         })]);
     }
-    let prepared = Options::read(report::words()).and_then(|options| {
-        suite::unpack().map_err(|e| e.to_string())?;
+    let prepared = Options::read(report::arguments()).and_then(|options| {
+        pyverbs::unpack().map_err(|e| e.to_string())?;
         Ok(options)
     });
     match prepared {
@@ -137,14 +137,14 @@ impl Which {
 
     /// Returns true if tests of this file may run.
     fn has_module(self, module: &str) -> bool {
-        !matches!(self, Self::Answered) || ANSWERED.iter().any(|test| suite::in_module(test, module))
+        !matches!(self, Self::Answered) || ANSWERED.iter().any(|test| pyverbs::in_module(test, module))
     }
 
     /// Arguments of the suite: none for all tests.
     fn names(self) -> Vec<String> {
         match self {
             Self::All => Vec::new(),
-            _ => suite::names().into_iter().filter(|test| self.has(test)).collect(),
+            _ => pyverbs::names().into_iter().filter(|test| self.has(test)).collect(),
         }
     }
 }
@@ -175,18 +175,18 @@ impl Pass {
     fn judge(&self, module: &str) -> Verdict {
         let (run, must) = (self.run(), must_pass());
         let mut wrong = Vec::new();
-        for (test, ending) in run.endings().iter().filter(|(test, _)| suite::in_module(test, module)) {
-            match ending {
-                Ending::Passed if !must.contains(test.as_str()) => {
+        for (test, result) in run.results().iter().filter(|(test, _)| pyverbs::in_module(test, module)) {
+            match result {
+                TestResult::Passed if !must.contains(test.as_str()) => {
                     println!("passes, but is not in pyverbs.txt: {test}")
                 }
-                Ending::Failed(_) | Ending::Unknown => wrong.push(format!("{test}: {ending:?}{}", run.traceback(test))),
-                Ending::Skipped(why) if must.contains(test.as_str()) => wrong.push(format!("{test}: skipped: {why}")),
-                Ending::Passed | Ending::Skipped(_) => {}
+                TestResult::Failed(_) | TestResult::Unknown => wrong.push(format!("{test}: {result:?}{}", run.traceback(test))),
+                TestResult::Skipped(why) if must.contains(test.as_str()) => wrong.push(format!("{test}: skipped: {why}")),
+                TestResult::Passed | TestResult::Skipped(_) => {}
             }
         }
-        let expected = must.iter().filter(|test| suite::in_module(test, module) && self.which.has(test));
-        let lost = expected.filter(|test| !run.endings().contains_key(**test));
+        let expected = must.iter().filter(|test| pyverbs::in_module(test, module) && self.which.has(test));
+        let lost = expected.filter(|test| !run.results().contains_key(**test));
         wrong.extend(lost.map(|test| format!("{test}: did not run\n{}", run.tail())));
         if wrong.is_empty() { Verdict::Passed } else { Verdict::Failed(wrong.join("\n")) }
     }
@@ -197,14 +197,14 @@ impl Pass {
         let run = self.run();
         let mut skipped: BTreeMap<&str, usize> = BTreeMap::new();
         let (mut passed, mut failed) = (0, 0);
-        for ending in run.endings().values() {
-            match ending {
-                Ending::Passed => passed += 1,
-                Ending::Skipped(why) => *skipped.entry(why).or_default() += 1,
-                Ending::Failed(_) | Ending::Unknown => failed += 1,
+        for result in run.results().values() {
+            match result {
+                TestResult::Passed => passed += 1,
+                TestResult::Skipped(why) => *skipped.entry(why).or_default() += 1,
+                TestResult::Failed(_) | TestResult::Unknown => failed += 1,
             }
         }
-        let (tests, sum) = (run.endings().len(), skipped.values().sum::<usize>());
+        let (tests, sum) = (run.results().len(), skipped.values().sum::<usize>());
         println!("{}{tests} tests: {passed} passed, {sum} skipped, {failed} failed", self.name);
         for (why, count) in skipped {
             println!("{count:4} skipped: {why}");
@@ -231,7 +231,7 @@ impl Pass {
 fn checks(passes: &[Arc<Pass>]) -> Vec<Check> {
     let mut checks = Vec::new();
     for pass in passes {
-        for module in suite::modules().into_iter().filter(|module| pass.which.has_module(module)) {
+        for module in pyverbs::modules().into_iter().filter(|module| pass.which.has_module(module)) {
             let pass = Arc::clone(pass);
             checks.push(Check::new(format!("{}{module}", pass.name), move || pass.judge(&module)));
         }
@@ -248,9 +248,9 @@ fn agree(passes: &[Arc<Pass>]) -> Verdict {
     let Some((first, others)) = passes.split_first() else { return Verdict::Passed };
     let mut wrong = Vec::new();
     for other in others {
-        let names: BTreeSet<_> = first.run().endings().keys().chain(other.run().endings().keys()).collect();
+        let names: BTreeSet<_> = first.run().results().keys().chain(other.run().results().keys()).collect();
         for name in names.into_iter().filter(|name| other.which.has(name)) {
-            let [one, two] = [first, other].map(|pass| pass.run().endings().get(name));
+            let [one, two] = [first, other].map(|pass| pass.run().results().get(name));
             if one != two {
                 wrong.push(format!("{name}: {one:?}; {}{two:?}", other.name));
             }

@@ -5,7 +5,7 @@ use roxe_tests::guest::link;
 use roxe_tests::pair::{self, Outcome, Place, Program};
 use roxe_tests::perftest;
 use roxe_tests::report::{self, Check, Verdict};
-use roxe_tests::veth::{End, Veth};
+use roxe_tests::veth::{Interface, Veth};
 use std::fs;
 use std::io;
 use std::process::ExitCode;
@@ -46,7 +46,7 @@ struct Network(Veth);
 
 impl Network {
     fn build() -> io::Result<Self> {
-        let end = |[name, mac, address]: [&'static str; 3]| End { name, mac, addresses: vec![format!("{address}/24")] };
+        let end = |[name, mac, address]: [&'static str; 3]| Interface { name, mac, addresses: vec![format!("{address}/24")] };
         Veth::build(&end(HERE), &end(THERE)).map(Self)
     }
 
