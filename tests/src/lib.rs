@@ -1,7 +1,5 @@
-//! Shared code of the cross-process tests and benchmarks: builds the product, runs stock programs
-//! in pairs.
-//!
-//! Touches processes, temporary files and `/proc`; never the product's internals.
+//! Shared code of the cross-process tests and benchmarks: builds the product, runs programs in
+//! pairs, and checks their output. Does not access the product's internals.
 
 pub mod agent;
 pub mod allocator;

@@ -30,7 +30,7 @@ fn folder() -> PathBuf {
     build::target_dir().join("pyverbs/tests")
 }
 
-/// Copies the suite, uncompressed, without [`VENDOR_FILES`].
+/// Copies the suite, uncompressed, without the tests of single vendors.
 pub fn unpack() -> io::Result<()> {
     let to = folder();
     if to.exists() {

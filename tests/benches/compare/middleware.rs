@@ -4,7 +4,7 @@ use crate::line::{Link, Unit};
 use crate::work::{LIMIT, Sample, figure, port, transcript, went_by};
 use roxe_tests::cc;
 use roxe_tests::measure::pin::{self, End};
-use roxe_tests::pair::{self, Place, Program};
+use roxe_tests::pair::{self, Launch, Program};
 use roxe_tests::rdmacm::local;
 use std::process;
 use std::sync::OnceLock;
@@ -19,15 +19,15 @@ const LAUNCHER: &str = "--allow-run-as-root --bind-to none --mca btl ^openib,ofi
 /// Messages between two MPI ranks, over roxe or over UCX's shared memory.
 pub(crate) fn mpi(link: Option<Link>, [size, messages]: [u64; 2]) -> Result<Sample, String> {
     static BUILT: OnceLock<Result<String, String>> = OnceLock::new();
-    let build = || cc::kept(MPICC, &[], "mpi/bandwidth.c", &[]).map(|path| path.to_string_lossy().into());
+    let build = || cc::compile_shared(MPICC, &[], "mpi/bandwidth.c", &[]).map(|path| path.to_string_lossy().into());
     let program = BUILT.get_or_init(build).as_deref().map_err(Clone::clone)?;
     let rank = |end| [pin::prefix(end).join(" "), format!("{program} {size} {messages}")].join(" ");
     let args = format!("{MPIRUN} {LAUNCHER} -n 1 {} : -n 1 {}", rank(End::Client), rank(End::Server));
     let tls = if link.is_some() { "rc_v,self" } else { "posix,self" };
     let mut envs = link.map(Link::envs).unwrap_or_default();
     envs.push(("UCX_TLS".to_owned(), tls.to_owned()));
-    let place = Place { bare: link.is_none(), envs, measures: true, ..Place::default() };
-    let outcome = pair::run_at(&Program::parse(&args), &place, LIMIT).map_err(|e| e.to_string())?;
+    let launch = Launch { without_roxe: link.is_none(), envs, calibrate_clock: true, ..Launch::default() };
+    let outcome = pair::run_with(&Program::parse(&args), &launch, LIMIT).map_err(|e| e.to_string())?;
     if !outcome.ok {
         return Err(transcript(&outcome));
     }
@@ -45,12 +45,12 @@ pub(crate) fn fio(link: Link, size: u64) -> Result<Sample, String> {
     let port = port();
     let common = format!("fio --name=rdma --thread --ioengine=rdma --port={port} --iodepth=16 --bs={size}");
     let common = format!("{common} --size={}", size * FIO_MESSAGES);
-    let at = |end| Place { prefix: pin::prefix(end), envs: link.envs(), measures: true, ..Place::default() };
+    let at = |end| Launch { prefix: pin::prefix(end), envs: link.envs(), calibrate_clock: true, ..Launch::default() };
     let server = Program::parse(&format!("{common} --rw=read"));
     let client = Program::parse(&format!("{common} --rw=write --verb=write --hostname=127.0.0.1"));
     let programs = [(&server, &at(End::Server)), (&client, &at(End::Client))];
     let ready = || local::listens(process::id(), port);
-    let ends = pair::run_pair_at(programs, &port.to_string(), ready, LIMIT).map_err(|e| e.to_string())?;
+    let ends = pair::run_pair_with(programs, &port.to_string(), ready, LIMIT).map_err(|e| e.to_string())?;
     let [server, client] = &ends;
     went_by(link, &client.output)?;
     // "  WRITE: bw=3559MiB/s (3732MB/s), ..."

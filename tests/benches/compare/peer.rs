@@ -74,7 +74,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        load::note(self.child.id());
+        load::record_wait(self.child.id());
         // Fails if it has ended already, which is fine.
         let _ = self.child.kill();
         let _ = self.child.wait();

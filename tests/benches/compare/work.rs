@@ -5,7 +5,7 @@ use crate::network::{Namespaces, Site};
 use crate::{handed, middleware, raw, ring, yardstick};
 use roxe_tests::cc;
 use roxe_tests::measure::pin::End;
-use roxe_tests::pair::{self, Outcome, Place, Program};
+use roxe_tests::pair::{self, Outcome, Launch, Program};
 use roxe_tests::perftest;
 use std::collections::BTreeMap;
 use std::io;
@@ -119,8 +119,8 @@ pub(crate) fn port() -> u16 {
 
 fn verbs(world: &World, site: &Site, verbs: &Verbs, [size, messages]: [u64; 2], unit: Unit) -> Result<Sample, String> {
     let roxe = world.before.clone().filter(|_| verbs.before);
-    let mut place = Place { envs: verbs.link.envs(), roxe, ..Place::default() };
-    place.envs.extend(site.netdev.map(|name| ("ROXE_NETDEV".to_owned(), name.to_owned())));
+    let mut launch = Launch { envs: verbs.link.envs(), roxe, ..Launch::default() };
+    launch.envs.extend(site.netdev.map(|name| ("ROXE_NETDEV".to_owned(), name.to_owned())));
     let (program, args) = match verbs.tool {
         BUSY => (own(BUSY)?, format!("-c {} -b {BUSY_ONES} -n {messages}", verbs.qps)),
         THREADS => (own(THREADS)?, format!("-t {} -s {size} -n {messages}", verbs.qps)),
@@ -130,10 +130,10 @@ fn verbs(world: &World, site: &Site, verbs: &Verbs, [size, messages]: [u64; 2], 
         let port = port();
         let args = format!("-p {port} {args}");
         // They connect over IPv4; the GID selects the network of the data.
-        run(site, [&args, &format!("{args} {}", site.meet)], &program, &place, port)
+        run(site, [&args, &format!("{args} {}", site.meet)], &program, &launch, port)
     };
     let once = || {
-        let output = perftest::with_clock(programs, |output| perftest::lacks_clock(output))?;
+        let output = perftest::retry_without_clock_rate(programs, |output| perftest::lacks_clock_rate(output))?;
         went_by(verbs.link, &output)?;
         figure(&output, size, unit)
     };
@@ -154,7 +154,7 @@ fn in_parallel(pairs: u32, once: impl Fn() -> Result<Sample, String> + Sync) -> 
 fn own(tool: &'static str) -> Result<String, String> {
     static BUILT: Mutex<BTreeMap<&str, Result<String, String>>> = Mutex::new(BTreeMap::new());
     let build = || {
-        let built = cc::kept("gcc", &[], &format!("rates/{tool}.c"), &["ibverbs", "pthread"]);
+        let built = cc::compile_shared("gcc", &[], &format!("rates/{tool}.c"), &["ibverbs", "pthread"]);
         built.map(|path| path.to_string_lossy().into())
     };
     let mut built = BUILT.lock().map_err(|_| "a thread of the benchmark died".to_owned())?;
@@ -223,8 +223,8 @@ fn ucx(site: &Site, [test, tls]: [&str; 2], [size, messages]: [u64; 2], unit: Un
         ("UCX_TCP_AF_PRIO", site.family()),
     ];
     let envs = envs.map(|(a, b)| (a.to_owned(), b.to_owned())).into();
-    let place = Place { bare: true, envs, prefix: site.sysfs(), ..Place::default() };
-    let output = run(site, [&args, &format!("{args} {}", site.meet)], "ucx_perftest", &place, port)?;
+    let launch = Launch { without_roxe: true, envs, prefix: site.sysfs(), ..Launch::default() };
+    let output = run(site, [&args, &format!("{args} {}", site.meet)], "ucx_perftest", &launch, port)?;
     // Messages; typical, average and overall time; average and overall MiB per second; average and
     // overall messages.
     let sample = perftest::rows(&output).pop().and_then(|row| {
@@ -239,9 +239,9 @@ fn ucx(site: &Site, [test, tls]: [&str; 2], [size, messages]: [u64; 2], unit: Un
 
 /// One TCP connection that sends so many bytes; received bytes count.
 fn iperf(site: &Site, bytes: u64) -> Result<Sample, String> {
-    let (port, place) = (port(), Place { bare: true, ..Place::default() });
+    let (port, launch) = (port(), Launch { without_roxe: true, ..Launch::default() });
     let words = [format!("-s -1 -p {port}"), format!("-c {} -p {port} -n {bytes} -f m", site.host)];
-    let output = run(site, [&words[0], &words[1]], "iperf3", &place, port)?;
+    let output = run(site, [&words[0], &words[1]], "iperf3", &launch, port)?;
     // "... 4.66 GBytes  39962 Mbits/sec                  receiver"
     let rate = output.lines().rfind(|line| line.ends_with("receiver")).and_then(|line| {
         let mut words = line.split_whitespace().rev().skip_while(|word| *word != "Mbits/sec");
@@ -258,12 +258,12 @@ fn fabric(
 ) -> Result<Sample, String> {
     let port = port();
     let args = format!("-p {provider} -e {endpoint} -I {messages} -S {size}");
-    let place = Place { bare: true, ..Place::default() };
+    let launch = Launch { without_roxe: true, ..Launch::default() };
     let output = run(
         site,
         [&format!("{args} -B {port}"), &format!("{args} -P {port} {}", site.host)],
         "fi_pingpong",
-        &place,
+        &launch,
         port,
     )?;
     // The last line ends with MB per second, microseconds and million messages, all one way and on
@@ -285,13 +285,13 @@ fn fabric(
 }
 
 /// Runs a server and a client, which must both end well; returns the client's output.
-fn run(site: &Site, [server, client]: [&str; 2], name: &str, place: &Place, port: u16) -> Result<String, String> {
+fn run(site: &Site, [server, client]: [&str; 2], name: &str, launch: &Launch, port: u16) -> Result<String, String> {
     let program =
         |args: &str| Program { name: name.to_owned(), args: args.split_whitespace().map(str::to_owned).collect() };
-    let prefix = |end| [site.prefix(end), place.prefix.clone()].concat();
-    let at = |end| Place { prefix: prefix(end), measures: true, ..place.clone() };
+    let prefix = |end| [site.prefix(end), launch.prefix.clone()].concat();
+    let at = |end| Launch { prefix: prefix(end), calibrate_clock: true, ..launch.clone() };
     let programs = [(&program(server), &at(End::Server)), (&program(client), &at(End::Client))];
-    let ends = pair::run_pair_at(programs, &port.to_string(), || pair::listens(port), LIMIT);
+    let ends = pair::run_pair_with(programs, &port.to_string(), || pair::listens(port), LIMIT);
     let [server, client] = ends.map_err(|e| e.to_string())?;
     if server.ok && client.ok {
         return Ok(client.output);

@@ -94,7 +94,7 @@ impl Expected {
     fn check_output(self, servers: &[Outcome], clients: &[Outcome], stays: bool) -> CheckResult {
         let mut all = servers.iter().chain(clients);
         // A server prints the rates that its client measured.
-        let lacks_clock = all.clone().any(|end| perftest::lacks_clock(&end.output));
+        let lacks_clock_rate = all.clone().any(|end| perftest::lacks_clock_rate(&end.output));
         match self {
             Self::Pings(count) => all.try_for_each(|end| check_pings(end, count)),
             Self::PingsOfMany { pings, missed } => {
@@ -105,8 +105,8 @@ impl Expected {
             Self::Row(name) if stays => clients.iter().try_for_each(|end| check_row(end, name)),
             Self::Row(name) => all.try_for_each(|end| check_row(end, name)),
             Self::Steps => clients.iter().try_for_each(check_steps),
-            Self::Figures(count) => all.try_for_each(|end| check_figures(end, count, lacks_clock)),
-            Self::ClientFigures(count) => clients.iter().try_for_each(|end| check_figures(end, count, lacks_clock)),
+            Self::Figures(count) => all.try_for_each(|end| check_figures(end, count, lacks_clock_rate)),
+            Self::ClientFigures(count) => clients.iter().try_for_each(|end| check_figures(end, count, lacks_clock_rate)),
         }
     }
 }
@@ -241,9 +241,9 @@ fn numbers(text: &str) -> Vec<f64> {
     text.split_whitespace().filter_map(|word| word.parse().ok()).collect()
 }
 
-fn check_figures(end: &Outcome, iterations: u32, lacks_clock: bool) -> CheckResult {
+fn check_figures(end: &Outcome, iterations: u32, lacks_clock_rate: bool) -> CheckResult {
     let rows = perftest::rows(&end.output);
-    let is_measured = |row| lacks_clock || perftest::is_measured(row, &end.output);
+    let is_measured = |row| lacks_clock_rate || perftest::is_measured(row, &end.output);
     match rows.as_slice() {
         [row] if row.figures[0] == f64::from(iterations) && is_measured(row) => Ok(()),
         rows => Err(format!("`{}`: one line for {iterations} iterations was expected, not {rows:?}", end.command)),

@@ -4,7 +4,7 @@
 use super::judge::{self, CheckResult};
 use super::{Transport, Exchange, Ready, Placeholders, group, group_file, count_members, check_copy};
 use crate::matrix::Ip;
-use crate::pair::{self, Outcome, POLL_INTERVAL, Place, Program, Running};
+use crate::pair::{self, Outcome, POLL_INTERVAL, Launch, Program, Running};
 use crate::report::Verdict;
 use roxe_provider::runtime_dir;
 use std::fs::{self, File};
@@ -27,7 +27,7 @@ const SERVER_END_LIMIT: Duration = Duration::from_secs(15);
 #[derive(Clone, Debug)]
 pub struct Host {
     /// Command prefix and environment of the programs.
-    pub place: Place,
+    pub launch: Launch,
     /// IP address.
     pub address: String,
     /// Id of a process in the network namespace of this end.
@@ -169,9 +169,9 @@ impl ExchangeRun<'_> {
             copy: &copy.to_string_lossy(),
         };
         let program = Program::parse(&words.fill(line));
-        let place = self.place(end, role);
+        let launch = self.launch(end, role);
         let log = |n: usize| pair::log_path(&format!("{role:?}{}.{n}", self.port));
-        (0..count).map(|n| Running::start(&program, &place, log(n))).collect()
+        (0..count).map(|n| Running::start(&program, &launch, log(n))).collect()
     }
 
     /// Returns the path of the file that `rcopy` writes on the servers' side.
@@ -179,12 +179,12 @@ impl ExchangeRun<'_> {
         pair::log_path(&format!("copy{}", self.port))
     }
 
-    fn place(&self, end: &Host, role: Role) -> Place {
-        let mut place = end.place.clone();
-        place.envs.push(("ROXE_STATS".to_owned(), "on".to_owned()));
+    fn launch(&self, end: &Host, role: Role) -> Launch {
+        let mut launch = end.launch.clone();
+        launch.envs.push(("ROXE_STATS".to_owned(), "on".to_owned()));
         let rules = self.faults.rules(self.exchange.transport, role);
-        place.envs.extend(rules.map(|rules| ("ROXE_FAULTS".to_owned(), rules)));
-        place
+        launch.envs.extend(rules.map(|rules| ("ROXE_FAULTS".to_owned(), rules)));
+        launch
     }
 
     fn ready(&self) -> bool {

@@ -16,7 +16,7 @@
 
 use roxe_tests::guest::link;
 use roxe_tests::matrix::Ip;
-use roxe_tests::pair::{NO_IPV6, Place, has_ipv6};
+use roxe_tests::pair::{NO_IPV6, Launch, has_ipv6};
 use roxe_tests::rdmacm::list::{self, Scale};
 use roxe_tests::rdmacm::local::{self, Faults, Link};
 use roxe_tests::rdmacm::{Exchange, Ready};
@@ -105,13 +105,13 @@ fn checks(options: &Options, veth: Option<&Veth>) -> Vec<Check> {
     let links = [lo(Ip::V4), lo(Ip::V6), between(veth, Ip::V4), between(veth, Ip::V6)];
     let mut checks = Vec::new();
     for faults in [Faults::Clean, Faults::Loss(options.seed)] {
-        for (place, ip, link) in &links {
+        for (link_name, ip, link) in &links {
             for exchange in list::all(if options.all { Scale::Full } else { Scale::Small }) {
                 if !exchange.ips.contains(ip) || !faults.applies_to(&exchange) {
                     continue;
                 }
-                let name = local::name(place, *ip, faults, &exchange);
-                let chosen = options.all || !options.words.is_empty() || in_slice(place, *ip, faults, &exchange);
+                let name = local::name(link_name, *ip, faults, &exchange);
+                let chosen = options.all || !options.words.is_empty() || in_slice(link_name, *ip, faults, &exchange);
                 if chosen && options.wants(&name) {
                     checks.push(check(Cell { link: link.clone(), name, faults, exchange }));
                 }
@@ -141,8 +141,8 @@ type Named = (&'static str, Ip, Result<Link, &'static str>);
 
 fn lo(ip: Ip) -> Named {
     let address = if ip == Ip::V4 { "127.0.0.1" } else { "::1" };
-    let place = Place { envs: vec![("ROXE_NETDEV".to_owned(), "lo".to_owned())], ..Place::default() };
-    let end = local::Host { place, address: address.to_owned(), namespace_pid: std::process::id() };
+    let launch = Launch { envs: vec![("ROXE_NETDEV".to_owned(), "lo".to_owned())], ..Launch::default() };
+    let end = local::Host { launch, address: address.to_owned(), namespace_pid: std::process::id() };
     ("lo", ip, Ok(Link { name: "lo", ip, server: end.clone(), client: end }))
 }
 
@@ -150,23 +150,23 @@ fn lo(ip: Ip) -> Named {
 fn between(veth: Option<&Veth>, ip: Ip) -> Named {
     let Some(veth) = veth else { return ("veth", ip, Err("needs root")) };
     let end = |[name, _, v4, v6]: [&str; 4], prefix, namespace_pid| local::Host {
-        place: Place { prefix, envs: vec![("ROXE_NETDEV".to_owned(), name.to_owned())], ..Place::default() },
+        launch: Launch { prefix, envs: vec![("ROXE_NETDEV".to_owned(), name.to_owned())], ..Launch::default() },
         address: if ip == Ip::V4 { v4 } else { v6 }.to_owned(),
         namespace_pid,
     };
-    let server = end(THERE, veth.prefix(), veth.keeper());
+    let server = end(THERE, veth.prefix(), veth.pid());
     let client = end(HERE, Vec::new(), std::process::id());
     ("veth", ip, Ok(Link { name: "veth", ip, server, client }))
 }
 
 /// For every push: every program over the loopback device and IPv4, and each kind of connection
 /// over IPv6 with losses.
-fn in_slice(place: &str, ip: Ip, faults: Faults, exchange: &Exchange) -> bool {
+fn in_slice(link: &str, ip: Ip, faults: Faults, exchange: &Exchange) -> bool {
     const VARIANTS: [&str; 6] = ["-s 65536", "-s 1024 -e", "-T 32", "-F -z", "-c 3", "-C 10 -o"];
     const LOSSY: [&str; 5] = ["-C 20 -q", "ucmatose -s SERVER -c 4 -C 4", "-S 100000", "udaddy", "rdma_client"];
     let name = exchange.to_string();
     let has = |words: &[&str]| words.iter().any(|word| name.contains(word));
-    match (place, ip, faults) {
+    match (link, ip, faults) {
         ("lo", Ip::V4, Faults::Clean) => !has(&VARIANTS),
         ("veth", Ip::V6, Faults::Clean) => {
             name.starts_with("mckey") && name.ends_with(", 2 receivers") && !has(&VARIANTS)

@@ -3,7 +3,7 @@
 
 use roxe_tests::build;
 use roxe_tests::files::Scratch;
-use roxe_tests::pair::{self, KILLED, Outcome, Place, Program};
+use roxe_tests::pair::{self, KILLED, Outcome, Launch, Program};
 use roxe_tests::rdmacm::local;
 use roxe_tests::report::{self, Check, Verdict};
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ struct Meeting {
     server: Program,
     client: Program,
     port: u16,
-    place: Place,
+    launch: Launch,
     ready: Ready,
     /// Minimum number of packets that each end receives.
     packets: u64,
@@ -77,12 +77,12 @@ fn transcript(outcome: &Outcome) -> String {
 impl Meeting {
     fn new(server: &str, client: &str, port: u16) -> Self {
         let envs = vec![("ROXE_STATS".to_owned(), "on".to_owned())];
-        let place = Place { envs, ..Place::default() };
+        let launch = Launch { envs, ..Launch::default() };
         Self {
             server: Program::parse(server),
             client: Program::parse(client),
             port,
-            place,
+            launch,
             ready: Ready::Claimed,
             packets: 5,
             stays: false,
@@ -91,12 +91,12 @@ impl Meeting {
     }
 
     fn with_env(mut self, name: &str, value: &str) -> Self {
-        self.place.envs.push((name.to_owned(), value.to_owned()));
+        self.launch.envs.push((name.to_owned(), value.to_owned()));
         self
     }
 
     fn under_shim(mut self) -> Self {
-        self.place.options.push("--rsocket".to_owned());
+        self.launch.options.push("--rsocket".to_owned());
         self
     }
 
@@ -115,7 +115,7 @@ impl Meeting {
     /// Checks that both exit with 0 (a server that stays must still run), that `judge` accepts the
     /// client's output, and that RDMA carried the bytes.
     fn hold(&self, judge: impl FnOnce(&str) -> Judged) -> Judged {
-        let [server, client] = self.run(&self.place).map_err(|e| e.to_string())?;
+        let [server, client] = self.run(&self.launch).map_err(|e| e.to_string())?;
         let judged = || {
             let server_is_well = if self.stays { server.output.ends_with(KILLED) } else { server.ok };
             if !client.ok || !server_is_well {
@@ -132,15 +132,15 @@ impl Meeting {
     }
 
     /// Runs the client in another environment than the server.
-    fn run(&self, clients: &Place) -> io::Result<[Outcome; 2]> {
-        let lossy = self.place.envs.iter().any(|(name, _)| name == "ROXE_FAULTS");
+    fn run(&self, clients: &Launch) -> io::Result<[Outcome; 2]> {
+        let lossy = self.launch.envs.iter().any(|(name, _)| name == "ROXE_FAULTS");
         let limit = if lossy { LOSSY_LIMIT } else { LIMIT };
-        let both = [(&self.server, &self.place), (&self.client, clients)];
+        let both = [(&self.server, &self.launch), (&self.client, clients)];
         let (tag, ready) = (self.port.to_string(), || self.is_ready());
         if self.stays {
             pair::run_against(both, &tag, ready, limit)
         } else {
-            pair::run_pair_at(both, &tag, ready, limit)
+            pair::run_pair_with(both, &tag, ready, limit)
         }
     }
 }
@@ -339,8 +339,8 @@ fn fetch(server_options: &[&str], client_shim: &str, by_rdma: bool) -> Verdict {
         let server = format!("{PYTHON} -m http.server --bind {ADDRESS} --directory {} {port}", folder.display());
         let client = if by_rdma { format!("curl -sS {url}") } else { format!("wget -q -O - {url}") };
         let mut meeting = Meeting { stays: true, ..Meeting::new(&server, &client, port) };
-        let mut clients = meeting.place.clone();
-        meeting.place.options = server_options.iter().map(|option| (*option).to_owned()).collect();
+        let mut clients = meeting.launch.clone();
+        meeting.launch.options = server_options.iter().map(|option| (*option).to_owned()).collect();
         match client_shim {
             "" => clients.options = vec!["--rsocket".to_owned()],
             shim => clients.envs.push(("LD_PRELOAD".to_owned(), shim.to_owned())),

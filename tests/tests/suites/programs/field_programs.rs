@@ -1,7 +1,7 @@
 //! Programs of the field that measure or move data, unmodified, over both links: qperf, fio, dapl's
 //! dapltest and QEMU's live migration, as Debian has them. Each connects through librdmacm.
 
-use roxe_tests::pair::{self, Outcome, Place, Program};
+use roxe_tests::pair::{self, Outcome, Launch, Program};
 use roxe_tests::rdmacm::local;
 use roxe_tests::report::{self, Check, Verdict};
 use std::process::ExitCode;
@@ -131,9 +131,9 @@ fn fio(link: &str, server: &str, client: &str) -> Result<[Outcome; 2], Verdict> 
     let server = program("fio", &format!("--name=server {common} --rw=read {server}"));
     let client = program("fio", &format!("--name=client {common} --hostname=127.0.0.1 --rw=write {client}"));
     let envs = [("ROXE_LINK", link), ("ROXE_STATS", "on")].map(|(name, value)| (name.to_owned(), value.to_owned()));
-    let place = Place { envs: envs.to_vec(), ..Place::default() };
+    let launch = Launch { envs: envs.to_vec(), ..Launch::default() };
     let ready = || local::listens(process::id(), port);
-    pair::run_pair_at([(&server, &place), (&client, &place)], &port.to_string(), ready, LIMIT)
+    pair::run_pair_with([(&server, &launch), (&client, &launch)], &port.to_string(), ready, LIMIT)
         .map_err(|e| Verdict::Failed(e.to_string()))
 }
 
@@ -222,11 +222,11 @@ fn dapl(link: &str, args: &str, server_ends: bool) -> Result<[Outcome; 2], Verdi
     let file = registry.0.display().to_string();
     let envs = [("ROXE_LINK", link), ("ROXE_STATS", "on"), ("DAT_OVERRIDE", &file)];
     let envs = envs.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-    let place = Place { envs, ..Place::default() };
-    let programs = [(&server, &place), (&client, &place)];
+    let launch = Launch { envs, ..Launch::default() };
+    let programs = [(&server, &launch), (&client, &launch)];
     let (tag, ready) = (port.to_string(), || local::listens(process::id(), port));
     let ends = match server_ends {
-        true => pair::run_pair_at(programs, &tag, ready, LIMIT),
+        true => pair::run_pair_with(programs, &tag, ready, LIMIT),
         false => pair::run_against(programs, &tag, ready, LIMIT),
     };
     ends.map_err(|e| Verdict::Failed(e.to_string()))

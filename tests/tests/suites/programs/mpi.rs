@@ -11,7 +11,7 @@
 use roxe_tests::build;
 use roxe_tests::cc::Compiled;
 use roxe_tests::guest::link;
-use roxe_tests::pair::{self, Outcome, Place, Program};
+use roxe_tests::pair::{self, Outcome, Launch, Program};
 use roxe_tests::report::{self, Check, Verdict};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -124,8 +124,8 @@ fn run(way: &Way, link: &str, as_root: bool) -> Verdict {
     }
     let tag = format!("mpi-{}-{link}-{as_root}", way.name.replace(' ', "-"));
     let outcome = Compiled::new(&format!("mpicc.{}", way.mpi), "mpi/exchange.c", &[], &tag).and_then(|exchange| {
-        let place = place(way, link, as_root, &exchange)?;
-        pair::run_at(&program(way, &exchange.program), &place, LIMIT).map_err(|e| e.to_string())
+        let launch = launch(way, link, as_root, &exchange)?;
+        pair::run_with(&program(way, &exchange.program), &launch, LIMIT).map_err(|e| e.to_string())
     });
     match outcome {
         Err(why) => Verdict::Failed(why),
@@ -159,7 +159,7 @@ fn program(way: &Way, exchange: &Path) -> Program {
 
 /// Environment of the ranks: as this user, or as an ordinary user that can read the files next to
 /// the program but has no rights of root.
-fn place(way: &Way, link: &str, as_root: bool, exchange: &Compiled) -> Result<Place, String> {
+fn launch(way: &Way, link: &str, as_root: bool, exchange: &Compiled) -> Result<Launch, String> {
     let home = exchange.folder().display().to_string();
     let common = [
         ("ROXE_LINK", link),
@@ -173,13 +173,13 @@ fn place(way: &Way, link: &str, as_root: bool, exchange: &Compiled) -> Result<Pl
     let envs = common.into_iter().chain(way.envs.iter().copied()).chain(weakest);
     let envs = envs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
     if as_root || !link::is_root() {
-        return Ok(Place { envs, ..Place::default() });
+        return Ok(Launch { envs, ..Launch::default() });
     }
     let copy = copy_product(exchange.folder()).map_err(|e| format!("{}: {e}", exchange.folder().display()))?;
     let user = [format!("--reuid={USER}"), format!("--regid={USER}"), "--clear-groups".to_owned(), "--".to_owned()];
     let run = [copy.display().to_string(), "run".to_owned(), "--".to_owned()];
     let prefix = [String::from("setpriv")].into_iter().chain(user).chain(run).collect();
-    Ok(Place { prefix, envs, bare: true, ..Place::default() })
+    Ok(Launch { prefix, envs, without_roxe: true, ..Launch::default() })
 }
 
 /// Copies `roxe` and its libraries into a folder that every user may read: the build may be in a

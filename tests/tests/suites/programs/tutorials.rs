@@ -4,7 +4,7 @@
 //! everything at DISCONNECTED.
 
 use roxe_tests::cc::{self, Compiled};
-use roxe_tests::pair::{self, Outcome, Place, Program};
+use roxe_tests::pair::{self, Outcome, Launch, Program};
 use roxe_tests::rdmacm::local;
 use roxe_tests::report::{self, Check, Verdict};
 use std::process::{self, ExitCode};
@@ -72,9 +72,9 @@ fn exchange(link: &str, program: &str, clients: usize, compiled: &Compiled) -> i
          {path} {program} client 127.0.0.1 {port} original && {taken} || exit 1; done"
     ));
     let envs = [("ROXE_LINK", link), ("ROXE_STATS", "on")].map(|(name, value)| (name.to_owned(), value.to_owned()));
-    let place = Place { envs: envs.to_vec(), ..Place::default() };
+    let launch = Launch { envs: envs.to_vec(), ..Launch::default() };
     let ready = || local::listens(process::id(), port);
-    pair::run_pair_at([(&server, &place), (&client, &place)], &port.to_string(), ready, LIMIT)
+    pair::run_pair_with([(&server, &launch), (&client, &launch)], &port.to_string(), ready, LIMIT)
 }
 
 fn judge(link: &str, clients: usize, line: &str, ends: &[Outcome; 2]) -> Result<(), String> {

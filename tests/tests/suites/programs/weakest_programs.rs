@@ -10,7 +10,7 @@
 //! ```
 
 use roxe_tests::matrix::Ip;
-use roxe_tests::pair::{self, Outcome, Place, Program};
+use roxe_tests::pair::{self, Outcome, Launch, Program};
 use roxe_tests::rdmacm::list::{self, Scale};
 use roxe_tests::rdmacm::local::{self, Faults, Link};
 use roxe_tests::rdmacm::{Transport, Ready};
@@ -166,9 +166,9 @@ fn two(tool: &str, args: &str, weakest: &str) -> Verdict {
     let port = port();
     let server = Program::parse(&format!("{tool} {args} -p {port}"));
     let client = Program::parse(&format!("{tool} {args} -p {port} 127.0.0.1"));
-    let place = Place { options: vec![format!("--weakest={weakest}")], ..Place::default() };
+    let launch = Launch { options: vec![format!("--weakest={weakest}")], ..Launch::default() };
     let ready = || pair::listens(port);
-    match pair::run_pair_at([(&server, &place), (&client, &place)], &port.to_string(), ready, LIMIT) {
+    match pair::run_pair_with([(&server, &launch), (&client, &launch)], &port.to_string(), ready, LIMIT) {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok([s, c]) if s.ok && c.ok && !c.output.contains("invalid data") => Verdict::Passed,
         Ok([s, c]) => Verdict::Failed(format!("{}\n{}", transcript(&s), transcript(&c))),
@@ -191,8 +191,8 @@ fn connected(options: &Options, seed: u64) -> Vec<Check> {
         let chosen = options.all || !options.words.is_empty() || SLICE.iter().any(|part| name.contains(part));
         if is_here && chosen {
             let weakest = format!("{seed}{}", relies.left_out());
-            let place = Place { options: vec![format!("--weakest={weakest}")], ..Place::default() };
-            let end = local::Host { place, address: "127.0.0.1".to_owned(), namespace_pid: std::process::id() };
+            let launch = Launch { options: vec![format!("--weakest={weakest}")], ..Launch::default() };
+            let end = local::Host { launch, address: "127.0.0.1".to_owned(), namespace_pid: std::process::id() };
             let link = Link { name: "lo", ip: Ip::V4, server: end.clone(), client: end };
             let run = move || local::run(&link, Faults::Clean, &exchange);
             checks.push(Check::new(format!("{name}, --weakest={weakest}"), run));
@@ -227,8 +227,8 @@ fn devinfo(option: &str) -> Result<String, Verdict> {
     if !pair::installed("ibv_devinfo") {
         return Err(Verdict::Skipped("ibv_devinfo is not installed (tests/run installs it)".into()));
     }
-    let place = Place { options: vec![option.to_owned()], ..Place::default() };
-    let ran = pair::run_at(&Program::parse("ibv_devinfo -v"), &place, LIMIT);
+    let launch = Launch { options: vec![option.to_owned()], ..Launch::default() };
+    let ran = pair::run_with(&Program::parse("ibv_devinfo -v"), &launch, LIMIT);
     ran.map(|outcome| outcome.output).map_err(|e| Verdict::Failed(e.to_string()))
 }
 

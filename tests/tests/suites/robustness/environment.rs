@@ -4,7 +4,7 @@
 //! Most of these environments need root.
 
 use roxe_tests::guest::link;
-use roxe_tests::pair::{self, Outcome, Place, Program};
+use roxe_tests::pair::{self, Outcome, Launch, Program};
 use roxe_tests::report::{self, Check, Verdict};
 use std::net::UdpSocket;
 use std::process::{Command, ExitCode};
@@ -145,8 +145,8 @@ fn check(environment: Environment) -> Check {
         if environment.takes_leave && !leads_there(&environment.prefix) {
             return Verdict::Skipped("the system does not let an ordinary user do this".to_owned());
         }
-        let place = Place { prefix: environment.prefix.clone(), ..Place::default() };
-        match run(&place) {
+        let launch = Launch { prefix: environment.prefix.clone(), ..Launch::default() };
+        match run(&launch) {
             Err(e) => Verdict::Failed(e.to_string()),
             Ok(outcomes) => judge(&outcomes, environment.expects),
         }
@@ -159,7 +159,7 @@ fn leads_there(prefix: &[String]) -> bool {
     Command::new(program).args(args).arg("true").status().is_ok_and(|status| status.success())
 }
 
-fn run(place: &Place) -> io::Result<[Outcome; 2]> {
+fn run(launch: &Launch) -> io::Result<[Outcome; 2]> {
     static PORT: AtomicU16 = AtomicU16::new(18_900);
     let port = PORT.fetch_add(1, Ordering::Relaxed);
     let program = |server: &str| Program {
@@ -167,8 +167,8 @@ fn run(place: &Place) -> io::Result<[Outcome; 2]> {
         args: words(&format!("-g 0 -n 100 -p {port} {server}")),
     };
     let programs = [program(""), program("127.0.0.1")];
-    pair::run_pair_at(
-        programs.each_ref().map(|program| (program, place)),
+    pair::run_pair_with(
+        programs.each_ref().map(|program| (program, launch)),
         &port.to_string(),
         || pair::listens(port),
         LIMIT,
@@ -201,7 +201,7 @@ fn foreign_port() -> Verdict {
         return Verdict::Skipped("ibv_rc_pingpong is not installed (tests/run installs it)".to_owned());
     }
     let taken = UdpSocket::bind("127.0.0.1:4791");
-    match taken.and_then(|_socket| run(&Place::default())) {
+    match taken.and_then(|_socket| run(&Launch::default())) {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok(outcomes) => judge(&outcomes, Expects::Says(&["UDP port 4791 of 127.0.0.1", "ROXE_NETDEV"])),
     }

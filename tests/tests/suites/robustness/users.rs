@@ -2,7 +2,7 @@
 //! report the mistakes of the programs, and no mistake of roxe.
 
 use roxe_tests::cc::{self, Compiled};
-use roxe_tests::pair::{self, Outcome, Place, Program};
+use roxe_tests::pair::{self, Outcome, Launch, Program};
 use roxe_tests::rdmacm::judge::hit_rping_exit_race;
 use roxe_tests::rdmacm::local;
 use roxe_tests::report::{self, Check, Verdict};
@@ -136,18 +136,18 @@ fn under_valgrind(pair: &'static Pair, link: &'static str) -> Check {
 fn judge_pair(pair: &Pair, link: &str, folder: &Path) -> std::io::Result<Verdict> {
     let (port, theirs) = (port(), folder.join("theirs.supp"));
     fs::write(&theirs, THEIRS)?;
-    let place = Place {
+    let launch = Launch {
         envs: vec![
             ("ROXE_LINK".to_owned(), link.to_owned()),
             ("VALGRIND_OPTS".to_owned(), format!("--suppressions={}", theirs.display())),
         ],
-        ..Place::default()
+        ..Launch::default()
     };
     let program =
         |line: &str| Program::parse(&format!("{} {}", VALGRIND.join(" "), line.replace("PORT", &port.to_string())));
     let (server, client) = (program(pair.server), program(pair.client));
-    let both = [(&server, &place), (&client, &place)];
-    let outcomes = pair::run_pair_at(both, &port.to_string(), || (pair.waits)(port), LIMIT)?;
+    let both = [(&server, &launch), (&client, &launch)];
+    let outcomes = pair::run_pair_with(both, &port.to_string(), || (pair.waits)(port), LIMIT)?;
     let ended = |outcome: &Outcome| outcome.ok || hit_rping_exit_race(outcome);
     let bad = outcomes.iter().find(|outcome| !ended(outcome) || outcome.output.contains("\n=="));
     Ok(bad.map_or(Verdict::Passed, |_| Verdict::Failed(outcomes.iter().map(transcript).collect())))
@@ -216,12 +216,12 @@ fn judge(program: &Path, tool: Tool, mistake: &str, options: &[&str], link: &str
         Tool::Address | Tool::Thread => vec![&program, ROUNDS, mistake],
     };
     let (name, args) = (line[0].to_owned(), line[1..].iter().map(|word| (*word).to_owned()).collect());
-    let place = Place {
+    let launch = Launch {
         envs: vec![("ROXE_LINK".to_owned(), link.to_owned())],
         options: options.iter().map(|option| (*option).to_owned()).collect(),
-        ..Place::default()
+        ..Launch::default()
     };
-    match (pair::run_at(&Program { name, args }, &place, LIMIT), hears) {
+    match (pair::run_with(&Program { name, args }, &launch, LIMIT), hears) {
         (Err(e), _) => Verdict::Failed(e.to_string()),
         (Ok(outcome), Hears::Nothing) if outcome.ok && outcome.output.trim().is_empty() => Verdict::Passed,
         (Ok(outcome), Hears::Of(what)) if !outcome.ok && outcome.output.contains(what) => Verdict::Passed,

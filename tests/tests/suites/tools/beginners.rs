@@ -5,7 +5,7 @@
 //! page.
 
 use roxe_tests::guest::link;
-use roxe_tests::pair::{self, Place, Program};
+use roxe_tests::pair::{self, Launch, Program};
 use roxe_tests::report::{self, Check, Verdict};
 use roxe_tests::{cc, misuse};
 use std::fs;
@@ -63,8 +63,8 @@ fn judge(line: &str, expected: &str) -> Verdict {
 fn run(line: &str) -> Result<String, String> {
     let (options, program) = line.split_once(" -- ./misuse ").ok_or("no command of the page")?;
     let program = Program { name: misuse::program()?, args: program.split(' ').map(str::to_owned).collect() };
-    let place = Place { options: options.split(' ').map(str::to_owned).collect(), ..Place::default() };
-    let output = pair::run_at(&program, &place, LIMIT).map_err(|e| e.to_string())?.output;
+    let launch = Launch { options: options.split(' ').map(str::to_owned).collect(), ..Launch::default() };
+    let output = pair::run_with(&program, &launch, LIMIT).map_err(|e| e.to_string())?.output;
     Ok(shown(&output))
 }
 

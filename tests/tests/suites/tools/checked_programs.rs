@@ -11,7 +11,7 @@
 
 use roxe_tests::build;
 use roxe_tests::matrix::Ip;
-use roxe_tests::pair::{self, Place, Program};
+use roxe_tests::pair::{self, Launch, Program};
 use roxe_tests::rdmacm::list::{self, Scale};
 use roxe_tests::rdmacm::local::{self, Faults, Host, Link};
 use roxe_tests::report::{self, Check, Verdict};
@@ -145,8 +145,8 @@ fn connected(name: &str, link: &str) -> Verdict {
     let exchange = list::all(Scale::Small).into_iter().find(|exchange| exchange.to_string().contains(name));
     let Some(exchange) = exchange else { return Verdict::Failed(format!("there is no {name}")) };
     judged(&[], |reports| {
-        let place = Place { envs: reports.envs(link), ..Place::default() };
-        let end = Host { place, address: "127.0.0.1".to_owned(), namespace_pid: id() };
+        let launch = Launch { envs: reports.envs(link), ..Launch::default() };
+        let end = Host { launch, address: "127.0.0.1".to_owned(), namespace_pid: id() };
         local::run(&Link { name: "lo", ip: Ip::V4, server: end.clone(), client: end }, Faults::Clean, &exchange)
     })
 }
@@ -160,11 +160,11 @@ fn ucx(link: &str) -> Verdict {
     judged(&[], |reports| {
         let mut envs = reports.envs(link);
         envs.extend([("UCX_TLS", "ud_v"), ("UCX_NET_DEVICES", "roxe0:1")].map(|(n, v)| (n.to_owned(), v.to_owned())));
-        let place = Place { envs, ..Place::default() };
+        let launch = Launch { envs, ..Launch::default() };
         let server = Program::parse(&format!("{UCX} -p {PORT}"));
         let client = Program::parse(&format!("{UCX} -p {PORT} 127.0.0.1"));
-        let both = [(&server, &place), (&client, &place)];
-        match pair::run_pair_at(both, "checked-ucx", || pair::listens(PORT), LIMIT) {
+        let both = [(&server, &launch), (&client, &launch)];
+        match pair::run_pair_with(both, "checked-ucx", || pair::listens(PORT), LIMIT) {
             Err(e) => Verdict::Failed(e.to_string()),
             Ok(ends) if ends.iter().any(|end| end.output.contains("roxe run: no /")) => Verdict::Skipped(
                 "UCX needs /dev/infiniband, but this user cannot create the namespaces that show it".to_owned(),

@@ -4,7 +4,7 @@
 //! reported.
 
 use roxe_tests::guest::link;
-use roxe_tests::pair::{self, Place, Program};
+use roxe_tests::pair::{self, Launch, Program};
 use roxe_tests::report::{self, Check, Verdict};
 use roxe_tests::veth::{Interface, Veth};
 use roxe_tests::{cc, misuse};
@@ -389,8 +389,8 @@ fn judge_late(option: &str) -> Verdict {
     let run = || {
         let compiled = cc::Compiled::new("gcc", "late/late.c", &["ibverbs", "rdmacm"], "late")?;
         let program = Program { name: compiled.program.display().to_string(), args: vec![] };
-        let place = Place { options: vec![option.to_owned()], ..Place::default() };
-        let outcome = pair::run_at(&program, &place, LIMIT).map_err(|e| e.to_string())?;
+        let launch = Launch { options: vec![option.to_owned()], ..Launch::default() };
+        let outcome = pair::run_with(&program, &launch, LIMIT).map_err(|e| e.to_string())?;
         if outcome.ok && outcome.output.contains("end\n") { Ok(()) } else { Err(outcome.output) }
     };
     run().into()
@@ -436,8 +436,8 @@ fn judge_refused(table: &str, rows: &[(&str, &str)]) -> Verdict {
 fn run(program: String, case: &str, envs: &[(&str, &str)]) -> Result<String, String> {
     let program = Program { name: program, args: vec![case.to_owned(), "wrong".to_owned()] };
     let envs = envs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-    let place = Place { envs, options: vec!["--explain".to_owned()], ..Place::default() };
-    let outcome = pair::run_at(&program, &place, LIMIT).map_err(|e| e.to_string())?;
+    let launch = Launch { envs, options: vec!["--explain".to_owned()], ..Launch::default() };
+    let outcome = pair::run_with(&program, &launch, LIMIT).map_err(|e| e.to_string())?;
     if outcome.ok { Ok(outcome.output) } else { Err(outcome.output) }
 }
 
@@ -446,8 +446,8 @@ fn run(program: String, case: &str, envs: &[(&str, &str)]) -> Result<String, Str
 fn judge_bypass() -> Verdict {
     let script = "until grep -qs roxe /proc/$$/fd/2; do sleep 0.01; done";
     let args = ["-i", "LD_PRELOAD=libibverbs.so.1", "sh", "-c", script].map(str::to_owned).to_vec();
-    let place = Place { options: ["--no-view", "--explain"].map(str::to_owned).into(), ..Place::default() };
-    match pair::run_at(&Program { name: "env".to_owned(), args }, &place, LIMIT) {
+    let launch = Launch { options: ["--no-view", "--explain"].map(str::to_owned).into(), ..Launch::default() };
+    match pair::run_with(&Program { name: "env".to_owned(), args }, &launch, LIMIT) {
         Ok(outcome) if outcome.output.contains("libibverbs.so.1") && outcome.output.contains("env -i") => {
             Verdict::Passed
         }

@@ -4,7 +4,7 @@
 //! Two processes may write one valid report file.
 
 use roxe_check::{EXIT_STATUS, Rule, Severity};
-use roxe_tests::pair::{self, Place, Program};
+use roxe_tests::pair::{self, Launch, Program};
 use roxe_tests::report::{self, Check, Verdict};
 use roxe_tests::{cc, misuse};
 use serde_json::Value;
@@ -78,8 +78,8 @@ fn run_closed(program: &str, by_program: bool) -> Result<(), String> {
     let close = if by_program { "" } else { "exec 2>&-; " };
     let script = format!("{close}MISUSE_DATA={} exec {program} attr-garbage wrong", data.display());
     let program = Program { name: "sh".to_owned(), args: vec!["-c".to_owned(), script] };
-    let place = Place { options: ["--check".to_owned()].into(), ..Place::default() };
-    let outcome = pair::run_at(&program, &place, LIMIT).map_err(|e| e.to_string())?;
+    let launch = Launch { options: ["--check".to_owned()].into(), ..Launch::default() };
+    let outcome = pair::run_with(&program, &launch, LIMIT).map_err(|e| e.to_string())?;
     let text = fs::read_to_string(&data).map_err(|e| e.to_string())?;
     let _ = fs::remove_file(&data);
     let failed = outcome.output.contains(&format!("exit status: {EXIT_STATUS}"));
@@ -117,10 +117,10 @@ fn run_clean(pair: &[&str; 2], link: &str) -> Result<(), String> {
     let port = PORT.fetch_add(1, Ordering::Relaxed);
     let reports = std::env::temp_dir().join(format!("roxe-clean-{}-{port}", std::process::id()));
     let options = ["--check".to_owned(), "--report".to_owned(), reports.display().to_string()].into();
-    let place = Place { envs: vec![("ROXE_LINK".to_owned(), link.to_owned())], options, ..Place::default() };
+    let launch = Launch { envs: vec![("ROXE_LINK".to_owned(), link.to_owned())], options, ..Launch::default() };
     let [server, client] = pair.map(|line| Program::parse(&line.replace("PORT", &port.to_string())));
-    let both = [(&server, &place), (&client, &place)];
-    let outcomes = pair::run_pair_at(both, &port.to_string(), || pair::listens(port), LIMIT);
+    let both = [(&server, &launch), (&client, &launch)];
+    let outcomes = pair::run_pair_with(both, &port.to_string(), || pair::listens(port), LIMIT);
     let outcomes = outcomes.map_err(|e| e.to_string())?;
     let text = fs::read_to_string(&reports).unwrap_or_default();
     let _ = fs::remove_file(&reports);
@@ -149,7 +149,7 @@ fn run(program: String, (rule, twins): (Rule, &str), wrong: bool, link: &str) ->
     let check = if rule.severity() == Severity::Advice { format!("--check={rule},on") } else { "--check".to_owned() };
     let options = [check, "--report".to_owned(), reports.display().to_string()].into();
     let envs = vec![("ROXE_LINK".to_owned(), link.to_owned())];
-    let outcome = pair::run_at(&program, &Place { envs, options, ..Place::default() }, LIMIT);
+    let outcome = pair::run_with(&program, &Launch { envs, options, ..Launch::default() }, LIMIT);
     let outcome = outcome.map_err(|e| e.to_string())?;
     let text = fs::read_to_string(&reports).unwrap_or_default();
     let _ = fs::remove_file(&reports);
@@ -173,10 +173,10 @@ fn names_the_source(report: &Value) -> bool {
 
 /// A program without a debugger ends where it makes its first mistake.
 fn judge_stop() -> Verdict {
-    let place = Place { options: ["--check=stop".to_owned()].into(), ..Place::default() };
+    let launch = Launch { options: ["--check=stop".to_owned()].into(), ..Launch::default() };
     let outcome = misuse::program().and_then(|program| {
         let program = Program { name: program, args: ["key-stale", "wrong"].map(str::to_owned).to_vec() };
-        pair::run_at(&program, &place, LIMIT).map_err(|e| e.to_string())
+        pair::run_with(&program, &launch, LIMIT).map_err(|e| e.to_string())
     });
     match outcome {
         Ok(outcome) if !outcome.ok && outcome.output.contains("stops at its first error (SIGTRAP)") => Verdict::Passed,
@@ -199,9 +199,9 @@ fn judge_document(end: &str, judge: fn(&str) -> Result<(), String>) -> Verdict {
 fn run_both(program: &str, end: &str) -> Result<String, String> {
     let reports = std::env::temp_dir().join(format!("roxe-document-{}.{end}", std::process::id()));
     let options = ["--check".to_owned(), "--report".to_owned(), reports.display().to_string()].into();
-    let place = Place { options, ..Place::default() };
+    let launch = Launch { options, ..Launch::default() };
     let [first, second] = ["key-stale", "leak"].map(|rule| Program::parse(&format!("{program} {rule} wrong")));
-    let outcomes = pair::run_pair_at([(&first, &place), (&second, &place)], end, || true, LIMIT);
+    let outcomes = pair::run_pair_with([(&first, &launch), (&second, &launch)], end, || true, LIMIT);
     let outcomes = outcomes.map_err(|e| e.to_string())?.map(|outcome| outcome.output).join("\n");
     let text = fs::read_to_string(&reports).map_err(|e| format!("{e}\n{outcomes}"));
     let _ = fs::remove_file(&reports);

@@ -2,7 +2,7 @@
 //! Root only.
 
 use roxe_tests::guest::link;
-use roxe_tests::pair::{self, Outcome, Place, Program};
+use roxe_tests::pair::{self, Outcome, Launch, Program};
 use roxe_tests::perftest;
 use roxe_tests::report::{self, Check, Verdict};
 use roxe_tests::veth::{Interface, Veth};
@@ -50,15 +50,15 @@ impl Network {
         Veth::build(&end(HERE), &end(THERE)).map(Self)
     }
 
-    fn place(&self, end: [&str; 3]) -> Place {
+    fn launch(&self, end: [&str; 3]) -> Launch {
         let prefix = if end == THERE { self.0.prefix() } else { Vec::new() };
-        Place { prefix, envs: vec![("ROXE_NETDEV".into(), end[0].into())], ..Place::default() }
+        Launch { prefix, envs: vec![("ROXE_NETDEV".into(), end[0].into())], ..Launch::default() }
     }
 
     /// Returns true if a process at `end` receives frames of all protocols (column 4 of the table
     /// of packet sockets).
     fn listens(&self, end: [&str; 3]) -> bool {
-        let pid = if end == THERE { self.0.keeper() } else { std::process::id() };
+        let pid = if end == THERE { self.0.pid() } else { std::process::id() };
         let table = fs::read_to_string(format!("/proc/{pid}/net/packet")).unwrap_or_default();
         table.lines().any(|line| line.split_whitespace().nth(3) == Some("0003"))
     }
@@ -74,8 +74,8 @@ impl Network {
             Program { name: tool.to_owned(), args: line.split_whitespace().map(str::to_owned).collect() }
         };
         let (server, client) = (program("server", to, from, args[0]), program("client", from, to, args[1]));
-        let ends = [(&server, &self.place(to)), (&client, &self.place(from))];
-        match pair::run_pair_at(ends, "raw", || self.listens(to), LIMIT) {
+        let ends = [(&server, &self.launch(to)), (&client, &self.launch(from))];
+        match pair::run_pair_with(ends, "raw", || self.listens(to), LIMIT) {
             Err(e) => Verdict::Failed(e.to_string()),
             Ok(outcomes) => match outcomes.iter().find_map(|end| complaint(end, judge)) {
                 Some(why) => Verdict::Failed(why),
