@@ -27,6 +27,13 @@ pub struct Outcome {
     pub output: String,
 }
 
+impl Outcome {
+    /// Returns the command line and the output, for messages.
+    pub fn transcript(&self) -> String {
+        format!("$ {}\n{}", self.command, self.output)
+    }
+}
+
 /// A running program; killed when dropped. Standard output and standard error go to two files: in
 /// one file, errors would interrupt lines of output, because programs write output in blocks.
 pub(crate) struct Running {

@@ -3,6 +3,7 @@
 
 use crate::junit::{self, Case};
 use crate::{build, parallel};
+use std::fmt::Display;
 use std::fs;
 use std::io;
 use std::process::ExitCode;
@@ -29,6 +30,13 @@ pub enum Verdict {
     Failed(String),
     /// The check cannot run on this host, for this reason.
     Skipped(String),
+}
+
+impl Verdict {
+    /// Returns the verdict of a check that needs the missing program or package `name`.
+    pub fn not_installed(name: impl Display) -> Self {
+        Self::Skipped(format!("{name} is not installed (tests/run installs it)"))
+    }
 }
 
 impl From<Result<(), String>> for Verdict {

@@ -1,7 +1,7 @@
 //! Middleware over roxe, and over its own transports of one host.
 
 use crate::line::{Link, Unit};
-use crate::work::{LIMIT, Sample, figure, port, transcript, went_by};
+use crate::work::{LIMIT, Sample, figure, port, went_by};
 use roxe_tests::cc;
 use roxe_tests::measure::pin::{self, End};
 use roxe_tests::pair::{self, Launch, Program};
@@ -29,7 +29,7 @@ pub(crate) fn mpi(link: Option<Link>, [size, messages]: [u64; 2]) -> Result<Samp
     let launch = Launch { without_roxe: link.is_none(), envs, calibrate_clock: true, ..Launch::default() };
     let outcome = pair::run_with(&Program::parse(&args), &launch, LIMIT).map_err(|e| e.to_string())?;
     if !outcome.ok {
-        return Err(transcript(&outcome));
+        return Err(outcome.transcript());
     }
     let rate = figure(&outcome.output, size, Unit::MillionsPerSecond)?.figure;
     link.map_or(Ok(()), |link| went_by(link, &outcome.output))?;
@@ -59,5 +59,5 @@ pub(crate) fn fio(link: Link, size: u64) -> Result<Sample, String> {
         rest.split_once("MB/s")?.0.parse::<f64>().ok()
     });
     let good = rate.filter(|_| server.ok && client.ok);
-    good.map(|rate| Sample::from(rate / 1e3)).ok_or_else(|| format!("{}\n{}", transcript(server), transcript(client)))
+    good.map(|rate| Sample::from(rate / 1e3)).ok_or_else(|| format!("{}\n{}", server.transcript(), client.transcript()))
 }

@@ -296,10 +296,7 @@ fn run(site: &Site, [server, client]: [&str; 2], name: &str, launch: &Launch, po
     if server.ok && client.ok {
         return Ok(client.output);
     }
-    Err(format!("{}\n{}", transcript(&server), transcript(&client)))
+    Err(format!("{}\n{}", server.transcript(), client.transcript()))
 }
 
 /// Command and output of a program, for messages.
-pub(crate) fn transcript(end: &Outcome) -> String {
-    format!("$ {}\n{}", end.command, end.output)
-}

@@ -106,11 +106,10 @@ impl Stock {
     }
 
     fn judge(&self, [server, client]: &[Outcome; 2]) -> Ending {
-        let transcript = |o: &Outcome| format!("$ {}\n{}", o.command, o.output);
         match (server.ok && client.ok).then(|| (self.check_output)(&client.output)) {
             Some(Ok(())) => Ending::Passed,
-            Some(Err(why)) => Ending::Failed(format!("{why}\n{}", transcript(client))),
-            None => Ending::Failed(format!("{}\n{}", transcript(server), transcript(client))),
+            Some(Err(why)) => Ending::Failed(format!("{why}\n{}", client.transcript())),
+            None => Ending::Failed(format!("{}\n{}", server.transcript(), client.transcript())),
         }
     }
 }

@@ -97,7 +97,7 @@ pub fn name(link: &str, ip: Ip, faults: Faults, exchange: &Exchange) -> String {
 /// Runs an exchange and checks it.
 pub fn run(link: &Link, faults: Faults, exchange: &Exchange) -> Verdict {
     if let Some(tool) = exchange.tools().into_iter().find(|tool| !pair::installed(tool)) {
-        return Verdict::Skipped(format!("{tool} is not installed (tests/run installs it)"));
+        return Verdict::not_installed(tool);
     }
     let run = ExchangeRun { link, faults, exchange, port: exchange.port.unwrap_or_else(port) };
     match run.run_programs() {

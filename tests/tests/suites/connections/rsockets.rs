@@ -66,14 +66,6 @@ fn port() -> u16 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-fn missing(name: &str) -> Verdict {
-    Verdict::Skipped(format!("{name} is not installed (tests/run installs it)"))
-}
-
-fn transcript(outcome: &Outcome) -> String {
-    format!("$ {}\n{}", outcome.command, outcome.output)
-}
-
 impl Meeting {
     fn new(server: &str, client: &str, port: u16) -> Self {
         let envs = vec![("ROXE_STATS".to_owned(), "on".to_owned())];
@@ -128,7 +120,7 @@ impl Meeting {
                 None => Ok(()),
             }
         };
-        judged().map_err(|why| format!("{why}\n{}\n{}", transcript(&server), transcript(&client)))
+        judged().map_err(|why| format!("{why}\n{}\n{}", server.transcript(), client.transcript()))
     }
 
     /// Runs the client in another environment than the server.
@@ -205,7 +197,7 @@ fn lines(lossy: bool) -> Vec<(&'static str, String)> {
 
 fn stock(tool: &str, options: &str, lossy: bool) -> Verdict {
     if !pair::installed(tool) {
-        return missing(tool);
+        return Verdict::not_installed(tool);
     }
     let port = port();
     let server = format!("{tool} -b {ADDRESS} {options} -p {port}");
@@ -248,7 +240,7 @@ fn copies() -> Vec<Check> {
 /// Checks the copied file.
 fn copy(size: usize) -> Verdict {
     if !pair::installed("rcopy") {
-        return missing("rcopy");
+        return Verdict::not_installed("rcopy");
     }
     let work = || {
         let scratch = Scratch::new("rsockets-copy")?;
@@ -291,7 +283,7 @@ fn unaware() -> Vec<Check> {
 /// to meet in its port.
 fn python(kind: &str, lossy: bool) -> Verdict {
     if !pair::installed(PYTHON) {
-        return missing(PYTHON);
+        return Verdict::not_installed(PYTHON);
     }
     let (port, script) = (port(), script());
     let line = |role: &str, last: &str| format!("{PYTHON} {} {kind} {role} {ADDRESS} {port} {last}", script.display());
@@ -328,10 +320,10 @@ fn fetch(server_options: &[&str], client_shim: &str, by_rdma: bool) -> Verdict {
     // wget waits for its connection, so it can fall back; curl does not wait.
     let tool = if by_rdma { "curl" } else { "wget" };
     if let Some(name) = [PYTHON, tool].into_iter().find(|name| !pair::installed(name)) {
-        return missing(name);
+        return Verdict::not_installed(name);
     }
     if !client_shim.is_empty() && !Path::new(client_shim).exists() {
-        return missing(client_shim);
+        return Verdict::not_installed(client_shim);
     }
     let work = || {
         let (port, folder) = (port(), build::sources());
@@ -352,7 +344,7 @@ fn fetch(server_options: &[&str], client_shim: &str, by_rdma: bool) -> Verdict {
         match client.ok && whole && (bytes > page.len() as u64) == by_rdma {
             true => Ok(()),
             false => {
-                Err(format!("whole: {whole}, bytes by RDMA: {bytes}\n{}\n{}", transcript(&server), transcript(&client)))
+                Err(format!("whole: {whole}, bytes by RDMA: {bytes}\n{}\n{}", server.transcript(), client.transcript()))
             }
         }
     };

@@ -38,7 +38,7 @@ pub(crate) fn main() -> ExitCode {
 fn prepare() -> Result<(), Verdict> {
     let failed = |e: io::Error| Verdict::Failed(format!("{}: {e}", folder().display()));
     if let Some(tool) = missing_tool() {
-        return Err(Verdict::Skipped(format!("{tool} is not installed (see the README's test command)")));
+        return Err(Verdict::not_installed(tool));
     }
     lay_out().map_err(failed)?;
     let fetched = cargo(&["fetch", "--locked"]).map_err(failed)?;
@@ -193,7 +193,7 @@ fn alone(krate: &'static str, example: &'static str, args: &'static str, words: 
         }
         match words.iter().find(|word| !outcome.output.contains(**word)) {
             None if outcome.ok => Verdict::Passed,
-            missing => Verdict::Failed(format!("missing: {missing:?}\n{}", transcript(&outcome))),
+            missing => Verdict::Failed(format!("missing: {missing:?}\n{}", outcome.transcript())),
         }
     })
 }
@@ -205,10 +205,7 @@ fn pingpong(example: &str, args: &str, port: u16) -> Verdict {
     match pair::run_pair(&server, &client, port, &[], LIMIT) {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok(ends) if ends.iter().all(|end| end.ok && end.output.contains("iters in")) => Verdict::Passed,
-        Ok([s, c]) => Verdict::Failed(format!("{}\n{}", transcript(&s), transcript(&c))),
+        Ok([s, c]) => Verdict::Failed(format!("{}\n{}", s.transcript(), c.transcript())),
     }
 }
 
-fn transcript(outcome: &Outcome) -> String {
-    format!("$ {}\n{}", outcome.command, outcome.output)
-}

@@ -80,11 +80,7 @@ fn program(name: &str, args: &str) -> Program {
 }
 
 fn missing(name: &str) -> Option<Verdict> {
-    (!pair::installed(name)).then(|| Verdict::Skipped(format!("{name} is not installed (tests/run installs it)")))
-}
-
-fn transcript(ends: &[Outcome]) -> String {
-    ends.iter().map(|end| format!("$ {}\n{}\n", end.command, end.output)).collect()
+    (!pair::installed(name)).then(|| Verdict::not_installed(name))
 }
 
 /// Returns true if the client's packets used `link`. The server's counters do not count: some
@@ -96,8 +92,8 @@ fn carried(link: &str, client: &Outcome, packets: u64) -> bool {
     all >= packets && if link == "udp" { by_ring == 0 } else { by_ring * 2 > all }
 }
 
-fn verdict(ends: &[Outcome], good: bool) -> Verdict {
-    if good { Verdict::Passed } else { Verdict::Failed(transcript(ends)) }
+fn verdict(ends: &[Outcome; 2], good: bool) -> Verdict {
+    if good { Verdict::Passed } else { Verdict::Failed(ends.each_ref().map(Outcome::transcript).join("\n")) }
 }
 
 /// Runs a client of qperf over librdmacm (`-cm1`), and its server, which never ends.

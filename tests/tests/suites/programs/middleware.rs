@@ -129,17 +129,9 @@ fn run_pair(server: &str, client: &str, port: u16, envs: &[(&str, &str)]) -> io:
     pair::run_pair(&Program::parse(server), &Program::parse(client), port, &envs, LIMIT)
 }
 
-fn transcript(outcome: &Outcome) -> String {
-    format!("$ {}\n{}", outcome.command, outcome.output)
-}
-
-fn missing(name: &str) -> Verdict {
-    Verdict::Skipped(format!("{name} is not installed (see the README's test command)"))
-}
-
 fn lists_transports() -> Verdict {
     if !pair::installed("ucx_info") {
-        return missing("ucx_info");
+        return Verdict::not_installed("ucx_info");
     }
     match pair::run(&Program::parse("ucx_info -d"), &[], LIMIT) {
         Err(e) => Verdict::Failed(e.to_string()),
@@ -147,7 +139,7 @@ fn lists_transports() -> Verdict {
         Ok(outcome) if ["rc_verbs", "ud_verbs"].iter().all(|name| has_transport(&outcome.output, name)) => {
             Verdict::Passed
         }
-        Ok(outcome) => Verdict::Failed(transcript(&outcome)),
+        Ok(outcome) => Verdict::Failed(outcome.transcript()),
     }
 }
 
@@ -184,7 +176,7 @@ fn uct(transport: &str, args: &str) -> Verdict {
 /// is stopped.
 fn io_demo(transport: &str, tls: &str, args: &str) -> Verdict {
     if !pair::installed("io_demo") {
-        return missing("io_demo");
+        return Verdict::not_installed("io_demo");
     }
     let port = port();
     let server = Program::parse(&format!("io_demo {args} -p {port}"));
@@ -215,7 +207,7 @@ fn io_demo(transport: &str, tls: &str, args: &str) -> Verdict {
 /// Checks that both sides exit with 0 and that `is_good` accepts their output.
 fn ucx_perftest(args: &str, envs: &[(&str, &str)], is_good: impl Fn(&Outcome) -> bool) -> Verdict {
     if !pair::installed("ucx_perftest") {
-        return missing("ucx_perftest");
+        return Verdict::not_installed("ucx_perftest");
     }
     let port = port();
     let server = format!("ucx_perftest {args} -p {port}");
@@ -230,7 +222,7 @@ fn judge(ends: &[Outcome], is_good: impl Fn(&Outcome) -> bool) -> Verdict {
     if ends.iter().all(|end| end.ok && is_good(end)) {
         Verdict::Passed
     } else {
-        Verdict::Failed(ends.iter().map(transcript).collect::<Vec<_>>().join("\n"))
+        Verdict::Failed(ends.iter().map(Outcome::transcript).collect::<Vec<_>>().join("\n"))
     }
 }
 
@@ -243,7 +235,7 @@ fn netdev() -> Result<(), String> {
 /// Runs `check` if `program` is installed and there is an interface for it.
 fn on_fabric(program: &str, check: impl FnOnce() -> Verdict) -> Verdict {
     match netdev() {
-        _ if !pair::installed(program) => missing(program),
+        _ if !pair::installed(program) => Verdict::not_installed(program),
         Err(e) => Verdict::Skipped(format!(
             "libfabric does not use the loopback interface, and another interface cannot be created: {e}"
         )),

@@ -107,7 +107,7 @@ fn run(way: &Way, link: &str, as_root: bool) -> Verdict {
     if let Some(program) =
         ["mpicc", "mpirun"].map(|name| format!("{name}.{}", way.mpi)).iter().find(|p| !pair::installed(p))
     {
-        return Verdict::Skipped(format!("{program} is not installed (tests/run installs it)"));
+        return Verdict::not_installed(program);
     }
     if way.mpi == "mpich" && !is_mpich_for_ucx() {
         return Verdict::Skipped("this MPICH is not built for UCX (mpichversion)".to_owned());

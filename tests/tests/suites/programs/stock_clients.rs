@@ -34,25 +34,17 @@ fn program(name: &str, args: &str) -> Program {
     Program { name: name.to_owned(), args: args.split_whitespace().map(str::to_owned).collect() }
 }
 
-fn missing(name: &str) -> Verdict {
-    Verdict::Skipped(format!("{name} is not installed (see the README's test command)"))
-}
-
-fn transcript(outcome: &Outcome) -> String {
-    format!("$ {}\n{}", outcome.command, outcome.output)
-}
-
 /// Runs one program alone; it must succeed and print every one of `words`.
 fn alone(name: &'static str, args: &'static str, words: &'static [&'static str]) -> Check {
     Check::new(format!("{name} {args}").trim_end().to_owned(), move || {
         if !pair::installed(name) {
-            return missing(name);
+            return Verdict::not_installed(name);
         }
         match pair::run(&program(name, args), &[], LIMIT) {
             Err(e) => Verdict::Failed(e.to_string()),
-            Ok(o) if !o.ok => Verdict::Failed(transcript(&o)),
+            Ok(o) if !o.ok => Verdict::Failed(o.transcript()),
             Ok(o) => match words.iter().find(|w| !o.output.contains(**w)) {
-                Some(word) => Verdict::Failed(format!("no {word:?} in\n{}", transcript(&o))),
+                Some(word) => Verdict::Failed(format!("no {word:?} in\n{}", o.transcript())),
                 None => Verdict::Passed,
             },
         }
@@ -88,12 +80,12 @@ fn start_only() -> Vec<Check> {
     checks.push(Check::new("imports: every pyverbs module", || {
         let python = Program { name: "/usr/bin/python3".into(), args: vec!["-c".into(), IMPORT_ALL.into()] };
         if !std::path::Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir() {
-            return missing("python3-pyverbs");
+            return Verdict::not_installed("python3-pyverbs");
         }
         match pair::run(&python, &[], LIMIT) {
             Err(e) => Verdict::Failed(e.to_string()),
             Ok(o) if o.ok && o.output.contains("modules") => Verdict::Passed,
-            Ok(o) => Verdict::Failed(transcript(&o)),
+            Ok(o) => Verdict::Failed(o.transcript()),
         }
     }));
     checks
@@ -103,12 +95,12 @@ fn start_only() -> Vec<Check> {
 /// The exit status is ignored: several of these exit with 1 after their usage text.
 fn starts(name: &str, args: &str, word: &str) -> Verdict {
     if !pair::installed(name) {
-        return missing(name);
+        return Verdict::not_installed(name);
     }
     match pair::run(&program(name, args), &[], LIMIT) {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok(o) if o.output.contains(word) && !o.output.contains("symbol lookup error") => Verdict::Passed,
-        Ok(o) => Verdict::Failed(transcript(&o)),
+        Ok(o) => Verdict::Failed(o.transcript()),
     }
 }
 
@@ -120,7 +112,7 @@ fn two(tool: &str, args: &str, judge: impl Fn(&str) -> Result<(), String>) -> Ve
 /// Runs a pair with additional environment variables.
 fn two_with(tool: &str, args: &str, envs: &[(&str, &str)], judge: impl Fn(&str) -> Result<(), String>) -> Verdict {
     if !pair::installed(tool) {
-        return missing(tool);
+        return Verdict::not_installed(tool);
     }
     let port = port();
     let server = program(tool, &format!("{args} -p {port}"));
@@ -131,8 +123,8 @@ fn two_with(tool: &str, args: &str, envs: &[(&str, &str)], judge: impl Fn(&str) 
         Err(e) => Verdict::Failed(e.to_string()),
         Ok([s, c]) => match (s.ok && c.ok).then(|| judge(&c.output)) {
             Some(Ok(())) => Verdict::Passed,
-            Some(Err(why)) => Verdict::Failed(format!("{why}\n{}", transcript(&c))),
-            None => Verdict::Failed(format!("{}\n{}", transcript(&s), transcript(&c))),
+            Some(Err(why)) => Verdict::Failed(format!("{why}\n{}", c.transcript())),
+            None => Verdict::Failed(format!("{}\n{}", s.transcript(), c.transcript())),
         },
     }
 }
@@ -168,7 +160,7 @@ fn pingpongs() -> Vec<Check> {
 
 fn xsrq(args: &str) -> Verdict {
     if !pair::installed("ibv_xsrq_pingpong") {
-        return missing("ibv_xsrq_pingpong");
+        return Verdict::not_installed("ibv_xsrq_pingpong");
     }
     let port = port();
     let server = program("ibv_xsrq_pingpong", &format!("{args} -p {port}"));
@@ -177,7 +169,7 @@ fn xsrq(args: &str) -> Verdict {
     match pair::run_pair(&server, &client, port, &[], LIMIT) {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok([s, c]) if s.ok && c.ok && (successes(&s), successes(&c)) == (1, 1) => Verdict::Passed,
-        Ok([s, c]) => Verdict::Failed(format!("{}\n{}", transcript(&s), transcript(&c))),
+        Ok([s, c]) => Verdict::Failed(format!("{}\n{}", s.transcript(), c.transcript())),
     }
 }
 
@@ -324,7 +316,7 @@ fn figures(output: &str, expected: usize) -> Result<(), String> {
 /// Ten servers and ten clients on one address at the same time.
 fn ten_pairs(tool: &'static str) -> Verdict {
     if !pair::installed(tool) {
-        return missing(tool);
+        return Verdict::not_installed(tool);
     }
     let pairs: Vec<_> =
         (0..10).map(|_| thread::spawn(move || two(tool, "-F -x 0 -n 300 -s 4096", |out| figures(out, 1)))).collect();

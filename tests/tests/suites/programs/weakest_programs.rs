@@ -142,10 +142,6 @@ fn port() -> u16 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-fn transcript(outcome: &Outcome) -> String {
-    format!("$ {}\n{}", outcome.command, outcome.output)
-}
-
 fn programs(options: &Options, seed: u64) -> Vec<Check> {
     let mut checks = Vec::new();
     for (tool, args, relies) in PROGRAMS {
@@ -161,7 +157,7 @@ fn programs(options: &Options, seed: u64) -> Vec<Check> {
 /// Server and client of one stock program.
 fn two(tool: &str, args: &str, weakest: &str) -> Verdict {
     if !pair::installed(tool) {
-        return Verdict::Skipped(format!("{tool} is not installed (tests/run installs it)"));
+        return Verdict::not_installed(tool);
     }
     let port = port();
     let server = Program::parse(&format!("{tool} {args} -p {port}"));
@@ -171,7 +167,7 @@ fn two(tool: &str, args: &str, weakest: &str) -> Verdict {
     match pair::run_pair_with([(&server, &launch), (&client, &launch)], &port.to_string(), ready, LIMIT) {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok([s, c]) if s.ok && c.ok && !c.output.contains("invalid data") => Verdict::Passed,
-        Ok([s, c]) => Verdict::Failed(format!("{}\n{}", transcript(&s), transcript(&c))),
+        Ok([s, c]) => Verdict::Failed(format!("{}\n{}", s.transcript(), c.transcript())),
     }
 }
 
@@ -205,7 +201,7 @@ fn connected(options: &Options, seed: u64) -> Vec<Check> {
 fn pyverbs(seed: u64) -> Check {
     Check::new(format!("pyverbs, --weakest={seed},-loss"), move || {
         if !pyverbs::is_installed() {
-            return Verdict::Skipped("python3-pyverbs is not installed (tests/run installs it)".into());
+            return Verdict::not_installed("python3-pyverbs");
         }
         if let Err(e) = pyverbs::unpack() {
             return Verdict::Failed(e.to_string());
@@ -225,7 +221,7 @@ fn pyverbs(seed: u64) -> Check {
 /// Output of `ibv_devinfo` under `--weakest` with this value.
 fn devinfo(option: &str) -> Result<String, Verdict> {
     if !pair::installed("ibv_devinfo") {
-        return Err(Verdict::Skipped("ibv_devinfo is not installed (tests/run installs it)".into()));
+        return Err(Verdict::not_installed("ibv_devinfo"));
     }
     let launch = Launch { options: vec![option.to_owned()], ..Launch::default() };
     let ran = pair::run_with(&Program::parse("ibv_devinfo -v"), &launch, LIMIT);

@@ -140,7 +140,7 @@ fn check(environment: Environment) -> Check {
             return Verdict::Skipped("needs root".to_owned());
         }
         if let Some(missing) = [first, "ibv_rc_pingpong"].into_iter().find(|tool| !pair::installed(tool)) {
-            return Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)"));
+            return Verdict::not_installed(missing);
         }
         if environment.takes_leave && !leads_there(&environment.prefix) {
             return Verdict::Skipped("the system does not let an ordinary user do this".to_owned());
@@ -198,7 +198,7 @@ fn foreign_port() -> Verdict {
         return Verdict::Skipped("needs root, for a network of its own".to_owned());
     }
     if !pair::installed("ibv_rc_pingpong") {
-        return Verdict::Skipped("ibv_rc_pingpong is not installed (tests/run installs it)".to_owned());
+        return Verdict::not_installed("ibv_rc_pingpong");
     }
     let taken = UdpSocket::bind("127.0.0.1:4791");
     match taken.and_then(|_socket| run(&Launch::default())) {

@@ -123,7 +123,7 @@ fn under_valgrind(pair: &'static Pair, link: &'static str) -> Check {
     let tool = pair.server.split(' ').next().unwrap_or_default();
     Check::new(format!("valgrind, link {link}: {tool}"), move || {
         if let Some(missing) = ["valgrind", tool].into_iter().find(|tool| !pair::installed(tool)) {
-            return Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)"));
+            return Verdict::not_installed(missing);
         }
         let folder = scratch(&format!("valgrind-{tool}-{link}"));
         let verdict = judge_pair(pair, link, &folder).unwrap_or_else(|e| Verdict::Failed(e.to_string()));
@@ -150,11 +150,7 @@ fn judge_pair(pair: &Pair, link: &str, folder: &Path) -> std::io::Result<Verdict
     let outcomes = pair::run_pair_with(both, &port.to_string(), || (pair.waits)(port), LIMIT)?;
     let ended = |outcome: &Outcome| outcome.ok || hit_rping_exit_race(outcome);
     let bad = outcomes.iter().find(|outcome| !ended(outcome) || outcome.output.contains("\n=="));
-    Ok(bad.map_or(Verdict::Passed, |_| Verdict::Failed(outcomes.iter().map(transcript).collect())))
-}
-
-fn transcript(outcome: &Outcome) -> String {
-    format!("$ {}\n{}\n", outcome.command, outcome.output)
+    Ok(bad.map_or(Verdict::Passed, |_| Verdict::Failed(outcomes.each_ref().map(Outcome::transcript).join("\n"))))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,7 +193,7 @@ fn own(link: &'static str, &Built { tool, mistake, options }: &Built, hears: Hea
             return Verdict::Skipped(why);
         }
         if tool == Tool::Valgrind && !pair::installed("valgrind") {
-            return Verdict::Skipped("valgrind is not installed (tests/run installs it)".to_owned());
+            return Verdict::not_installed("valgrind");
         }
         match compile(tool, &format!("users-{}-{link}-{}", tool.name(), words.concat())) {
             Ok(compiled) => judge(&compiled.program, tool, mistake, options, link, &hears),
@@ -225,7 +221,7 @@ fn judge(program: &Path, tool: Tool, mistake: &str, options: &[&str], link: &str
         (Err(e), _) => Verdict::Failed(e.to_string()),
         (Ok(outcome), Hears::Nothing) if outcome.ok && outcome.output.trim().is_empty() => Verdict::Passed,
         (Ok(outcome), Hears::Of(what)) if !outcome.ok && outcome.output.contains(what) => Verdict::Passed,
-        (Ok(outcome), _) => Verdict::Failed(transcript(&outcome)),
+        (Ok(outcome), _) => Verdict::Failed(outcome.transcript()),
     }
 }
 

@@ -115,7 +115,7 @@ fn kept(link: &str, path: &str) -> Option<u64> {
 
 fn judge(link: &str, path: &str) -> Verdict {
     if !installed("valgrind") {
-        return Verdict::Skipped("valgrind is not installed".to_owned());
+        return Verdict::not_installed("valgrind");
     }
     let Some(kept) = kept(link, path) else {
         return Verdict::Failed(format!("{} has no line for {link} {path}; write it with `--write`", file().display()));
@@ -137,7 +137,7 @@ fn judge(link: &str, path: &str) -> Verdict {
 /// Compares many with few objects of this build, so no file is needed.
 fn judge_flat(&Flat { path, what, few, many }: &Flat) -> Verdict {
     if !installed("valgrind") {
-        return Verdict::Skipped("valgrind is not installed".to_owned());
+        return Verdict::not_installed("valgrind");
     }
     let count = |number: u64| count("udp", &[path, &number.to_string()], LAPS, Threads::All);
     let round = || {

@@ -155,7 +155,7 @@ fn connected(name: &str, link: &str) -> Verdict {
 fn ucx(link: &str) -> Verdict {
     const PORT: u16 = 18_290;
     if !pair::installed("ucx_perftest") {
-        return Verdict::Skipped("ucx_perftest is not installed (tests/run installs it)".to_owned());
+        return Verdict::not_installed("ucx_perftest");
     }
     judged(&[], |reports| {
         let mut envs = reports.envs(link);
@@ -181,7 +181,7 @@ fn ucx(link: &str) -> Verdict {
 /// rdma-core's own suite: what breaks no rule on purpose, then the rest.
 fn pyverbs(link: &str) -> Verdict {
     if !pyverbs::is_installed() {
-        return Verdict::Skipped("python3-pyverbs is not installed (tests/run installs it)".to_owned());
+        return Verdict::not_installed("python3-pyverbs");
     }
     if let Err(e) = pyverbs::unpack() {
         return Verdict::Failed(e.to_string());

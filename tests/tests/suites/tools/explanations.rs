@@ -452,7 +452,7 @@ fn judge_bypass() -> Verdict {
             Verdict::Passed
         }
         Ok(outcome) if outcome.output.contains("cannot be preloaded") => {
-            Verdict::Skipped("libibverbs is not installed (tests/run installs it)".to_owned())
+            Verdict::not_installed("libibverbs")
         }
         Ok(outcome) => Verdict::Failed(outcome.output),
         Err(e) => Verdict::Failed(e.to_string()),

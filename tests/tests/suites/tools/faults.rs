@@ -125,10 +125,6 @@ fn run_pair(tool: &str, args: &str, envs: &[(&str, &str)], limit: Duration) -> R
     pair::run_pair(&server, &client, port, envs, limit).map_err(|e| e.to_string())
 }
 
-fn transcript(outcome: &Outcome) -> String {
-    format!("$ {}\n{}", outcome.command, outcome.output)
-}
-
 /// Programs that must succeed under all these rules, and words of the comments that captures must
 /// have.
 fn spoiled() -> Vec<Check> {
@@ -193,7 +189,7 @@ fn spoil(
     let args = args.trim().to_owned();
     Check::new(format!("{tool} {args} under '{rules}'"), move || {
         if !pair::installed(tool) {
-            return Verdict::Skipped(format!("{tool} is not installed (see the README's test command)"));
+            return Verdict::not_installed(tool);
         }
         survive(tool, &args, rules, effects, judge).into()
     })
@@ -206,14 +202,14 @@ fn survive(tool: &str, args: &str, rules: &str, effects: &[&str], judge: fn(&str
     let envs = [("ROXE_FAULTS", rules.as_str()), ("ROXE_CAPTURE", &capture.to_string_lossy())];
     let [server, client] = run_pair(tool, args, &envs, LIMIT)?;
     if !server.ok || !client.ok {
-        return Err(format!("{}\n{}", transcript(&server), transcript(&client)));
+        return Err(format!("{}\n{}", server.transcript(), client.transcript()));
     }
     // The final report may follow a line that the program has not ended.
     let output = client.output.replace("roxe: ", "\nroxe: ");
-    judge(&output).map_err(|why| format!("{why}\n{}", transcript(&client)))?;
+    judge(&output).map_err(|why| format!("{why}\n{}", client.transcript()))?;
     for outcome in [&server, &client] {
         if !outcome.output.contains(&format!("roxe: faults: {rules}\n")) || !outcome.output.contains(" faults\n") {
-            return Err(format!("the rules or what they did are not told\n{}", transcript(outcome)));
+            return Err(format!("the rules or what they did are not told\n{}", outcome.transcript()));
         }
     }
     check_files(&files(&scratch), effects)
@@ -250,7 +246,7 @@ fn decisions(seed: u64) -> Result<Vec<Vec<bool>>, String> {
     let envs = [("ROXE_FAULTS", rules.as_str()), ("ROXE_CAPTURE", &capture.to_string_lossy())];
     let [server, client] = run_pair("ibv_rc_pingpong", "-g 0 -c -s 64 -n 150", &envs, LIMIT)?;
     if !server.ok || !client.ok {
-        return Err(format!("{}\n{}", transcript(&server), transcript(&client)));
+        return Err(format!("{}\n{}", server.transcript(), client.transcript()));
     }
     let marked = |packets: Vec<Seen>| {
         let sent = packets.into_iter().filter(|packet| packet.direction == Direction::Outbound);
@@ -263,7 +259,7 @@ fn decisions(seed: u64) -> Result<Vec<Vec<bool>>, String> {
 /// else differs.
 fn same_seed() -> Verdict {
     if !pair::installed("ibv_rc_pingpong") {
-        return Verdict::Skipped("ibv_rc_pingpong is not installed (see the README's test command)".into());
+        return Verdict::not_installed("ibv_rc_pingpong");
     }
     let agree = |a: &[bool], b: &[bool]| a.iter().zip(b).all(|(a, b)| a == b);
     let compare = || {
@@ -282,7 +278,7 @@ fn same_seed() -> Verdict {
 
 fn one_name() -> Verdict {
     if !pair::installed("ibv_rc_pingpong") {
-        return Verdict::Skipped("ibv_rc_pingpong is not installed (see the README's test command)".into());
+        return Verdict::not_installed("ibv_rc_pingpong");
     }
     let share = || {
         let scratch = scratch();
@@ -292,7 +288,7 @@ fn one_name() -> Verdict {
         let (first, second) =
             if client.output.contains("another process writes") { (server, client) } else { (client, server) };
         if first.output.contains("another process writes") || !second.output.contains("another process writes") {
-            return Err(format!("{}\n{}", transcript(&first), transcript(&second)));
+            return Err(format!("{}\n{}", first.transcript(), second.transcript()));
         }
         let files = files(&scratch);
         if !files.contains(&capture) {
@@ -369,7 +365,7 @@ fn until(mut is_so: impl FnMut() -> Result<bool, String>, what: &str) -> Judged 
 /// which ends it.
 fn replaced() -> Verdict {
     if !pair::installed("ibv_rc_pingpong") {
-        return Verdict::Skipped("ibv_rc_pingpong is not installed (see the README's test command)".into());
+        return Verdict::not_installed("ibv_rc_pingpong");
     }
     let run = || {
         let (scratch, port) = (scratch(), port());
@@ -421,7 +417,7 @@ const PAGE: usize = 4096;
 /// Both are still at it when each has captured something.
 fn killed() -> Verdict {
     if !pair::installed("ib_send_bw") {
-        return Verdict::Skipped("ib_send_bw is not installed (see the README's test command)".into());
+        return Verdict::not_installed("ib_send_bw");
     }
     let kill = || {
         let scratch = scratch();
@@ -432,7 +428,7 @@ fn killed() -> Verdict {
         let (server, client, port) = both("ib_send_bw", "-F -x 0 -D 60 -s 64 -r 4 -t 4");
         let ends = pair::kill_pair(&server, &client, port, &envs, enough, LIMIT).map_err(|e| e.to_string())?;
         if !enough() || !ends.iter().all(|end| end.output.ends_with(pair::KILLED)) {
-            return Err(format!("not killed in the middle\n{}\n{}", transcript(&ends[0]), transcript(&ends[1])));
+            return Err(format!("not killed in the middle\n{}\n{}", ends[0].transcript(), ends[1].transcript()));
         }
         files(&scratch).iter().try_for_each(|file| drop_cut_block(file))?;
         check_files(&files(&scratch), &[])
@@ -466,8 +462,8 @@ fn explained() -> Verdict {
         let outcome = pair::run(&program("ibv_devinfo", ""), envs, LIMIT).map_err(|e| e.to_string())?;
         let silent = words.iter().find(|word| !outcome.output.contains(**word));
         match silent {
-            Some(word) => Err(format!("{envs:?}: no {word:?} in\n{}", transcript(&outcome))),
-            None if outcome.ok && !envs.is_empty() => Err(format!("{envs:?}: succeeded\n{}", transcript(&outcome))),
+            Some(word) => Err(format!("{envs:?}: no {word:?} in\n{}", outcome.transcript())),
+            None if outcome.ok && !envs.is_empty() => Err(format!("{envs:?}: succeeded\n{}", outcome.transcript())),
             None => Ok(()),
         }
     };
@@ -493,7 +489,7 @@ fn explained() -> Verdict {
 }
 
 fn no_tshark() -> Verdict {
-    Verdict::Skipped("tshark is not installed (see the README's test command)".into())
+    Verdict::not_installed("tshark")
 }
 
 /// A capture of these packets, sent one way over IPv4 and the other way over IPv6.

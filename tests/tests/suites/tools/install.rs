@@ -75,7 +75,7 @@ fn all_good(outputs: &[(bool, Output)]) -> Verdict {
 
 fn alone(name: &str, check: fn(&Root) -> Verdict) -> Verdict {
     if !installed("ibv_rc_pingpong") {
-        return Verdict::Skipped("ibv_rc_pingpong is not installed (tests/run installs it)".to_owned());
+        return Verdict::not_installed("ibv_rc_pingpong");
     }
     let root = Root::new(name);
     fs::copy(build::roxe(), root.0.join("bin/roxe")).expect("copy the program");

@@ -249,7 +249,7 @@ fn survives_cut(prefix: &[&str]) -> Verdict {
         return verdict;
     }
     if !installed("ib_write_bw") {
-        return Verdict::Skipped("ib_write_bw is not installed (tests/run installs it)".to_owned());
+        return Verdict::not_installed("ib_write_bw");
     }
     // Timeouts of half a second and seven retries outlast the cut.
     let script = "options='-F -x 0 -u 17 -s 1000 --run_infinitely'
@@ -321,7 +321,7 @@ fn mpi(prefix: &[&str]) -> Verdict {
         return Verdict::Skipped("takes root, to become an ordinary user".to_owned());
     }
     if let Some(missing) = ["mpicc.openmpi", "mpirun.openmpi"].into_iter().find(|tool| !installed(tool)) {
-        return Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)"));
+        return Verdict::not_installed(missing);
     }
     let folder = folder("mpi");
     let tag = format!("lab-{}", prefix.len());
@@ -378,7 +378,7 @@ fn captures() -> Verdict {
 /// Runs a script; an error says why labs cannot run here.
 fn output(command: &mut Command) -> Result<Output, Verdict> {
     if let Some(tool) = ["ip", "setpriv", "rping"].into_iter().find(|tool| !installed(tool)) {
-        return Err(Verdict::Skipped(format!("{tool} is not installed (tests/run installs it)")));
+        return Err(Verdict::not_installed(tool));
     }
     let output = command.output().map_err(|e| Verdict::Failed(e.to_string()))?;
     let printed = String::from_utf8_lossy(&output.stderr);
@@ -416,7 +416,7 @@ fn perftest(program: &str) -> String {
 /// Runs a program of perftest over links with these words. Returns the numbers of its last line.
 fn figures(prefix: &[&str], link: &str, program: &str) -> Result<Vec<f64>, Verdict> {
     if let Some(missing) = program.split(' ').next().filter(|program| !installed(program)) {
-        return Err(Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)")));
+        return Err(Verdict::not_installed(missing));
     }
     let output = output(&mut lab(prefix, &["--link", link], &perftest(program)))?;
     let printed = String::from_utf8_lossy(&output.stdout);

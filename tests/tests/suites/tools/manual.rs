@@ -152,7 +152,7 @@ fn judge(steps: &[Step]) -> Verdict {
     let is_named = |tool: &str| commands(steps).any(|(line, _)| line.split(' ').any(|word| word == tool));
     let missing = TOOLS.iter().find(|tool| is_named(tool) && !installed(tool));
     if let Some(tool) = missing {
-        return Verdict::Skipped(format!("{tool} is not installed (tests/run installs it)"));
+        return Verdict::not_installed(tool);
     }
     let outputs = match session(steps) {
         Ok(outputs) => outputs,

@@ -104,7 +104,7 @@ const CLEAN: [[&str; 2]; 10] = [
 fn judge_clean(pair: &[&str; 2], link: &str) -> Verdict {
     let name = pair[0].split(' ').next().unwrap_or_default();
     if !pair::installed(name) {
-        return Verdict::Skipped(format!("{name} is not installed (tests/run installs it)"));
+        return Verdict::not_installed(name);
     }
     match run_clean(pair, link) {
         Ok(()) => Verdict::Passed,

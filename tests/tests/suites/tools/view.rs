@@ -186,7 +186,7 @@ fn leaves_the_system_alone() -> Verdict {
 /// with the limits of a card. Devices named like those of Mellanox have that order of GIDs.
 fn looks_like_a_card() -> Verdict {
     if !installed("ibv_rc_pingpong") {
-        return missing("ibv_rc_pingpong");
+        return Verdict::not_installed("ibv_rc_pingpong");
     }
     let qedr: &[&str] = &["ROXE_DEVICE_NAME=mlx5_0", "ROXE_GID_LAYOUT=mellanox"];
     for (variables, profile, limits) in
@@ -288,7 +288,7 @@ fn pingpong(options: &str, after: &str) -> String {
 /// without a namespace, and their card works.
 fn overflow_user(_: &[&str]) -> Verdict {
     if !installed("ibv_rc_pingpong") {
-        return Verdict::Skipped("ibv_rc_pingpong is not installed".into());
+        return Verdict::not_installed("ibv_rc_pingpong");
     }
     let output = run(&OVERFLOW, &[roxe(), "run", "--", "sh", "-c", &pingpong("-g 0", "echo ended")]);
     let why = text(&output.stderr);
@@ -320,7 +320,7 @@ const UCX_LINE: &str = "roxe: UCX does not use roxe0 in this process: only roxe 
 /// UCX lists the devices and then opens files that only a view has.
 fn ucx_without_view() -> Verdict {
     if !installed("ucx_info") {
-        return missing("ucx_info");
+        return Verdict::not_installed("ucx_info");
     }
     let env = format!("eval \"$({} env)\"; ucx_info -d", roxe());
     for (output, error, device) in [
@@ -382,7 +382,7 @@ const KEYS: [(&str, &str); 6] = [
 /// the client, then a line for each kind.
 fn lists_objects() -> Verdict {
     if !installed("rping") {
-        return missing("rping");
+        return Verdict::not_installed("rping");
     }
     let kinds: String = KEYS.map(|(kind, _)| format!("rdma -j res show {kind} pid $client; ")).concat();
     let script = format!(
@@ -437,7 +437,7 @@ fn refuses_changes() -> Verdict {
 
 fn management_programs() -> Verdict {
     if !installed("perfquery") || !installed("ibstat") {
-        return missing("infiniband-diags");
+        return Verdict::not_installed("infiniband-diags");
     }
     let ibstat = run(&[roxe(), "run", "--"], &["ibstat"]);
     if !ibstat.status.success() || !text(&ibstat.stdout).contains("CA 'roxe0'") || !ibstat.stderr.is_empty() {
@@ -455,7 +455,7 @@ fn management_programs() -> Verdict {
 
 fn sum_of_processes() -> Verdict {
     if !installed("ibv_rc_pingpong") {
-        return missing("ibv_rc_pingpong");
+        return Verdict::not_installed("ibv_rc_pingpong");
     }
     let files = "cd /sys/class/infiniband/roxe0/ports/1; cat hw_counters/sent_pkts counters/port_xmit_packets \
                  hw_counters/rcvd_pkts counters/port_rcv_data";
@@ -488,14 +488,10 @@ fn numbers<const N: usize>(output: &Output) -> Option<[u64; N]> {
     lines.try_into().ok()
 }
 
-fn missing(name: &str) -> Verdict {
-    Verdict::Skipped(format!("{name} is not installed (see the README's test command)"))
-}
-
 /// A client that would go on for long is stopped as soon as its counters have moved twice.
 fn moves_while_running() -> Verdict {
     if !installed("ibv_rc_pingpong") {
-        return missing("ibv_rc_pingpong");
+        return Verdict::not_installed("ibv_rc_pingpong");
     }
     let script = "ibv_rc_pingpong -g 0 -n 100000000 >/dev/null & server=$!
         (until ibv_rc_pingpong -g 0 -n 100000000 127.0.0.1 >/dev/null 2>&1; do :; done) &
@@ -513,7 +509,7 @@ fn moves_while_running() -> Verdict {
 /// they have sent something: on a busy machine one may have done so 1,000 packets before the other.
 fn killed_are_printed() -> Verdict {
     if !installed("ibv_rc_pingpong") {
-        return missing("ibv_rc_pingpong");
+        return Verdict::not_installed("ibv_rc_pingpong");
     }
     let script = "ibv_rc_pingpong -g 0 -n 100000000 >/dev/null & server=$!
         client() { exec ibv_rc_pingpong -g 0 -n 100000000 127.0.0.1 >/dev/null 2>&3; }
@@ -540,7 +536,7 @@ fn killed_are_printed() -> Verdict {
 
 fn perftest_reports() -> Verdict {
     if !installed("ib_write_bw") {
-        return missing("ib_write_bw");
+        return Verdict::not_installed("ib_write_bw");
     }
     let options = "-F -x 0 -n 2000 -s 65536 -p 18590";
     let names = "counters/port_xmit_data,hw_counters/sent_pkts,hw_counters/out_of_sequence";
@@ -565,7 +561,7 @@ fn perftest_reports() -> Verdict {
 
 fn losses_are_counted() -> Verdict {
     if !installed("ibv_rc_pingpong") {
-        return missing("ibv_rc_pingpong");
+        return Verdict::not_installed("ibv_rc_pingpong");
     }
     let files = "cd /sys/class/infiniband/roxe0/ports/1/hw_counters; cat out_of_sequence packet_seq_err rnr_nak_retry_err send_rnr_err";
     // The faults end before the last message: a side that has all its messages exits at once and

@@ -51,7 +51,7 @@ fn in_namespace(script: &str) -> Command {
 
 fn outside() -> Verdict {
     if !pair::installed("ibv_asyncwatch") {
-        return Verdict::Skipped("ibv_asyncwatch is not installed (see the README's test command)".into());
+        return Verdict::not_installed("ibv_asyncwatch");
     }
     if !in_namespace(MAKE).output().is_ok_and(|made| made.status.success()) {
         return Verdict::Skipped("this user cannot create a network namespace with two interfaces".into());

@@ -49,7 +49,7 @@ const ACKS_KEPT: &str = "drop rx service=RC op=REQUEST nth=2,5,9,14; drop rx ser
 pub(crate) fn main() -> ExitCode {
     if !pyverbs::is_installed() {
         return report::main(vec![Check::new("pyverbs", || {
-            Verdict::Skipped("python3-pyverbs is not installed (see the README's test command)".into())
+            Verdict::not_installed("python3-pyverbs")
         })]);
     }
     let prepared = Options::read(report::arguments()).and_then(|options| {

@@ -66,7 +66,7 @@ impl Network {
     /// Runs `tool` as server and client at the two ends; `judge` checks both outputs.
     fn run(&self, tool: &str, outwards: bool, args: [&str; 2], judge: fn(&Outcome) -> Result<(), String>) -> Verdict {
         if !pair::installed(tool) {
-            return Verdict::Skipped(format!("{tool} is not installed (see the README's test command)"));
+            return Verdict::not_installed(tool);
         }
         let [to, from] = if outwards { [THERE, HERE] } else { [HERE, THERE] };
         let program = |role: &str, own: [&str; 3], peer: [&str; 3], args: &str| {
@@ -153,7 +153,7 @@ fn flow_rate() -> Check {
     Check::new("raw_ethernet_fs_rate -n 200", || {
         let tool = "raw_ethernet_fs_rate";
         if !pair::installed(tool) {
-            return Verdict::Skipped(format!("{tool} is not installed (see the README's test command)"));
+            return Verdict::not_installed(tool);
         }
         let args = format!("-d roxe0 --server -B {} -E {} -n 200", HERE[1], THERE[1]);
         let program = Program { name: tool.into(), args: args.split_whitespace().map(str::to_owned).collect() };

@@ -64,7 +64,7 @@ fn look(name: &str, before: &str) -> Result<Output, Verdict> {
         return Err(Verdict::Skipped("needs root".to_owned()));
     }
     if let Some(missing) = ["chroot", "ibv_rc_pingpong"].into_iter().find(|tool| !installed(tool)) {
-        return Err(Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)")));
+        return Err(Verdict::not_installed(missing));
     }
     let root = Root(std::env::temp_dir().join(format!("roxe-chroot-{}-{name}", std::process::id())));
     fs::create_dir(&root.0).map_err(|e| Verdict::Failed(format!("{}: {e}", root.0.display())))?;

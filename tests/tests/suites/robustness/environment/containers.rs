@@ -109,7 +109,7 @@ fn run(files: &Scratch, first: &str, second: &str) -> Result<Output, Verdict> {
         return Err(Verdict::Skipped("needs root".to_owned()));
     }
     if let Some(missing) = ["unshare", "setpriv", "pivot_root", "ip"].into_iter().find(|tool| !installed(tool)) {
-        return Err(Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)")));
+        return Err(Verdict::not_installed(missing));
     }
     let failed = |why: String| Verdict::Failed(why);
     let image = Scratch::new("image").map_err(failed)?;
@@ -142,7 +142,7 @@ fn judge(output: Result<Output, Verdict>, words: &str) -> Verdict {
 /// Runs a server in the first container and its client, until it succeeds, in the second one.
 fn pair(program: &str, server: &str, client: &str, words: &str) -> Verdict {
     if !installed(program) {
-        return Verdict::Skipped(format!("{program} is not installed (tests/run installs it)"));
+        return Verdict::not_installed(program);
     }
     let client = format!("for i in $(seq 100); do {client} && exit 0; sleep 0.1; done; exit 1");
     judge(no_files().and_then(|files| run(&files, &format!("exec {server}"), &client)), words)
@@ -151,7 +151,7 @@ fn pair(program: &str, server: &str, client: &str, words: &str) -> Verdict {
 /// Runs MPI over libfabric, which needs no view.
 fn mpi() -> Verdict {
     if let Some(missing) = ["mpicc.openmpi", "mpirun.openmpi", "python3"].into_iter().find(|tool| !installed(tool)) {
-        return Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)"));
+        return Verdict::not_installed(missing);
     }
     let exchange = match Compiled::new("mpicc.openmpi", "mpi/exchange.c", &[], "containers") {
         Ok(exchange) => exchange,

@@ -34,7 +34,7 @@ fn recipe(name: &str) -> String {
 /// Creates an empty folder in which `cargo` is the stand-in.
 fn root(name: &str) -> Result<Root, Verdict> {
     if let Some(missing) = ["bash", "ibv_devices"].into_iter().find(|tool| !installed(tool)) {
-        return Err(Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)")));
+        return Err(Verdict::not_installed(missing));
     }
     let root = Root::new(name);
     let stand_in = format!(
