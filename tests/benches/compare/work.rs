@@ -298,5 +298,3 @@ fn run(site: &Site, [server, client]: [&str; 2], name: &str, launch: &Launch, po
     }
     Err(format!("{}\n{}", server.transcript(), client.transcript()))
 }
-
-/// Command and output of a program, for messages.
