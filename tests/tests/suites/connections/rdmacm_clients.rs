@@ -1,14 +1,14 @@
-//! Debian's own programs that connect through librdmacm, unmodified, roxe with roxe: over the
-//! loopback device and between two network namespaces, over IPv4 and IPv6, on a clean link and with
-//! losses.
+//! Runs Debian's programs that connect through librdmacm, unmodified, with roxe on both sides: over
+//! the loopback device and between two network namespaces, over IPv4 and IPv6, on a clean link and
+//! with losses.
 //!
-//! Without arguments, as `cargo test` runs it, a slice with every program in it.
+//! Without arguments runs a slice that has every program.
 //!
 //! ```text
 //! cargo test -p roxe-tests --test suites -- rdmacm_clients [--all] [--seed N] [WORD...]
-//!   --all      every program everywhere
+//!   --all      every program over every link, with and without losses
 //!   --seed N   the losses of an earlier run (a run prints its seed)
-//!   WORD...    only what has every WORD in its name, such as veth ipv6 loss rping
+//!   WORD...    only checks with every WORD in their name, such as veth ipv6 loss rping
 //! ```
 //!
 //! Root runs the suite in a network namespace of its own; other users have the loopback device
@@ -25,7 +25,7 @@ use roxe_tests::veth::{self, Veth};
 use std::hash::{BuildHasher, RandomState};
 use std::process::ExitCode;
 
-/// Both ends of the link: interface, MAC, IPv4, IPv6.
+/// Ends of the veth pair: interface, MAC address, IPv4 address, IPv6 address.
 const HERE: [&str; 4] = ["v0", "02:00:00:00:01:0a", "10.79.1.1", "fd79:1::1"];
 const THERE: [&str; 4] = ["v1", "02:00:00:00:01:0b", "10.79.1.2", "fd79:1::2"];
 
@@ -72,7 +72,7 @@ pub(crate) fn main() -> ExitCode {
         }
     };
     // `--list` needs no namespaces.
-    let veth = match (!options.list && link::is_root()).then(world).transpose() {
+    let veth = match (!options.list && link::is_root()).then(create_veth).transpose() {
         Ok(veth) => veth,
         Err(e) => {
             println!("FAILED   rdmacm_clients: cannot make two namespaces with a link: {e}");
@@ -84,7 +84,7 @@ pub(crate) fn main() -> ExitCode {
     report::run(checks(&options, veth.as_ref()), words)
 }
 
-fn world() -> std::io::Result<Veth> {
+fn create_veth() -> std::io::Result<Veth> {
     let end = |[name, mac, v4, v6]: [&'static str; 4]| veth::Interface {
         name,
         mac,
@@ -93,7 +93,7 @@ fn world() -> std::io::Result<Veth> {
     Veth::build(&end(HERE), &end(THERE))
 }
 
-/// One cell.
+/// An exchange over one link.
 struct Cell {
     link: Result<Link, &'static str>,
     name: String,
@@ -123,20 +123,21 @@ fn checks(options: &Options, veth: Option<&Veth>) -> Vec<Check> {
 
 fn check(cell: Cell) -> Check {
     let Cell { link, name, faults, exchange } = cell;
-    // With losses it waits for timeouts, unless there is a port that it would fight for.
+    // With losses an exchange mostly waits for timeouts. Those with a fixed port cannot run in
+    // parallel.
     let waits = faults != Faults::Clean && exchange.port.is_none();
     let check = Check::new(name, move || match &link {
         Err(why) => Verdict::Skipped((*why).to_owned()),
         Ok(link) if link.name == "lo" && link.ip == Ip::V6 && !has_ipv6() => Verdict::Skipped(NO_IPV6.to_owned()),
         Ok(link) if link.name == "lo" && link.ip == Ip::V6 && exchange.ready == Ready::Joined => {
-            Verdict::Skipped("Linux has no IPv6 groups on the loopback interface".to_owned())
+            Verdict::Skipped("Linux has no IPv6 multicast on the loopback interface".to_owned())
         }
         Ok(link) => local::run(link, faults, &exchange),
     });
     check.that_waits(waits)
 }
 
-/// Returns name, IP version, and the link, or the reason why it cannot be set up.
+/// Name, IP version, and the link or the reason why it cannot be set up.
 type Named = (&'static str, Ip, Result<Link, &'static str>);
 
 fn lo(ip: Ip) -> Named {
@@ -146,7 +147,7 @@ fn lo(ip: Ip) -> Named {
     ("lo", ip, Ok(Link { name: "lo", ip, server: end.clone(), client: end }))
 }
 
-/// Servers in the second namespace.
+/// Returns the veth link, with servers in the second namespace.
 fn between(veth: Option<&Veth>, ip: Ip) -> Named {
     let Some(veth) = veth else { return ("veth", ip, Err("needs root")) };
     let end = |[name, _, v4, v6]: [&str; 4], prefix, namespace_pid| local::Host {
@@ -159,8 +160,8 @@ fn between(veth: Option<&Veth>, ip: Ip) -> Named {
     ("veth", ip, Ok(Link { name: "veth", ip, server, client }))
 }
 
-/// For every push: every program over the loopback device and IPv4, and each kind of connection
-/// over IPv6 with losses.
+/// Returns true for the slice: every program over the loopback device and IPv4, and each kind of
+/// connection over the veth pair and IPv6 with losses.
 fn in_slice(link: &str, ip: Ip, faults: Faults, exchange: &Exchange) -> bool {
     const VARIANTS: [&str; 6] = ["-s 65536", "-s 1024 -e", "-T 32", "-F -z", "-c 3", "-C 10 -o"];
     const LOSSY: [&str; 5] = ["-C 20 -q", "ucmatose -s SERVER -c 4 -C 4", "-S 100000", "udaddy", "rdma_client"];

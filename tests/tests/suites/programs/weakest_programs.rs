@@ -1,12 +1,12 @@
-//! Stock programs on the weakest card that the standard allows (`roxe run --weakest`). Programs
-//! that rely only on guarantees of verbs pass under every seed. The others are listed with their
-//! assumption, and pass once that weakness is left out.
+//! Runs stock programs on the weakest card that the standard allows (`roxe run --weakest`). Programs
+//! that rely only on guarantees of verbs pass with every seed. The others are listed with their
+//! assumption, and pass without the weakness that breaks it.
 //!
 //! ```text
 //! cargo test -p roxe-tests --test suites -- weakest_programs [--all] [--seed N] [WORD...]
-//!   --all      every program under ten seeds, and rdma-core's own suite under three
+//!   --all      every program with ten seeds, and rdma-core's own suite with three
 //!   --seed N   the first seed, default 1
-//!   WORD...    only what has one of the WORDs in its name
+//!   WORD...    only checks with one of the WORDs in their name
 //! ```
 
 use roxe_tests::matrix::Ip;
@@ -21,23 +21,23 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-/// No passing check takes this long, however busy the machine is.
+/// Time limit of a check, long enough for a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
 const SUITE_LIMIT: Duration = Duration::from_secs(240);
 
-/// Assumptions of programs about a card.
+/// Assumption of a program about the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReliesOn {
-    /// Only what the standard promises.
+    /// No assumption beyond the standard's guarantees.
     Nothing,
-    /// No datagram and no message of an unreliable connection is ever lost: it waits for all.
+    /// UD and UC lose no message: the program waits for all of them.
     EveryMessage,
-    /// Inline room that the program did not request.
+    /// The card has more room for inline data than the program requested.
     InlineRoom,
 }
 
 impl ReliesOn {
-    /// The weakness to leave out.
+    /// Returns the options that exclude the weaknesses which break the assumption.
     fn left_out(self) -> &'static str {
         match self {
             Self::Nothing => "",
@@ -61,11 +61,11 @@ const PROGRAMS: [(&str, &str, ReliesOn); 22] = [
     ("ib_read_bw", "-x 0 -n 1000", ReliesOn::Nothing),
     ("ib_atomic_bw", "-x 0 -n 1000", ReliesOn::Nothing),
     ("ib_send_lat", "-x 0 -n 200", ReliesOn::Nothing),
-    // It waits for a byte of memory and checks no other.
+    // It waits for one byte of memory and checks no other.
     ("ib_write_lat", "-x 0 -n 200", ReliesOn::Nothing),
     ("ib_read_lat", "-x 0 -n 200", ReliesOn::Nothing),
     ("ib_atomic_lat", "-x 0 -n 200", ReliesOn::Nothing),
-    // Its messages may be lost: it never waits for one.
+    // Its messages may be lost, because it waits for none.
     ("ib_write_bw", "-x 0 -n 1000 -c UC", ReliesOn::Nothing),
     ("ibv_uc_pingpong", "-g 0 -c", ReliesOn::EveryMessage),
     ("ibv_ud_pingpong", "-g 0 -c", ReliesOn::EveryMessage),
@@ -76,7 +76,7 @@ const PROGRAMS: [(&str, &str, ReliesOn); 22] = [
     ("ib_write_lat", "-x 0 -n 200 -c UC", ReliesOn::EveryMessage),
 ];
 
-/// The programs of every run.
+/// The programs that run without `--all`.
 const SLICE: [&str; 7] = [
     "ibv_rc_pingpong -g 0 -c -e",
     "ibv_srq_pingpong -g 0 -c",
@@ -124,11 +124,11 @@ pub(crate) fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let mut checks = vec![Check::new("seed is printed, and random if none is given", seeds_are_told)];
-    checks.push(Check::new("wrong seeds and names are explained", wrong_words_are_explained));
+    let mut checks = vec![Check::new("seed is printed, and random if none is given", seed_is_printed)];
+    checks.push(Check::new("wrong seeds and names are explained", wrong_options_are_explained));
     for seed in options.seeds(10) {
         checks.extend(programs(&options, seed));
-        checks.extend(connected(&options, seed));
+        checks.extend(librdmacm_programs(&options, seed));
     }
     if options.all {
         checks.extend(options.seeds(3).map(pyverbs));
@@ -136,7 +136,7 @@ pub(crate) fn main() -> ExitCode {
     report::run(checks, &options.words)
 }
 
-/// A port no other check of this run uses.
+/// Returns a port that no other check of this run uses.
 fn port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(19_800);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -147,15 +147,15 @@ fn programs(options: &Options, seed: u64) -> Vec<Check> {
     for (tool, args, relies) in PROGRAMS {
         let name = format!("{tool} {args}");
         if options.all || !options.words.is_empty() || SLICE.contains(&&*name) {
-            let weakest = format!("{seed}{}", relies.left_out());
-            checks.push(Check::new(format!("{name}, --weakest={weakest}"), move || two(tool, args, &weakest)));
+            let weakest = format!("{seed}{}", relies.omitted_weaknesses());
+            checks.push(Check::new(format!("{name}, --weakest={weakest}"), move || run_pair(tool, args, &weakest)));
         }
     }
     checks
 }
 
-/// Server and client of one stock program.
-fn two(tool: &str, args: &str, weakest: &str) -> Verdict {
+/// Runs server and client of one stock program.
+fn run_pair(tool: &str, args: &str, weakest: &str) -> Verdict {
     if !pair::installed(tool) {
         return Verdict::not_installed(tool);
     }
@@ -171,12 +171,12 @@ fn two(tool: &str, args: &str, weakest: &str) -> Verdict {
     }
 }
 
-/// Stock programs that connect through librdmacm.
-fn connected(options: &Options, seed: u64) -> Vec<Check> {
+/// Returns the checks of stock programs that connect through librdmacm.
+fn librdmacm_programs(options: &Options, seed: u64) -> Vec<Check> {
     const SLICE: [&str; 3] = ["rping -c -a SERVER -p PORT -C", "ucmatose -s SERVER", "rdma_client"];
     let mut checks = Vec::new();
     for exchange in list::all(Scale::Small) {
-        // Datagrams wait for all of them; groups have no connection.
+        // Programs with datagrams wait for all of them.
         let relies = match exchange.transport {
             Transport::Reliable if exchange.to_string().contains("rdma_xclient") => ReliesOn::InlineRoom,
             Transport::Reliable => ReliesOn::Nothing,
@@ -186,7 +186,7 @@ fn connected(options: &Options, seed: u64) -> Vec<Check> {
         let name = exchange.to_string();
         let chosen = options.all || !options.words.is_empty() || SLICE.iter().any(|part| name.contains(part));
         if is_here && chosen {
-            let weakest = format!("{seed}{}", relies.left_out());
+            let weakest = format!("{seed}{}", relies.omitted_weaknesses());
             let launch = Launch { options: vec![format!("--weakest={weakest}")], ..Launch::default() };
             let end = local::Host { launch, address: "127.0.0.1".to_owned(), namespace_pid: std::process::id() };
             let link = Link { name: "lo", ip: Ip::V4, server: end.clone(), client: end };
@@ -197,7 +197,8 @@ fn connected(options: &Options, seed: u64) -> Vec<Check> {
     checks
 }
 
-/// rdma-core's own suite. Its tests of datagrams wait for every one of them.
+/// Returns the check of rdma-core's own suite, without loss, because its tests wait for every
+/// datagram.
 fn pyverbs(seed: u64) -> Check {
     Check::new(format!("pyverbs, --weakest={seed},-loss"), move || {
         if !pyverbs::is_installed() {
@@ -218,7 +219,7 @@ fn pyverbs(seed: u64) -> Check {
     })
 }
 
-/// Output of `ibv_devinfo` under `--weakest` with this value.
+/// Returns the output of `ibv_devinfo` with this option of `roxe run`.
 fn devinfo(option: &str) -> Result<String, Verdict> {
     if !pair::installed("ibv_devinfo") {
         return Err(Verdict::not_installed("ibv_devinfo"));
@@ -228,7 +229,7 @@ fn devinfo(option: &str) -> Result<String, Verdict> {
     ran.map(|outcome| outcome.output).map_err(|e| Verdict::Failed(e.to_string()))
 }
 
-fn seeds_are_told() -> Verdict {
+fn seed_is_printed() -> Verdict {
     let judge = || {
         let (named, drawn) = (devinfo("--weakest=42")?, devinfo("--weakest")?);
         let seed_line =
@@ -243,7 +244,7 @@ fn seeds_are_told() -> Verdict {
     judge().unwrap_or_else(|verdict| verdict)
 }
 
-fn wrong_words_are_explained() -> Verdict {
+fn wrong_options_are_explained() -> Verdict {
     for (option, word) in [("--weakest=42,-los", "placement, completions"), ("--weakest=4x", "4x is not a seed")] {
         match devinfo(option) {
             Ok(output) if output.contains("wrong --weakest") && output.contains(word) => {}

@@ -1,8 +1,8 @@
-//! Interoperability with the Linux kernel's rxe: the matrix of cells and Debian's stock programs,
-//! with roxe here and rxe in a QEMU guest.
+//! Checks that roxe on this host and the Linux kernel's rxe in a QEMU guest interoperate: the matrix
+//! of cells, and Debian's stock programs.
 //!
-//! Without arguments, as `tests/run` runs it, a few cells of every operation and condition, and two
-//! stock programs.
+//! Without arguments, as for every change, runs a few cells of every operation and condition, and a
+//! few stock programs.
 //!
 //! ```text
 //! kernel_rxe [--slice|--all] [--seed N] [--capture FOLDER] [WORD...]
@@ -10,7 +10,8 @@
 //!   --all              every cell and every stock program
 //!   --seed N           message bytes and fault rules of an earlier run (a run prints its seed)
 //!   --capture FOLDER   capture every packet of roxe's side and let tshark check them
-//!   WORD...            only what has every WORD in its name: 'roxe->rxe' netem 'RC read' 'mtu=256'
+//!   WORD...            only cells and programs with every WORD in their name, such as 'roxe->rxe'
+//!                      netem 'RC read' 'mtu=256'
 //! ```
 //!
 //! Needs root, the packages that `tests/run` installs, and the network on first use to fetch a
@@ -61,7 +62,7 @@ impl Options {
     }
 }
 
-/// Scope of this run.
+/// The cells and programs of this run.
 struct Plan {
     groups: Vec<plan::PlannedGroup>,
     stock: Vec<Stock>,
@@ -85,7 +86,7 @@ impl Plan {
         Self { groups: plan::only(groups, &options.words), stock, agents, rdmacm }
     }
 
-    /// The names of all programs.
+    /// Returns the names of all programs.
     fn programs(&self) -> impl Iterator<Item = String> {
         let agents = self.agents.iter().map(Agents::name);
         self.stock.iter().map(Stock::name).chain(agents).chain(self.rdmacm.iter().map(InteropExchange::name))
@@ -118,7 +119,7 @@ pub(crate) fn main() -> ExitCode {
         eprintln!("{why}");
         return ExitCode::from(2);
     }
-    // Before the namespace, in which there is no network: the kernel, and the product.
+    // Prepare the kernel and the product before entering the namespace, which has no network.
     let kernel = match Kernel::prepare() {
         Ok(kernel) => kernel,
         Err(why) => return skipped(&plan, &why.0),
@@ -182,19 +183,19 @@ fn print_group(judged: &GroupResult) {
     print!("{}", of_capture(judged.capture.as_ref()));
 }
 
-/// Tells how a program ended, in one piece: others may end at the same time.
-fn print_result(shown: &ProgramResult) {
-    let ending = match shown.ending {
-        Ending::Passed if shown.tries == 1 => format!("ok       {} ({:.1} s)\n", shown.name, shown.seconds),
-        Ending::Passed => format!("ok       {} ({:.1} s, {} tries)\n", shown.name, shown.seconds, shown.tries),
-        _ => report::exception(&shown.name, &shown.ending),
+/// Prints the result of a program in one call, because programs may end at the same time.
+fn print_result(result: &ProgramResult) {
+    let ending = match result.ending {
+        Ending::Passed if result.tries == 1 => format!("ok       {} ({:.1} s)\n", result.name, result.seconds),
+        Ending::Passed => format!("ok       {} ({:.1} s, {} tries)\n", result.name, result.seconds, result.tries),
+        _ => report::exception(&result.name, &result.ending),
     };
-    print!("{ending}{}", of_capture(shown.capture.as_ref()));
+    print!("{ending}{}", of_capture(result.capture.as_ref()));
 }
 
 fn of_capture(capture: Option<&capture::Verdict>) -> String {
     let Some(v) = capture else { return String::new() };
-    let head = format!("         {} packets, tshark objects to {}\n", v.packets, v.bad);
+    let head = format!("         {} packets, {} bad by tshark's judgement\n", v.packets, v.bad);
     v.examples.lines().fold(head, |text, line| format!("{text}         | {line}\n"))
 }
 
