@@ -1,5 +1,5 @@
-//! Exchange over RDMA: the stock programs of `rsocket(7)`, and programs with ordinary sockets, which
-//! `roxe run --rsocket` (or rdma-core's own shim) carries over RDMA.
+//! Tests sockets over RDMA: the stock programs of `rsocket(7)`, and programs with ordinary sockets
+//! under `roxe run --rsocket` or rdma-core's own shim.
 
 use roxe_tests::build;
 use roxe_tests::files::Scratch;
@@ -35,7 +35,7 @@ type CheckResult = Result<(), String>;
 
 /// A server and its client.
 #[derive(Clone)]
-struct Exchange {
+struct SocketPair {
     server: Program,
     client: Program,
     port: u16,
@@ -66,7 +66,7 @@ fn port() -> u16 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-impl Exchange {
+impl SocketPair {
     fn new(server: &str, client: &str, port: u16) -> Self {
         let envs = vec![("ROXE_STATS".to_owned(), "on".to_owned())];
         let launch = Launch { envs, ..Launch::default() };
@@ -198,18 +198,18 @@ fn stock(tool: &str, options: &str, lossy: bool) -> Verdict {
     let port = port();
     let server = format!("{tool} -b {ADDRESS} {options} -p {port}");
     let client = format!("{tool} -s {ADDRESS} {options} -p {port}");
-    let mut exchange = Exchange::new(&server, &client, port).lossy(lossy);
+    let mut sockets = SocketPair::new(&server, &client, port).lossy(lossy);
     if options.contains("-T f") {
         // With `-T f` rstream uses ordinary sockets, for the shim.
-        exchange = exchange.under_shim().with_env("RDMAV_FORK_SAFE", "1");
-        exchange.ready = Ready::TcpListens;
+        sockets = sockets.under_shim().with_env("RDMAV_FORK_SAFE", "1");
+        sockets.ready = Ready::TcpListens;
     }
     if tool == "udpong" {
-        (exchange.ready, exchange.stays) = (Ready::UdpBound, true);
+        (sockets.ready, sockets.stays) = (Ready::UdpBound, true);
         // The client certainly receives only the replies to hello, start and end.
-        exchange.packets = 3;
+        sockets.packets = 3;
     }
-    (exchange.check(figures))
+    sockets.check(figures).into()
 }
 
 /// Checks that there is a line of results: name, bytes, transfers, iterations (not `udpong`), total,
@@ -245,8 +245,8 @@ fn copy(size: usize) -> Verdict {
         fs::write(&source, &bytes).map_err(|e| e.to_string())?;
         let port = port();
         let client = format!("rcopy {} {ADDRESS}:{} -p {port}", source.display(), target.display());
-        let exchange = Exchange { stays: true, packets: 3, ..Exchange::new(&format!("rcopy -p {port}"), &client, port) };
-        exchange.check(|_| match fs::read(&target) {
+        let sockets = SocketPair { stays: true, packets: 3, ..SocketPair::new(&format!("rcopy -p {port}"), &client, port) };
+        sockets.check(|_| match fs::read(&target) {
             Ok(copied) if copied == bytes => Ok(()),
             Ok(copied) => Err(format!("the copy of {} bytes differs", copied.len())),
             Err(e) => Err(format!("{}: {e}", target.display())),
@@ -285,21 +285,22 @@ fn python(kind: &str, lossy: bool) -> Verdict {
     let line = |role: &str, last: &str| format!("{PYTHON} {} {kind} {role} {ADDRESS} {port} {last}", script.display());
     let count = if kind == "fork" { 12 } else { 3 };
     let clients = (1..=count).map(|number| line("client", &number.to_string()) + " & ").collect::<String>();
-    let mut exchange = Exchange::new(&line("server", &count.to_string()), "sh", port).under_shim().lossy(lossy);
-    exchange.client.args = vec!["-c".to_owned(), format!("{clients} wait")];
+    let mut sockets = SocketPair::new(&line("server", &count.to_string()), "sh", port).under_shim().lossy(lossy);
+    sockets.client.args = vec!["-c".to_owned(), format!("{clients} wait")];
     match kind {
         "fork" => {
-            exchange = exchange.with_env("RDMAV_FORK_SAFE", "1");
+            sockets = sockets.with_env("RDMAV_FORK_SAFE", "1");
             // The server's children print no counters.
-            (exchange.ready, exchange.reports) = (Ready::TcpListens, false);
+            (sockets.ready, sockets.reports) = (Ready::TcpListens, false);
         }
-        "datagram" => (exchange.ready, exchange.packets) = (Ready::UdpBound, 5),
+        "datagram" => (sockets.ready, sockets.packets) = (Ready::UdpBound, 5),
         _ => {}
     }
-    (exchange.check(|output| match output.matches("good").count() {
+    let result = sockets.check(|output| match output.matches("good").count() {
         good if good == count => Ok(()),
         good => Err(format!("{good} of {count} clients succeeded")),
-    }))
+    });
+    result.into()
 }
 
 /// Returns the checks of a web server with curl: with roxe's shim, with rdma-core's shim on the
@@ -326,15 +327,15 @@ fn fetch(server_options: &[&str], client_shim: &str, by_rdma: bool) -> Verdict {
         let url = format!("http://{ADDRESS}:{port}/LICENSE-APACHE");
         let server = format!("{PYTHON} -m http.server --bind {ADDRESS} --directory {} {port}", folder.display());
         let client = if by_rdma { format!("curl -sS {url}") } else { format!("wget -q -O - {url}") };
-        let mut exchange = Exchange { stays: true, ..Exchange::new(&server, &client, port) };
-        let mut clients = exchange.launch.clone();
-        exchange.launch.options = server_options.iter().map(|option| (*option).to_owned()).collect();
+        let mut sockets = SocketPair { stays: true, ..SocketPair::new(&server, &client, port) };
+        let mut clients = sockets.launch.clone();
+        sockets.launch.options = server_options.iter().map(|option| (*option).to_owned()).collect();
         match client_shim {
             "" => clients.options = vec!["--rsocket".to_owned()],
             shim => clients.envs.push(("LD_PRELOAD".to_owned(), shim.to_owned())),
         }
-        exchange.ready = if server_options.is_empty() { Ready::TcpListens } else { Ready::RdmaListens };
-        let [server, client] = exchange.run(&clients).map_err(|e| e.to_string())?;
+        sockets.ready = if server_options.is_empty() { Ready::TcpListens } else { Ready::RdmaListens };
+        let [server, client] = sockets.run(&clients).map_err(|e| e.to_string())?;
         let page = fs::read_to_string(folder.join("LICENSE-APACHE")).map_err(|e| e.to_string())?;
         let (is_complete, bytes) = (client.output.contains(&page), pair::counter(&client.output, "received_bytes"));
         match client.ok && is_complete && (bytes > page.len() as u64) == by_rdma {

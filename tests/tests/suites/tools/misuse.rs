@@ -1,7 +1,7 @@
-//! The checker of `roxe run --check` on twins (`tests/clients/misuse`): for every rule one or more
-//! programs that break it, and the same programs without the mistake. On both links each wrong twin
-//! is reported with the line of its source, and no right twin is. Stock programs are not reported.
-//! Two processes may write one valid report file.
+//! Tests the checker (`roxe run --check`) with twins in `tests/clients/misuse`: for every rule one
+//! or more programs that break it, and the same programs without the mistake. On both links, each
+//! wrong twin is reported with the line of its source, and no right twin is reported. Stock programs
+//! have no errors. Two processes can write one valid report file.
 
 use roxe_check::{EXIT_STATUS, Rule, Severity};
 use roxe_tests::pair::{self, Launch, Program};
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Twins whose name is not that of their rule.
+/// Twins whose name is not that of their rule, with the rule.
 const OTHER_TWINS: [(Rule, &str); 11] = [
     (Rule::MemoryGoneInFlight, "memory-unmapped"),
     (Rule::MemoryGoneInFlight, "memory-replaced"),
@@ -30,7 +30,7 @@ const OTHER_TWINS: [(Rule, &str); 11] = [
     (Rule::SleepWithCompletions, "sleep-armed-late"),
 ];
 
-/// Twins whose report is only a warning, although their rule finds errors.
+/// Twins whose report is only a warning, although their rule reports errors.
 const WARNED: [&str; 3] = ["sleep-armed-late", "memory-unmapped", "memory-replaced"];
 
 pub(crate) fn main() -> ExitCode {
@@ -61,8 +61,8 @@ pub(crate) fn main() -> ExitCode {
     report::main(twins.chain(clean).chain([stops]).chain(documents).chain(closed).collect())
 }
 
-/// A program without standard error opens a file, which gets that number. Reports must not land in
-/// the file, but on the standard error of the start, if there was one.
+/// Runs a program without standard error that opens a file, which gets descriptor 2. Reports must
+/// not go to that file, but to the standard error at the start, if there was one.
 fn judge_closed(by_program: bool) -> Verdict {
     if let Some(why) = cc::missing() {
         return Verdict::Skipped(why);
@@ -87,7 +87,7 @@ fn run_closed(program: &str, by_program: bool) -> Result<(), String> {
     if text.is_empty() && failed && reported { Ok(()) } else { Err(format!("{}\ndata: {text}", outcome.output)) }
 }
 
-/// A server and a client of the field without a mistake that any card would meet.
+/// Stock programs without mistakes: command lines of server and client.
 const CLEAN: [[&str; 2]; 10] = [
     ["ibv_rc_pingpong -g 0 -p PORT", "ibv_rc_pingpong -g 0 -p PORT 127.0.0.1"],
     ["ibv_rc_pingpong -g 0 -e -p PORT", "ibv_rc_pingpong -g 0 -e -p PORT 127.0.0.1"],
@@ -145,7 +145,7 @@ fn run(program: String, (rule, twins): (Rule, &str), wrong: bool, link: &str) ->
     let twin = if wrong { "wrong" } else { "right" };
     let reports = std::env::temp_dir().join(format!("roxe-misuse-{}-{twins}-{twin}-{link}", std::process::id()));
     let program = Program { name: program, args: vec![twins.to_owned(), twin.to_owned()] };
-    // Advice is off unless a rule of it is named.
+    // Rules of the severity `advice` are off unless they are named.
     let check = if rule.severity() == Severity::Advice { format!("--check={rule},on") } else { "--check".to_owned() };
     let options = [check, "--report".to_owned(), reports.display().to_string()].into();
     let envs = vec![("ROXE_LINK".to_owned(), link.to_owned())];
@@ -171,7 +171,7 @@ fn names_the_source(report: &Value) -> bool {
     })
 }
 
-/// A program without a debugger ends where it makes its first mistake.
+/// Checks that a program without a debugger ends at its first error.
 fn judge_stop() -> Verdict {
     let launch = Launch { options: ["--check=stop".to_owned()].into(), ..Launch::default() };
     let outcome = misuse::program().and_then(|program| {
@@ -208,23 +208,23 @@ fn run_both(program: &str, end: &str) -> Result<String, String> {
     text
 }
 
-/// Requirements of the standard for a SARIF log (3.13, 3.14, 3.19, 3.27, 3.28, 3.49).
+/// Checks the standard's requirements for a SARIF log (3.13, 3.14, 3.19, 3.27, 3.28, 3.49).
 fn judge_sarif(text: &str) -> Result<(), String> {
     let document: Value = serde_json::from_str(text).map_err(|e| format!("{e}\n{text}"))?;
     let lists = |value: &Value, name: &str| value[name].as_array().cloned().unwrap_or_default();
     let runs = lists(&document, "runs");
     let [run] = &runs[..] else { return Err(format!("there is not one run in\n{text}")) };
     let driver = &run["tool"]["driver"];
-    let described = |rule: &Value| rule["id"].is_string() && rule["help"]["text"].is_string();
+    let is_described = |rule: &Value| rule["id"].is_string() && rule["help"]["text"].is_string();
     let rules = lists(driver, "rules");
-    let head = document["version"] == "2.1.0" && driver["name"].is_string() && rules.iter().all(described);
+    let head = document["version"] == "2.1.0" && driver["name"].is_string() && rules.iter().all(is_described);
     let is_level = |level: &Value| ["error", "warning", "note"].iter().any(|known| level == known);
     let in_source = |place: &Value| {
         let place = &place["physicalLocation"];
         let uri = place["artifactLocation"]["uri"].as_str().unwrap_or_default();
         uri.contains("clients/misuse/") && place["region"]["startLine"].as_u64().is_some_and(|line| line > 0)
     };
-    let is_whole = |result: &Value| {
+    let is_complete = |result: &Value| {
         rules.iter().any(|rule| rule["id"] == result["ruleId"])
             && is_level(&result["level"])
             && result["message"]["text"].is_string()
@@ -234,11 +234,11 @@ fn judge_sarif(text: &str) -> Result<(), String> {
     let results = lists(run, "results");
     let found = |rule| results.iter().any(|result| result["ruleId"] == rule && !lists(result, "locations").is_empty());
     let has_related = results.iter().any(|result| lists(result, "relatedLocations").iter().any(in_source));
-    let good = head && results.iter().all(is_whole) && found("key-stale") && found("leak") && has_related;
+    let good = head && results.iter().all(is_complete) && found("key-stale") && found("leak") && has_related;
     if good { Ok(()) } else { Err(text.to_owned()) }
 }
 
-/// The error is a failure, the warning is none, and what begins ends.
+/// Checks that the error is a failure, the warning is not, and every element is closed.
 fn judge_junit(text: &str) -> Result<(), String> {
     let failed =
         r#"<testcase classname="misuse" name="key-stale in write_with">"#.to_owned() + "\n<failure type=\"key-stale\"";
