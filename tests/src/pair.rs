@@ -255,7 +255,9 @@ pub fn run_pair_with(
         let until = if client.ok { deadline } else { Instant::now() + Duration::from_secs(1) };
         Ok([server.wait(until), client])
     };
-    perftest::retry_without_clock_rate(once, |ends| ends.iter().any(|end| !end.ok && perftest::lacks_clock_rate(&end.output)))
+    perftest::retry_without_clock_rate(once, |ends| {
+        ends.iter().any(|end| !end.ok && perftest::lacks_clock_rate(&end.output))
+    })
 }
 
 /// Like [`run_pair_with`], but for a server that never ends: kills it once the client has ended.

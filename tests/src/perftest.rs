@@ -43,7 +43,10 @@ pub fn lacks_clock_rate(output: &str) -> bool {
 
 /// Calls `run` until its result does not lack the clock rate, a few times at most. Returns the
 /// last result.
-pub fn retry_without_clock_rate<T, E>(mut run: impl FnMut() -> Result<T, E>, lacks: impl Fn(&T) -> bool) -> Result<T, E> {
+pub fn retry_without_clock_rate<T, E>(
+    mut run: impl FnMut() -> Result<T, E>,
+    lacks: impl Fn(&T) -> bool,
+) -> Result<T, E> {
     let mut result = run()?;
     for _ in 1..TRIES {
         if lacks(&result) {

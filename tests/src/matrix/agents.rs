@@ -62,7 +62,8 @@ impl Agents {
         let envs = [("ROXE_STATS".to_owned(), "on".to_owned()), ("ROXE_PEER_TOKEN".to_owned(), token)];
         let client = Process::start(guest, Side::Roxe, &client, &envs)?.wait(guest, Instant::now() + LIMIT)?;
         let agent = agent.wait(guest, Instant::now() + LIMIT)?;
-        let kernel_errors = guest.run(&format!("dmesg | grep -E '{KERNEL_ERRORS}' | grep -vE '{}' || true", self.allowed))?;
+        let kernel_errors =
+            guest.run(&format!("dmesg | grep -E '{KERNEL_ERRORS}' | grep -vE '{}' || true", self.allowed))?;
         if (self.passes)(&client) && agent.ok && kernel_errors.trim().is_empty() {
             return Ok(Ending::Passed);
         }

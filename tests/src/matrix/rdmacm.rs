@@ -5,11 +5,11 @@ use super::stock::{ProgramResult, TRIES};
 use super::{Condition, Direction, Ending, Ip, capture};
 use crate::guest::Guest;
 use crate::guest::sides::{Process, Side};
-use crate::parallel;
 use crate::pair::{self, KILLED, Outcome, POLL_INTERVAL};
+use crate::parallel;
 use crate::rdmacm::judge::{self, CheckResult, Expected};
 use crate::rdmacm::list::{self, Scale};
-use crate::rdmacm::{Transport, Exchange, Ready, Placeholders, group, group_file, local, count_members, check_copy};
+use crate::rdmacm::{Exchange, Placeholders, Ready, Transport, check_copy, count_members, group, group_file, local};
 use std::cmp::Reverse;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -50,7 +50,8 @@ struct Limit {
 }
 
 /// Reason for which perftest fails with `-R` if a lost message delays its server.
-const PERFTEST_RACE: &str = "perftest's client connects before its server listens, and retries with objects that it has freed";
+const PERFTEST_RACE: &str =
+    "perftest's client connects before its server listens, and retries with objects that it has freed";
 
 /// Returns true if perftest's client failed because of [`PERFTEST_RACE`]. With `-R`, client and
 /// server close a first connection; then the client connects and the server listens again, without
@@ -79,7 +80,11 @@ const LIMITS: [Limit; 5] = [
         affects: |m| m.exchange.client.contains("-T a"),
         output: "[ended with 16]",
     },
-    Limit { name: "rxe has no XRC", affects: |m| m.exchange.client.contains("-c x"), output: "Operation not supported" },
+    Limit {
+        name: "rxe has no XRC",
+        affects: |m| m.exchange.client.contains("-c x"),
+        output: "Operation not supported",
+    },
     Limit {
         name: "rxe receives multicast unreliably",
         affects: |m| m.exchange.ready == Ready::Joined && m.direction == Direction::RoxeToRxe,
@@ -129,7 +134,11 @@ pub fn slice() -> Vec<InteropExchange> {
 }
 
 /// Runs `exchanges`, one condition after the other, and prints each result.
-pub fn run(exchanges: &[InteropExchange], runner: &mut Runner, print: impl Fn(&ProgramResult) + Sync) -> io::Result<Vec<ProgramResult>> {
+pub fn run(
+    exchanges: &[InteropExchange],
+    runner: &mut Runner,
+    print: impl Fn(&ProgramResult) + Sync,
+) -> io::Result<Vec<ProgramResult>> {
     let mut all = Vec::new();
     for part in exchanges.chunk_by(|a, b| a.condition == b.condition) {
         let condition = part[0].condition;
@@ -179,7 +188,8 @@ impl InteropExchange {
             let copied = if self.exchange.copies() { self.check_copied_file(&runner.guest, port) } else { Ok(()) };
             match self.judge(&servers, &clients, copied) {
                 Ending::Passed => return Ok((Ending::Passed, file.as_deref().map(capture::judge).transpose()?)),
-                Ending::Failed(_) | Ending::Skipped(_) if *tries < TRIES && self.is_unrecoverable(&servers, &clients) => {}
+                Ending::Failed(_) | Ending::Skipped(_)
+                    if *tries < TRIES && self.is_unrecoverable(&servers, &clients) => {}
                 // A failed one may have sent nothing; its output matters more.
                 other => return Ok((other, None)),
             }
@@ -386,8 +396,9 @@ mod tests {
     fn limit_of_rxe_excuses_no_other_failure() {
         let end = |ok, output: &str| Outcome { command: String::new(), ok, output: output.to_owned() };
         let of = |ip, tool: &str| {
-            let fits =
-                |m: &InteropExchange| m.ip == ip && m.direction == Direction::RoxeToRxe && m.exchange.client.starts_with(tool);
+            let fits = |m: &InteropExchange| {
+                m.ip == ip && m.direction == Direction::RoxeToRxe && m.exchange.client.starts_with(tool)
+            };
             all().into_iter().find(fits).expect("find an exchange")
         };
         let refused = [end(false, "mckey: failure joining: Unknown error 524")];

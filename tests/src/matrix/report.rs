@@ -267,7 +267,7 @@ fn verdict(ending: &Ending) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::matrix::{Cell, Direction, Ip, Op, CellResult};
+    use crate::matrix::{Cell, CellResult, Direction, Ip, Op};
 
     fn results(endings: Vec<Ending>) -> Results {
         let cell = Cell { service: Service::Uc, op: Op::Write, size: 1, mtu: 256 };

@@ -1,6 +1,6 @@
 //! Runs a group of cells between one pair of agents, under one condition, with one capture file.
 
-use super::{Cell, Condition, Direction, Ending, Group, Ip, GroupResult, CellResult, agents, capture, peer_bugs};
+use super::{Cell, CellResult, Condition, Direction, Ending, Group, GroupResult, Ip, agents, capture, peer_bugs};
 use crate::build;
 use crate::guest::sides::Side;
 use crate::guest::{Guest, link};

@@ -106,7 +106,9 @@ impl Expected {
             Self::Row(name) => all.try_for_each(|end| check_row(end, name)),
             Self::Steps => clients.iter().try_for_each(check_steps),
             Self::Figures(count) => all.try_for_each(|end| check_figures(end, count, lacks_clock_rate)),
-            Self::ClientFigures(count) => clients.iter().try_for_each(|end| check_figures(end, count, lacks_clock_rate)),
+            Self::ClientFigures(count) => {
+                clients.iter().try_for_each(|end| check_figures(end, count, lacks_clock_rate))
+            }
         }
     }
 }

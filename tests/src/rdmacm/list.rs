@@ -1,7 +1,7 @@
 //! The list of the programs, with their options.
 
 use super::judge::Expected;
-use super::{Transport, Exchange, ORIGINAL, Ready};
+use super::{Exchange, ORIGINAL, Ready, Transport};
 use crate::matrix::Ip;
 
 /// Number of messages in a run.
@@ -111,7 +111,11 @@ fn udaddy_runs(scale: Scale) -> Vec<Exchange> {
     let (connections, count) = (scale.of(16, 4), scale.of(10, 4));
     let udaddy = |options: &str| {
         let args = format!("-c {connections} -C {count}{options}");
-        Exchange { transport: Transport::Datagrams, port: Some(7174), ..same_options("udaddy", &args, DONE, connections * count) }
+        Exchange {
+            transport: Transport::Datagrams,
+            port: Some(7174),
+            ..same_options("udaddy", &args, DONE, connections * count)
+        }
     };
     // The port is fixed, because udaddy's option -p sets the port space.
     vec![udaddy(""), udaddy(" -S 1000"), udaddy(" -f ip")]
@@ -120,13 +124,17 @@ fn udaddy_runs(scale: Scale) -> Vec<Exchange> {
 /// cmtime's server never exits.
 fn cmtime_run(scale: Scale) -> Exchange {
     let connections = scale.of(1000, 50);
-    Exchange { stays: true, ..same_options("cmtime", &format!("-p PORT -c {connections}"), Expected::Steps, 2 * connections) }
+    Exchange {
+        stays: true,
+        ..same_options("cmtime", &format!("-p PORT -c {connections}"), Expected::Steps, 2 * connections)
+    }
 }
 
 /// mckey waits three seconds after it has joined; then each receiver waits for each message.
 fn mckey_runs() -> Vec<Exchange> {
     const COUNT: usize = 10;
-    const DONE: Expected = Expected::Words(&["joined dgid: ", "data transfers complete", "test complete", "return status 0"]);
+    const DONE: Expected =
+        Expected::Words(&["joined dgid: ", "data transfers complete", "test complete", "return status 0"]);
     let mckey = |servers: usize, options: &str, sender: &str| Exchange {
         servers,
         note: if servers > 1 { ", 2 receivers" } else { "" },

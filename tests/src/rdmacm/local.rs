@@ -2,9 +2,9 @@
 //! namespaces.
 
 use super::judge::{self, CheckResult};
-use super::{Transport, Exchange, Ready, Placeholders, group, group_file, count_members, check_copy};
+use super::{Exchange, Placeholders, Ready, Transport, check_copy, count_members, group, group_file};
 use crate::matrix::Ip;
-use crate::pair::{self, Outcome, POLL_INTERVAL, Launch, Program, Running};
+use crate::pair::{self, Launch, Outcome, POLL_INTERVAL, Program, Running};
 use crate::report::Verdict;
 use roxe_provider::runtime_dir;
 use std::fs::{self, File};

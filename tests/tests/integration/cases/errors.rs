@@ -31,14 +31,7 @@ const CASES: &[(&str, &str, &str, &str, &str, &str)] = &[
     ("a WRITE that the queue pair does not allow", "access=0", "", "write 0+8 @0", "", "rem_inv_req"),
     ("a READ that the queue pair does not allow", "access=2", "", "read 0+8 @0", "", "rem_inv_req"),
     ("an atomic that the queue pair does not allow", "access=6", "", "add 0+8 @0 add=1", "", "rem_inv_req"),
-    (
-        "a SEND that invalidates a wrong rkey",
-        "",
-        "0+8",
-        "send 0+8 closes=b!",
-        "rem_inv_req vendor=11",
-        "rem_access",
-    ),
+    ("a SEND that invalidates a wrong rkey", "", "0+8", "send 0+8 closes=b!", "rem_inv_req vendor=11", "rem_access"),
     ("a SEND that finds no receive", "rnr=0", "", "send 0+8", "", "rnr_retry_exc"),
     ("a local invalidation of a wrong key", "", "", "invalidate key=b!", "", "mw_bind"),
 ];

@@ -16,7 +16,7 @@
 
 use roxe_tests::guest::link;
 use roxe_tests::matrix::Ip;
-use roxe_tests::pair::{NO_IPV6, Launch, has_ipv6};
+use roxe_tests::pair::{Launch, NO_IPV6, has_ipv6};
 use roxe_tests::rdmacm::list::{self, Scale};
 use roxe_tests::rdmacm::local::{self, Faults, Link};
 use roxe_tests::rdmacm::{Exchange, Ready};

@@ -3,7 +3,7 @@
 
 use roxe_tests::build;
 use roxe_tests::files::Scratch;
-use roxe_tests::pair::{self, KILLED, Outcome, Launch, Program};
+use roxe_tests::pair::{self, KILLED, Launch, Outcome, Program};
 use roxe_tests::rdmacm::local;
 use roxe_tests::report::{self, Check, Verdict};
 use std::path::{Path, PathBuf};
@@ -245,7 +245,8 @@ fn copy(size: usize) -> Verdict {
         fs::write(&source, &bytes).map_err(|e| e.to_string())?;
         let port = port();
         let client = format!("rcopy {} {ADDRESS}:{} -p {port}", source.display(), target.display());
-        let sockets = SocketPair { stays: true, packets: 3, ..SocketPair::new(&format!("rcopy -p {port}"), &client, port) };
+        let sockets =
+            SocketPair { stays: true, packets: 3, ..SocketPair::new(&format!("rcopy -p {port}"), &client, port) };
         sockets.check(|_| match fs::read(&target) {
             Ok(copied) if copied == bytes => Ok(()),
             Ok(copied) => Err(format!("the copy of {} bytes differs", copied.len())),
@@ -340,9 +341,11 @@ fn fetch(server_options: &[&str], client_shim: &str, by_rdma: bool) -> Verdict {
         let (is_complete, bytes) = (client.output.contains(&page), pair::counter(&client.output, "received_bytes"));
         match client.ok && is_complete && (bytes > page.len() as u64) == by_rdma {
             true => Ok(()),
-            false => {
-                Err(format!("complete: {is_complete}, bytes by RDMA: {bytes}\n{}\n{}", server.transcript(), client.transcript()))
-            }
+            false => Err(format!(
+                "complete: {is_complete}, bytes by RDMA: {bytes}\n{}\n{}",
+                server.transcript(),
+                client.transcript()
+            )),
         }
     };
     work().into()

@@ -208,4 +208,3 @@ fn pingpong(example: &str, args: &str, port: u16) -> Verdict {
         Ok([s, c]) => Verdict::Failed(format!("{}\n{}", s.transcript(), c.transcript())),
     }
 }
-

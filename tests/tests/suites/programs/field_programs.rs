@@ -1,7 +1,7 @@
 //! Runs Debian's qperf, fio, dapltest and QEMU's live migration over both links, unmodified. Each
 //! connects through librdmacm.
 
-use roxe_tests::pair::{self, Outcome, Launch, Program};
+use roxe_tests::pair::{self, Launch, Outcome, Program};
 use roxe_tests::rdmacm::local;
 use roxe_tests::report::{self, Check, Verdict};
 use std::process::ExitCode;

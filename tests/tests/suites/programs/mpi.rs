@@ -10,7 +10,7 @@
 use roxe_tests::build;
 use roxe_tests::cc::Compiled;
 use roxe_tests::guest::link;
-use roxe_tests::pair::{self, Outcome, Launch, Program};
+use roxe_tests::pair::{self, Launch, Outcome, Program};
 use roxe_tests::report::{self, Check, Verdict};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -210,7 +210,9 @@ fn judge(outcome: &Outcome, link: &str) -> Result<(), String> {
     let (sent, by_ring) = (count("sent_bytes"), count("sent_by_ring"));
     match (outcome.ok, link) {
         (false, _) => Err("it did not end well".to_owned()),
-        _ if sent < exchanged => Err(format!("the ranks received {exchanged} bytes, of which {sent} went through roxe")),
+        _ if sent < exchanged => {
+            Err(format!("the ranks received {exchanged} bytes, of which {sent} went through roxe"))
+        }
         (_, "udp") if by_ring > 0 => Err(format!("{by_ring} packets did not go over udp")),
         (_, "auto") if by_ring == 0 => Err("no packet went through shared memory".to_owned()),
         _ => Ok(()),

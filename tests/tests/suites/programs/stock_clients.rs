@@ -151,7 +151,9 @@ fn pingpongs() -> Vec<Check> {
     }
     for extra in ["-N", "-t", "-N -t", "-N -e", "-o", "-o -P", "-O -P -e", "-j", "-j -N -e"] {
         let args = format!("-g 0 -c {extra}");
-        checks.push(Check::new(format!("ibv_rc_pingpong {args}"), move || run_pair("ibv_rc_pingpong", &args, check_iterations)));
+        checks.push(Check::new(format!("ibv_rc_pingpong {args}"), move || {
+            run_pair("ibv_rc_pingpong", &args, check_iterations)
+        }));
     }
     checks
 }
@@ -216,12 +218,15 @@ fn perftests() -> Vec<Check> {
                 let args = format!("-F -c {service} {options}");
                 let name = tool.name;
                 let sizes = result_lines(&options, service);
-                checks.push(Check::new(format!("{name} {args}"), move || run_pair(name, &args, |out| check_figures(out, sizes))));
+                checks.push(Check::new(format!("{name} {args}"), move || {
+                    run_pair(name, &args, |out| check_figures(out, sizes))
+                }));
             }
         }
         for options in ["-x 0 -n 500", "-x 1 -n 500 -m 1024"] {
             let (name, args) = (tool.name, format!("-F -c XRC {options}"));
-            checks.push(Check::new(format!("{name} {args}"), move || run_pair(name, &args, |out| check_figures(out, 1))));
+            checks
+                .push(Check::new(format!("{name} {args}"), move || run_pair(name, &args, |out| check_figures(out, 1))));
         }
     }
     checks
@@ -317,9 +322,11 @@ fn run_ten_pairs(tool: &'static str) -> Verdict {
     if !pair::installed(tool) {
         return Verdict::not_installed(tool);
     }
-    let pairs: Vec<_> =
-        (0..10).map(|_| thread::spawn(move || run_pair(tool, "-F -x 0 -n 300 -s 4096", |out| check_figures(out, 1)))).collect();
-    let verdicts = pairs.into_iter().map(|p| p.join().unwrap_or_else(|_| Verdict::Failed("the thread panicked".into())));
+    let pairs: Vec<_> = (0..10)
+        .map(|_| thread::spawn(move || run_pair(tool, "-F -x 0 -n 300 -s 4096", |out| check_figures(out, 1))))
+        .collect();
+    let verdicts =
+        pairs.into_iter().map(|p| p.join().unwrap_or_else(|_| Verdict::Failed("the thread panicked".into())));
     let failed: Vec<String> =
         verdicts.filter_map(|v| if let Verdict::Failed(why) = v { Some(why) } else { None }).collect();
     if failed.is_empty() { Verdict::Passed } else { Verdict::Failed(failed.join("\n")) }

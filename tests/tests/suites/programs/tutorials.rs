@@ -4,7 +4,7 @@
 //! DISCONNECTED.
 
 use roxe_tests::cc::{self, Compiled};
-use roxe_tests::pair::{self, Outcome, Launch, Program};
+use roxe_tests::pair::{self, Launch, Outcome, Program};
 use roxe_tests::rdmacm::local;
 use roxe_tests::report::{self, Check, Verdict};
 use std::process::{self, ExitCode};

@@ -10,12 +10,12 @@
 //! ```
 
 use roxe_tests::matrix::Ip;
-use roxe_tests::pair::{self, Outcome, Launch, Program};
+use roxe_tests::pair::{self, Launch, Outcome, Program};
+use roxe_tests::pyverbs::{self, Run};
 use roxe_tests::rdmacm::list::{self, Scale};
 use roxe_tests::rdmacm::local::{self, Faults, Link};
-use roxe_tests::rdmacm::{Transport, Ready};
+use roxe_tests::rdmacm::{Ready, Transport};
 use roxe_tests::report::{self, Check, Verdict};
-use roxe_tests::pyverbs::{self, Run};
 use roxe_tests::unittest::TestResult;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -209,7 +209,8 @@ fn pyverbs(seed: u64) -> Check {
         }
         let weakest = format!("{seed},-loss");
         let run = Run::new(&[], &[("ROXE_WEAKEST", weakest.as_str())], SUITE_LIMIT);
-        let wrong = run.results().iter().filter(|(_, result)| matches!(result, TestResult::Failed(_) | TestResult::Unknown));
+        let wrong =
+            run.results().iter().filter(|(_, result)| matches!(result, TestResult::Failed(_) | TestResult::Unknown));
         let wrong: Vec<_> = wrong.map(|(test, result)| format!("{test}: {result:?}{}", run.traceback(test))).collect();
         match run.check_count() {
             Ok(()) if wrong.is_empty() => Verdict::Passed,

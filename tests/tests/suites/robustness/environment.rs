@@ -2,7 +2,7 @@
 //! missing and what to do. Most of these environments need root.
 
 use roxe_tests::guest::link;
-use roxe_tests::pair::{self, Outcome, Launch, Program};
+use roxe_tests::pair::{self, Launch, Outcome, Program};
 use roxe_tests::report::{self, Check, Verdict};
 use std::net::UdpSocket;
 use std::process::{Command, ExitCode};
@@ -94,7 +94,8 @@ const CAPABILITIES: &str = "-all,+chown,+dac_override,+fowner,+fsetid,+kill,+set
 fn environments() -> Vec<Environment> {
     let this = env::current_exe().unwrap_or_default().display().to_string();
     let works = |name, prefix| Environment { name, prefix, expects: Expects::Works, may_be_forbidden: false };
-    let says = |name, prefix, words| Environment { name, prefix, expects: Expects::Says(words), may_be_forbidden: false };
+    let says =
+        |name, prefix, words| Environment { name, prefix, expects: Expects::Says(words), may_be_forbidden: false };
     vec![
         works("a user namespace, as its root", words("unshare --user --map-root-user")),
         Environment {

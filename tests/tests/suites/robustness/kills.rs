@@ -138,8 +138,10 @@ impl Run {
     }
 
     fn run_all(&self, runtime: &Path) -> Result<Vec<Failure>, String> {
-        let shares: Vec<(u64, usize)> =
-            (0..SEQUENCES).map(|n| (n as u64, (self.rounds + n) / SEQUENCES)).filter(|(_, rounds)| *rounds > 0).collect();
+        let shares: Vec<(u64, usize)> = (0..SEQUENCES)
+            .map(|n| (n as u64, (self.rounds + n) / SEQUENCES))
+            .filter(|(_, rounds)| *rounds > 0)
+            .collect();
         let results = parallel::run(&shares, SEQUENCES, |(number, rounds)| {
             Sequence::new(self, runtime, *number).and_then(|sequence| sequence.run(*rounds))
         });

@@ -2,7 +2,7 @@
 //! mistakes, and nothing about roxe.
 
 use roxe_tests::cc::{self, Compiled};
-use roxe_tests::pair::{self, Outcome, Launch, Program};
+use roxe_tests::pair::{self, Launch, Outcome, Program};
 use roxe_tests::rdmacm::judge::hit_rping_exit_race;
 use roxe_tests::rdmacm::local;
 use roxe_tests::report::{self, Check, Verdict};
@@ -90,19 +90,31 @@ pub(crate) fn main() -> ExitCode {
         users_check("auto", &Built { tool: Tool::Address, mistake: "", options: &["--rsocket"] }, Report::None),
         // Outgoing uninitialised bytes are not reported, because programs commonly send padding.
         users_check("udp", &Built { tool: Tool::Valgrind, mistake: "uninitialised", options: &[] }, Report::None),
-        users_check("udp", &Built { tool: Tool::Valgrind, mistake: "unmapped", options: &[] }, Report::Contains("Invalid read")),
+        users_check(
+            "udp",
+            &Built { tool: Tool::Valgrind, mistake: "unmapped", options: &[] },
+            Report::Contains("Invalid read"),
+        ),
         users_check(
             "auto",
             &Built { tool: Tool::Valgrind, mistake: "use-after-free", options: &[] },
             Report::Contains("Invalid read"),
         ),
-        users_check("auto", &Built { tool: Tool::Valgrind, mistake: "leak", options: &[] }, Report::Contains("definitely lost")),
+        users_check(
+            "auto",
+            &Built { tool: Tool::Valgrind, mistake: "leak", options: &[] },
+            Report::Contains("definitely lost"),
+        ),
         users_check(
             "auto",
             &Built { tool: Tool::Address, mistake: "use-after-free", options: &[] },
             Report::Contains("heap-use-after-free"),
         ),
-        users_check("auto", &Built { tool: Tool::Address, mistake: "leak", options: &[] }, Report::Contains("LeakSanitizer")),
+        users_check(
+            "auto",
+            &Built { tool: Tool::Address, mistake: "leak", options: &[] },
+            Report::Contains("LeakSanitizer"),
+        ),
         users_check(
             "auto",
             &Built { tool: Tool::Thread, mistake: "race", options: &[] },

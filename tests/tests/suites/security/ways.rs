@@ -61,7 +61,12 @@ const WAYS: &[Way] = &[
     way("roxe run in roxe run", "$roxe run -- $roxe run -- $linked", Roxe, Roxe),
     way("an empty environment", "$roxe run -- env -i $linked", Roxe, Roxe),
     way("another LD_LIBRARY_PATH", "$roxe run -- env LD_LIBRARY_PATH=/nowhere $linked", Roxe, Roxe),
-    way("linked and not used", "$roxe run -- $idle", Reported("no device was opened"), Reported("no device was opened")),
+    way(
+        "linked and not used",
+        "$roxe run -- $idle",
+        Reported("no device was opened"),
+        Reported("no device was opened"),
+    ),
     way(
         "a report about a program without verbs",
         "$roxe run --check --report=$(mktemp -u).xml -- ls /",
@@ -127,12 +132,7 @@ const WAYS: &[Way] = &[
     way("a static program", "$roxe run -- $static", Reported("statically"), Reported("statically")),
     way("a set-uid program", "$roxe run -- $setuid", Roxe, Reported("gains rights")),
     way("a program with capabilities", "$roxe run -- $setcap", Roxe, Reported("gains rights")),
-    way(
-        "a program that becomes another user",
-        "$roxe run -- setpriv --reuid=54322 --clear-groups $linked",
-        Roxe,
-        Roxe,
-    ),
+    way("a program that becomes another user", "$roxe run -- setpriv --reuid=54322 --clear-groups $linked", Roxe, Roxe),
     way("namespaces are forbidden", "$forbidden $roxe run -- $linked", Roxe, Roxe),
     way(
         "namespaces are forbidden, RPATH",

@@ -11,10 +11,10 @@
 use roxe_tests::build;
 use roxe_tests::matrix::Ip;
 use roxe_tests::pair::{self, Launch, Program};
+use roxe_tests::pyverbs::{self, Run};
 use roxe_tests::rdmacm::list::{self, Scale};
 use roxe_tests::rdmacm::local::{self, Faults, Host, Link};
 use roxe_tests::report::{self, Check, Verdict};
-use roxe_tests::pyverbs::{self, Run};
 use roxe_tests::unittest::TestResult;
 use serde_json::Value;
 use std::fs::{self, File, Permissions};

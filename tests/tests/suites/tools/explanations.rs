@@ -374,7 +374,8 @@ pub(crate) fn main() -> ExitCode {
     let refused =
         REFUSED.map(|(table, rows)| Check::new(format!("verbs: {table}"), move || judge_refused(table, rows)));
     let bypass = Check::new("program that loads another libibverbs is reported", judge_bypass);
-    let late = EXIT_HANDLER_OPTIONS.map(|option| Check::new(format!("exit handler, {option}"), move || judge_exit_handler(option)));
+    let late = EXIT_HANDLER_OPTIONS
+        .map(|option| Check::new(format!("exit handler, {option}"), move || judge_exit_handler(option)));
     let far = OTHER_HOST.iter().map(|far| Check::new(far.name.to_owned(), move || judge_other_host(far)));
     report::main(checks.chain(checked).chain(refused).chain([bypass]).chain(late).chain(far).collect())
 }
@@ -451,9 +452,7 @@ fn judge_bypass() -> Verdict {
         Ok(outcome) if outcome.output.contains("libibverbs.so.1") && outcome.output.contains("env -i") => {
             Verdict::Passed
         }
-        Ok(outcome) if outcome.output.contains("cannot be preloaded") => {
-            Verdict::not_installed("libibverbs")
-        }
+        Ok(outcome) if outcome.output.contains("cannot be preloaded") => Verdict::not_installed("libibverbs"),
         Ok(outcome) => Verdict::Failed(outcome.output),
         Err(e) => Verdict::Failed(e.to_string()),
     }

@@ -196,7 +196,13 @@ fn fault_check(
     })
 }
 
-fn run_with_faults(tool: &str, args: &str, rules: &str, effects: &[&str], judge: fn(&str) -> CheckResult) -> CheckResult {
+fn run_with_faults(
+    tool: &str,
+    args: &str,
+    rules: &str,
+    effects: &[&str],
+    judge: fn(&str) -> CheckResult,
+) -> CheckResult {
     let scratch = scratch();
     let capture = scratch.join("%p.pcapng");
     let rules = format!("seed=1; {rules}").parse::<Rules>().map_err(|e| e.to_string())?.to_string();

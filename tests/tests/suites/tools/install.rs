@@ -142,7 +142,8 @@ fn doctor_reports(root: &Root) -> Verdict {
         return Verdict::Skipped("needs root, for a network without an interface".to_owned());
     }
     let broken = root.run("unshare --net roxe doctor");
-    let is_missing = String::from_utf8_lossy(&broken.stdout).lines().any(|line| line.starts_with("MISSING  queue pairs"));
+    let is_missing =
+        String::from_utf8_lossy(&broken.stdout).lines().any(|line| line.starts_with("MISSING  queue pairs"));
     let has_remedy = is_missing && String::from_utf8_lossy(&broken.stdout).contains("ip link set lo up");
     all_succeed(&[(healthy.status.success(), healthy), (has_remedy && !broken.status.success(), broken)])
 }

@@ -68,7 +68,8 @@ pub(crate) fn main() -> ExitCode {
         let text = fs::read_to_string(&page).expect("read the page");
         if name == "README.md" {
             for command in commands_of_tables(&text) {
-                let script = PLACEHOLDERS.iter().fold(command.clone(), |script, (from, to)| script.replacen(from, to, 1));
+                let script =
+                    PLACEHOLDERS.iter().fold(command.clone(), |script, (from, to)| script.replacen(from, to, 1));
                 checks.push(Check::new(format!("{name}: {command}"), move || {
                     session(&[Step::Command { line: script.clone(), expected: Vec::new() }]).map(|_| ()).into()
                 }));
@@ -174,7 +175,9 @@ fn matches(expected: &[&str], printed: &[&str]) -> bool {
         ([], rest) => rest.iter().all(|line| line.is_empty()),
         (["...", expected @ ..], printed) => (0..=printed.len()).any(|skipped| matches(expected, &printed[skipped..])),
         (_, []) => false,
-        ([first, expected @ ..], [line, printed @ ..]) => without_numbers(first) == without_numbers(line) && matches(expected, printed),
+        ([first, expected @ ..], [line, printed @ ..]) => {
+            without_numbers(first) == without_numbers(line) && matches(expected, printed)
+        }
     }
 }
 

@@ -52,7 +52,9 @@ pub(crate) fn main() -> ExitCode {
     let mistakes = MISTAKES.iter().filter(move |mistake| quick.contains(&mistake.name)).flat_map(|mistake| {
         [true, false].map(|wrong| {
             let side = if wrong { "wrong" } else { "right" };
-            Check::new(format!("sweep: {}, {side}", mistake.name), move || judge(mistake, wrong, "auto", mistake.options))
+            Check::new(format!("sweep: {}, {side}", mistake.name), move || {
+                judge(mistake, wrong, "auto", mistake.options)
+            })
         })
     });
     let others = [

@@ -54,7 +54,9 @@ pub(crate) fn main() -> ExitCode {
         Check::new("view: nested view shows a card, as root", || {
             as_root(&|prefix| sees_card(prefix, &[roxe(), "run", "--"]))
         }),
-        Check::new("view: nested view shows a card", || unprivileged(&|prefix| sees_card(prefix, &[roxe(), "run", "--"]))),
+        Check::new("view: nested view shows a card", || {
+            unprivileged(&|prefix| sees_card(prefix, &[roxe(), "run", "--"]))
+        }),
         Check::new("view: nested view of another profile shows only its card", nested_profiles),
         Check::new("view: user and group are kept", || unprivileged(&keeps_user)),
         Check::new("view: system folders are unchanged", keeps_system_folders),

@@ -40,7 +40,11 @@ pub(crate) fn main() -> ExitCode {
 }
 
 /// Runs `work` with the agents of two processes. `tamper` changes the requests to the near one.
-fn with_agents(faults: &str, tamper: Option<Tamper>, work: impl FnOnce(&mut Clients<'_>) -> Result<(), String>) -> Verdict {
+fn with_agents(
+    faults: &str,
+    tamper: Option<Tamper>,
+    work: impl FnOnce(&mut Clients<'_>) -> Result<(), String>,
+) -> Verdict {
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let run = || -> Result<(), String> {
         let start = || Agent::start(&[("ROXE_FAULTS", faults)]).map_err(|error| text(&error));

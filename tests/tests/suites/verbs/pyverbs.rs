@@ -13,8 +13,8 @@
 //! ```
 
 use roxe_tests::guest::link;
-use roxe_tests::report::{self, Check, Verdict};
 use roxe_tests::pyverbs::{self, Run};
+use roxe_tests::report::{self, Check, Verdict};
 use roxe_tests::unittest::TestResult;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
@@ -47,9 +47,7 @@ const WITHOUT_ACK_LOSS: &str = "drop rx service=RC op=REQUEST nth=2,5,9,14; drop
 
 pub(crate) fn main() -> ExitCode {
     if !pyverbs::is_installed() {
-        return report::main(vec![Check::new("pyverbs", || {
-            Verdict::not_installed("python3-pyverbs")
-        })]);
+        return report::main(vec![Check::new("pyverbs", || Verdict::not_installed("python3-pyverbs"))]);
     }
     let prepared = Options::read(report::arguments()).and_then(|options| {
         pyverbs::unpack().map_err(|e| e.to_string())?;
@@ -101,7 +99,8 @@ impl Options {
         let with_faults = (1..=self.repeat).filter(|_| !self.faults.trim().is_empty()).map(|n| {
             let seed = self.seed.wrapping_add(n - 1);
             let lossy = Pass::new(name("with faults", n), Some(format!("seed={seed}; {}", self.faults)));
-            let acks = Pass::new(name("with faults, no lost acks", n), Some(format!("seed={seed}; {WITHOUT_ACK_LOSS}")));
+            let acks =
+                Pass::new(name("with faults, no lost acks", n), Some(format!("seed={seed}; {WITHOUT_ACK_LOSS}")));
             [Pass { tests: Tests::Lossy, ..lossy }, Pass { tests: Tests::NeedAllAcks, ..acks }]
         });
         plain.chain(with_faults.flatten()).map(Arc::new).collect()
@@ -181,8 +180,12 @@ impl Pass {
                 TestResult::Passed if !must.contains(test.as_str()) => {
                     println!("passes, but is not in pyverbs.txt: {test}")
                 }
-                TestResult::Failed(_) | TestResult::Unknown => wrong.push(format!("{test}: {result:?}{}", run.traceback(test))),
-                TestResult::Skipped(why) if must.contains(test.as_str()) => wrong.push(format!("{test}: skipped: {why}")),
+                TestResult::Failed(_) | TestResult::Unknown => {
+                    wrong.push(format!("{test}: {result:?}{}", run.traceback(test)))
+                }
+                TestResult::Skipped(why) if must.contains(test.as_str()) => {
+                    wrong.push(format!("{test}: skipped: {why}"))
+                }
                 TestResult::Passed | TestResult::Skipped(_) => {}
             }
         }

@@ -2,7 +2,7 @@
 //! connects. Needs root.
 
 use roxe_tests::guest::link;
-use roxe_tests::pair::{self, Outcome, Launch, Program};
+use roxe_tests::pair::{self, Launch, Outcome, Program};
 use roxe_tests::perftest;
 use roxe_tests::report::{self, Check, Verdict};
 use roxe_tests::veth::{Interface, Veth};
@@ -46,7 +46,8 @@ struct Network(Veth);
 
 impl Network {
     fn build() -> io::Result<Self> {
-        let end = |[name, mac, address]: [&'static str; 3]| Interface { name, mac, addresses: vec![format!("{address}/24")] };
+        let end =
+            |[name, mac, address]: [&'static str; 3]| Interface { name, mac, addresses: vec![format!("{address}/24")] };
         Veth::build(&end(HERE), &end(THERE)).map(Self)
     }
 
@@ -64,7 +65,13 @@ impl Network {
     }
 
     /// Runs `tool` as server and client at the two ends; `judge` checks both outputs.
-    fn run(&self, tool: &str, is_outbound: bool, args: [&str; 2], judge: fn(&Outcome) -> Result<(), String>) -> Verdict {
+    fn run(
+        &self,
+        tool: &str,
+        is_outbound: bool,
+        args: [&str; 2],
+        judge: fn(&Outcome) -> Result<(), String>,
+    ) -> Verdict {
         if !pair::installed(tool) {
             return Verdict::not_installed(tool);
         }

@@ -282,7 +282,11 @@ impl Worker {
     }
 
     fn judge(&mut self, completion: &WorkCompletion) -> Result<(), String> {
-        let index = self.qpns.iter().position(|qpn| *qpn == completion.qp_num()).ok_or("a completion of an unknown queue pair")?;
+        let index = self
+            .qpns
+            .iter()
+            .position(|qpn| *qpn == completion.qp_num())
+            .ok_or("a completion of an unknown queue pair")?;
         let is_receive = completion.opcode() == WcOpcode::Recv;
         if completion.status() != WcStatus::Success {
             // Flushed requests and receives are a consequence of the failure, not the failure.

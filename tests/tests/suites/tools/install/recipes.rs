@@ -138,7 +138,8 @@ pub(crate) fn gitlab() -> Verdict {
     let output = run(OPTIONS);
     let program = root.0.join("home/.cargo/bin/roxe");
     let seen = format!("roxe0\non, seed=1; drop 1%\n{}\n", program.display());
-    let succeeded = lines.len() > 2 && output.status.success() && String::from_utf8_lossy(&output.stdout).ends_with(&seen);
+    let succeeded =
+        lines.len() > 2 && output.status.success() && String::from_utf8_lossy(&output.stdout).ends_with(&seen);
     let foreign = run(&format!("{OPTIONS} {INJECTION}"));
     let ran_nothing = !foreign.status.success() && !root.0.join("work/planted").exists();
     all_succeed(&[(succeeded, output), (ran_nothing, foreign)])
