@@ -87,7 +87,7 @@ Ran 4 tests in 0.5s
         assert_eq!(results["test_x.T.test_b"], TestResult::Skipped("no (real) reason".into()));
         assert_eq!(results["test_x.T.test_c"], TestResult::Failed("ERROR".into()));
         assert_eq!(results["test_y.T.test_d"], TestResult::Failed("FAIL".into()));
-        assert_eq!(counted(OUTPUT), Some(4));
+        assert_eq!(summary_count(OUTPUT), Some(4));
     }
 
     #[test]
@@ -95,6 +95,6 @@ Ran 4 tests in 0.5s
         let results =
             parse("test_a (tests.test_x.T.test_a) ... ok\ntest_b (tests.test_x.T.test_b) ... Segmentation fault");
         assert_eq!(results["test_x.T.test_b"], TestResult::Unknown);
-        assert_eq!(counted("nothing"), None);
+        assert_eq!(summary_count("nothing"), None);
     }
 }

@@ -5,7 +5,7 @@ use crate::network::{Namespaces, Site};
 use crate::{handed, middleware, raw, ring, yardstick};
 use roxe_tests::cc;
 use roxe_tests::measure::pin::End;
-use roxe_tests::pair::{self, Launch, Outcome, Program};
+use roxe_tests::pair::{self, Launch, Program};
 use roxe_tests::perftest;
 use std::collections::BTreeMap;
 use std::io;

@@ -6,7 +6,7 @@
 //! roxe's. Without cmake, libclang or access to the registry the checks are skipped.
 
 use roxe_tests::build;
-use roxe_tests::pair::{self, Outcome, Program};
+use roxe_tests::pair::{self, Program};
 use roxe_tests::report::{self, Check, Verdict};
 use std::fs;
 use std::io;

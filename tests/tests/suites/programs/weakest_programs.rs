@@ -10,7 +10,7 @@
 //! ```
 
 use roxe_tests::matrix::Ip;
-use roxe_tests::pair::{self, Launch, Outcome, Program};
+use roxe_tests::pair::{self, Launch, Program};
 use roxe_tests::pyverbs::{self, Run};
 use roxe_tests::rdmacm::list::{self, Scale};
 use roxe_tests::rdmacm::local::{self, Faults, Link};
@@ -38,7 +38,7 @@ enum ReliesOn {
 
 impl ReliesOn {
     /// Returns the options that exclude the weaknesses which break the assumption.
-    fn left_out(self) -> &'static str {
+    fn omitted_weaknesses(self) -> &'static str {
         match self {
             Self::Nothing => "",
             Self::EveryMessage => ",-loss,-receives",

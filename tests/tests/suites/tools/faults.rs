@@ -25,9 +25,9 @@ pub(crate) fn main() -> ExitCode {
     checks.push(Check::new("two processes with one capture name write two files", one_name));
     checks.push(Check::new("killed processes leave complete captures", killed_processes));
     checks.push(Check::new("roxe faults replaces the rules of a running program", rules_are_replaced));
-    checks.push(Check::new("bad rules and bad files are errors_are_reported", errors_are_reported));
-    checks.push(Check::new("tshark complains about wrong packets", tshark_complains));
-    checks.push(Check::new("tshark reads every kind of packet as roxe does", tshark_agrees));
+    checks.push(Check::new("wrong rules and file names are reported", errors_are_reported));
+    checks.push(Check::new("tshark reports wrong checksums", tshark_complains));
+    checks.push(Check::new("tshark parses every kind of packet like roxe", tshark_agrees));
     report::main(checks)
 }
 

@@ -69,7 +69,7 @@ pub(crate) fn main() -> ExitCode {
     report::main(mistakes.chain(others).collect())
 }
 
-/// Compiles the mistake.
+/// Returns the path of the program with all mistakes; compiles it on first use.
 fn program() -> Result<&'static Path, Verdict> {
     static PROGRAM: OnceLock<Result<cc::Compiled, String>> = OnceLock::new();
     if let Some(why) = cc::missing() {
@@ -228,7 +228,7 @@ fn page() -> Verdict {
         let file = folder.join("page.html");
         let output = sweep(&[], &["--completions", &format!("--report={}", file.display())], "wc-status", "wrong")?;
         let page = fs::read_to_string(&file).unwrap_or_default();
-        let mistakes = page.split_once("<iframe srcdoc=").map_or("", |(_, rest)| rest);
+        let shown = page.split_once("<iframe srcdoc=").map_or("", |(_, rest)| rest);
         let is_right = shown.contains("SEND_ONLY") || shown.contains("WRITE_ONLY");
         Ok(if is_right { Verdict::Passed } else { Verdict::Failed(text(&output) + &page) })
     };
