@@ -1,4 +1,4 @@
-//! Fuzz targets as ordinary functions, and their corpora replayed by `cargo test`.
+//! Fuzz targets as functions. `cargo test` replays their corpora.
 //!
 //! A target accepts any bytes and panics if one of its properties, which its function lists, does
 //! not hold. Some targets test parsers, [`icrc()`] compares two implementations, [`responder()`] and
