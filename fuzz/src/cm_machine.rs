@@ -1,5 +1,5 @@
-//! Fuzz target: a connection manager whose program calls verbs, and which receives any messages that
-//! a faulty peer or a host without a connection can send.
+//! Fuzz target: a connection manager whose program calls verbs, and which receives any messages
+//! that a faulty peer or a host without a connection can send.
 
 use roxe_sim::{Choices, Script};
 use roxe_transport::cm::{

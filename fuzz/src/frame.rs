@@ -47,7 +47,8 @@ pub fn frame(data: &[u8]) {
     check_rules(&key, choice, wanted, unwanted);
 }
 
-/// Checks that the table applies its rules in their order, and stops at a rule that takes the frame.
+/// Checks that the table applies its rules in their order, and stops at a rule that takes the
+/// frame.
 fn check_rules(key: &FrameKey, choice: &[u8; 16], wanted: FrameMatch, unwanted: FrameMatch) {
     let mut rules = Rules::default();
     let mut expected = Vec::new();

@@ -61,8 +61,8 @@ fn net(bytes: &[u8; NET_LEN]) -> NetHeader {
     NetHeader { src, dst, src_port, traffic_class, hop_limit, flow_label, ident }
 }
 
-/// Computes the ICRC over 8 bytes of ones, then the packet from the IP header on, with ones in place
-/// of the fields that routers change.
+/// Computes the ICRC over 8 bytes of ones, then the packet from the IP header on, with ones in
+/// place of the fields that routers change.
 fn oracle(net: &NetHeader, covered: &[u8]) -> u32 {
     let mut digest = ORACLE.digest();
     digest.update(&[0xff; 8]);

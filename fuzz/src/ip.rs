@@ -4,8 +4,8 @@ use roxe_wire::NetHeader;
 
 /// The input is an IP packet.
 ///
-/// Properties: parsing never panics; the written header equals the parsed one except for fields that
-/// RoCEv2 does not use; the written packet parses to equal values.
+/// Properties: parsing never panics; the written header equals the parsed one except for fields
+/// that RoCEv2 does not use; the written packet parses to equal values.
 ///
 /// # Panics
 /// If a property does not hold.

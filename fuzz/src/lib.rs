@@ -1,12 +1,12 @@
 //! Fuzz targets as functions. `cargo test` replays their corpora.
 //!
 //! A target accepts any bytes and panics if one of its properties, which its function lists, does
-//! not hold. Some targets test parsers, [`icrc()`] compares two implementations, [`responder()`] and
-//! [`requester()`] compare a queue pair with a model, [`hostile()`] and [`cm_machine()`] play a
+//! not hold. Some targets test parsers, [`icrc()`] compares two implementations, [`responder()`]
+//! and [`requester()`] compare a queue pair with a model, [`hostile()`] and [`cm_machine()`] play a
 //! hostile peer, and [`qp_pair()`] drives the simulation.
 //!
-//! `cargo test -p roxe-fuzz` runs each target on its corpus (`corpus/NAME/`, see [`seeds()`]) and on
-//! a few thousand mutations of it, which are the same in every run. `fuzz/run MINUTES [NAME...]`
+//! `cargo test -p roxe-fuzz` runs each target on its corpus (`corpus/NAME/`, see [`seeds()`]) and
+//! on a few thousand mutations of it, which are the same in every run. `fuzz/run MINUTES [NAME...]`
 //! searches for new inputs. Add an input that found a bug to the corpus.
 
 mod capture;

@@ -6,8 +6,8 @@ use std::net::Ipv4Addr;
 /// The input is the payload of a UDP datagram.
 ///
 /// Properties: parsing never panics; a parsed packet is written to bytes that parse to an equal
-/// packet; it prints as one line; a sealed ICRC verifies, yields the IP identification, and does not
-/// verify once a covered bit changes.
+/// packet; it prints as one line; a sealed ICRC verifies, yields the IP identification, and does
+/// not verify once a covered bit changes.
 ///
 /// # Panics
 /// If a property does not hold.

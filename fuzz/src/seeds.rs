@@ -172,8 +172,8 @@ fn raw_script(datagram: &[u8]) -> Vec<u8> {
         _ => 2,
     };
     let len = datagram.len().min(96);
-    // Service, no SRQ, RTS; raw bytes, their length; the bytes; replace QPN and PSN, by the expected
-    // PSN; room for sent packets.
+    // Service, no SRQ, RTS; raw bytes, their length; the bytes; replace QPN and PSN, by the
+    // expected PSN; room for sent packets.
     let mut script = vec![service, 0, 0, 0, 6, len as u8];
     script.extend_from_slice(&datagram[..len]);
     script.extend_from_slice(&[0xff, 0xff, 7, 7]);

@@ -118,7 +118,8 @@ struct Client {
 }
 
 impl Client {
-    /// Opens and closes connections, `width` at a time, until the time `until`. Returns their number.
+    /// Opens and closes connections, `width` at a time, until the time `until`. Returns their
+    /// number.
     fn run(&mut self, width: u32, until: Instant) -> Result<u32> {
         let mut resolving = HashMap::new();
         let (mut in_progress, mut done) = (0, 0);

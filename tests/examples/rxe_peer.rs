@@ -9,8 +9,8 @@
 //!
 //! `here COMMAND` runs under roxe, `there COMMAND` in the guest. A command with `&` at the end runs
 //! in the background; the end of the input waits for it. `netem loss 3%` applies a rule of tc-netem
-//! to the guest's network, `netem` alone removes it. `ROXE_*` variables apply to roxe. Needs root and
-//! the packages of `tests/run`.
+//! to the guest's network, `netem` alone removes it. `ROXE_*` variables apply to roxe. Needs root
+//! and the packages of `tests/run`.
 
 use roxe_tests::build;
 use roxe_tests::guest::sides::{Process, Side};

@@ -176,7 +176,8 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // The guest writes only to memory and to the shared folder, so it needs no orderly shutdown.
+        // The guest writes only to memory and to the shared folder, so it needs no orderly
+        // shutdown.
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
         let _ = kernel::remove_tree(&self.folder);

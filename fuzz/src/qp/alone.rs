@@ -1,5 +1,5 @@
-//! A queue pair without a peer, with its host and clock, and the properties that every target checks
-//! for it.
+//! A queue pair without a peer, with its host and clock, and the properties that every target
+//! checks for it.
 
 use roxe_sim::host::SimHost;
 use roxe_sim::setup::qpn;

@@ -52,8 +52,8 @@ fn nonposted(choices: &mut Script<'_>, reth: Reth) -> Request {
     Request::Flush(Feth { selectivity, placement }, reth)
 }
 
-/// Returns a range that is mostly inside a region or ends at its last byte, sometimes far outside or
-/// with an unknown key.
+/// Returns a range that is mostly inside a region or ends at its last byte, sometimes far outside
+/// or with an unknown key.
 fn reth(choices: &mut Script<'_>, mrs: &[Mr]) -> Reth {
     let mr = choices.pick(mrs);
     let dma_len = choices.pick(&[256, 0, 1, 4, 8, 300, 512, 600, 1 << 16, 1 << 31, u32::MAX]);

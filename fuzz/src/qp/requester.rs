@@ -279,7 +279,8 @@ impl<'a> Requester<'a> {
         }
     }
 
-    /// Lets every timer expire, so that the outstanding requests fail, and checks that all completed.
+    /// Lets every timer expire, so that the outstanding requests fail, and checks that all
+    /// completed.
     fn finish(&mut self) {
         let (posted, psns) = (&mut self.posted, &mut self.psns);
         self.alone.rest(|note, packet| psns.on_request(posted, note, packet));

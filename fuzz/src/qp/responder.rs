@@ -26,8 +26,8 @@ const GRH_LEN: usize = 40;
 ///
 /// Properties: memory has the results of the accepted requests, each executed once, and a refused
 /// request changes nothing; only the expected request advances the expected PSN; only executed
-/// requests are acknowledged; READ responses carry the content of the memory; a receive completes at
-/// most once, in order, with the bytes of its message; UC and UD send no response.
+/// requests are acknowledged; READ responses carry the content of the memory; a receive completes
+/// at most once, in order, with the bytes of its message; UC and UD send no response.
 ///
 /// # Panics
 /// If a property does not hold.

@@ -158,8 +158,8 @@ pub(crate) enum Work {
     Yardstick(usize),
     /// Datagrams one way, with or without segmentation offload.
     UdpStream(bool),
-    /// Round trips with this number of datagrams in each direction: two correspond to a WRITE and an
-    /// acknowledgement.
+    /// Round trips with this number of datagrams in each direction: two correspond to a WRITE and
+    /// an acknowledgement.
     UdpLatency(usize),
     /// A TCP connection one way.
     TcpStream,

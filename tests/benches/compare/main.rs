@@ -15,10 +15,10 @@
 //!
 //! The lines are perftest over roxe's links, raw UDP and TCP, a ring in shared memory, a RoCE-like
 //! yardstick (`yardstick.rs`), UCX and libfabric. The speed of machines varies within minutes, so
-//! every line runs once in every round, and medians and ratios count. The load by other processes is
-//! measured: a disturbed run is repeated, and a figure with only disturbed runs is marked. A program
-//! that fails makes the benchmark fail. Servers run on one processor, clients on another, each with
-//! all its threads. The results are printed and written to `target/bench/`.
+//! every line runs once in every round, and medians and ratios count. The load by other processes
+//! is measured: a disturbed run is repeated, and a figure with only disturbed runs is marked. A
+//! program that fails makes the benchmark fail. Servers run on one processor, clients on another,
+//! each with all its threads. The results are printed and written to `target/bench/`.
 
 mod line;
 mod middleware;

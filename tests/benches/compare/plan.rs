@@ -150,7 +150,8 @@ pub(crate) fn against(lines: Vec<Line>) -> Vec<Line> {
     both.flatten().collect()
 }
 
-/// Returns lines with more queue pairs, processes, threads and connections, another MTU, and events.
+/// Returns lines with more queue pairs, processes, threads and connections, another MTU, and
+/// events.
 fn variations(link: Link) -> Vec<Line> {
     let new = |tool| Verbs::new(tool, link);
     let mut lines = Vec::new();

@@ -74,8 +74,8 @@ impl<const CHUNK: usize, const CHUNKS: usize> Rings<CHUNK, CHUNKS> {
     /// Copies `part` into the next chunk of a ring once there is room.
     pub(crate) fn put(&self, back: bool, part: &[u8]) {
         let ring = self.ring(back).as_ptr();
-        // SAFETY: the rings live as long as `self`; both words are atomics; by these words the chunk
-        // is empty, so only the producer accesses it; `part` is no longer than a chunk.
+        // SAFETY: the rings live as long as `self`; both words are atomics; by these words the
+        // chunk is empty, so only the producer accesses it; `part` is no longer than a chunk.
         unsafe {
             let at = (*ring).filled.0.load(Ordering::Relaxed);
             while at - (*ring).emptied.0.load(Ordering::Acquire) == CHUNKS {

@@ -57,8 +57,8 @@ fn lines() -> Vec<Line> {
     .collect()
 }
 
-/// Copies roxe to the shared folder, because the guest may not see the build folder, and creates its
-/// namespace.
+/// Copies roxe to the shared folder, because the guest may not see the build folder, and creates
+/// its namespace.
 fn install(guest: &Guest) -> io::Result<()> {
     let roxe = build::roxe();
     for name in ["roxe", "libroxe.so"] {
@@ -91,8 +91,8 @@ fn once(guest: &Guest, line: &Line, messages: u64) -> Result<work::Sample, Strin
     work::figure(&output, line.size as u64, line.unit)
 }
 
-/// Runs a server in the guest and, once it is `ready`, a client. Returns the client's output if both
-/// exit with 0.
+/// Runs a server in the guest and, once it is `ready`, a client. Returns the client's output if
+/// both exit with 0.
 fn pair(guest: &Guest, server: &str, client: &str, ready: &str) -> Result<String, String> {
     let deadline = Instant::now() + LIMIT;
     let run = || {

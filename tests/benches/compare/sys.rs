@@ -67,7 +67,8 @@ impl Shared {
 
     /// Maps the memory of an inherited descriptor.
     pub(crate) fn inherited(fd: libc::c_int, len: usize) -> io::Result<Self> {
-        // SAFETY: the parent opened this descriptor for this process, and nothing else here owns it.
+        // SAFETY: the parent opened this descriptor for this process, and nothing else here owns
+        // it.
         Self::map(unsafe { File::from_raw_fd(fd) }, len)
     }
 

@@ -1,5 +1,5 @@
-//! Baseline: measures the transfer of messages between processes, through a ring in shared memory or
-//! by one copy from the memory of the sender.
+//! Baseline: measures the transfer of messages between processes, through a ring in shared memory
+//! or by one copy from the memory of the sender.
 
 use crate::peer::say;
 use crate::raw::gigabytes_per_second;
@@ -95,7 +95,8 @@ pub(crate) fn ring_source(words: [&str; 2], fd: &str) -> io::Result<()> {
     source.run(|| {}, |buffer| buffer.chunks(CHUNK).for_each(|part| rings.put(true, part)))
 }
 
-/// Prints the addresses of messages, then signals in a ring which of them can be read, until killed.
+/// Prints the addresses of messages, then signals in a ring which of them can be read, until
+/// killed.
 pub(crate) fn source(words: [&str; 2], fd: &str) -> io::Result<()> {
     let (rings, mut source) = (SmallRings::inherited(fd)?, Source::new(words)?);
     source.buffers.iter().try_for_each(|buffer| say(buffer.as_ptr().expose_provenance()))?;

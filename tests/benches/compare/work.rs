@@ -21,8 +21,8 @@ pub(crate) const TIME: Duration = Duration::from_millis(250);
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 /// Largest factor by which the number of messages grows from run to run.
 const MAX_GROWTH: f64 = 20.0;
-/// Largest factor by which a run, with start and end of the programs, may exceed its time before the
-/// next run has fewer messages.
+/// Largest factor by which a run, with start and end of the programs, may exceed its time before
+/// the next run has fewer messages.
 const MAX_OVERRUN: f64 = 8.0;
 /// Number of busy connections in [`BUSY`].
 const BUSY_CONNECTIONS: u32 = 10;
@@ -176,8 +176,9 @@ pub(crate) fn check_link(link: Link, output: &str) -> Result<(), String> {
 /// Returns the common arguments of server and client of a perftest program, except port and GID.
 pub(crate) fn arguments(verbs: &Verbs, size: u64, messages: u64) -> String {
     // With several queue pairs perftest 4.5 counts every completion as 100 messages, even the last
-    // one of a queue pair, which may stand for fewer. If it reaches the sum while a queue pair still
-    // waits for room, it stops polling and never ends. So the number must be a multiple of 100.
+    // one of a queue pair, which may stand for fewer. If it reaches the sum while a queue pair
+    // still waits for room, it stops polling and never ends. So the number must be a multiple of
+    // 100.
     let messages = if verbs.qps > 1 { messages.next_multiple_of(100) } else { messages };
     let mut args = format!("-F -s {size} -n {messages} -m {}", verbs.mtu);
     if !verbs.is_latency() {
@@ -236,7 +237,8 @@ fn ucx(site: &Site, [test, tls]: [&str; 2], [size, messages]: [u64; 2], unit: Un
     sample.ok_or_else(|| format!("ucx_perftest gave no result:\n{output}"))
 }
 
-/// Runs iperf3 with one TCP connection that sends this number of bytes. Returns the receiver's rate.
+/// Runs iperf3 with one TCP connection that sends this number of bytes. Returns the receiver's
+/// rate.
 fn iperf(site: &Site, bytes: u64) -> Result<Sample, String> {
     let (port, launch) = (port(), Launch { without_roxe: true, ..Launch::default() });
     let words = [format!("-s -1 -p {port}"), format!("-c {} -p {port} -n {bytes} -f m", site.host)];

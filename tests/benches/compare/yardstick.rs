@@ -67,7 +67,8 @@ pub(crate) fn messages(site: &Site, size: usize, time: Duration) -> io::Result<f
     Ok((calls * BATCH) as f64 / start.elapsed().as_secs_f64() / 1e6)
 }
 
-/// Measures half the time from posting a message of 8 bytes to its acknowledgement, in microseconds.
+/// Measures half the time from posting a message of 8 bytes to its acknowledgement, in
+/// microseconds.
 pub(crate) fn latency(site: &Site, time: Duration) -> io::Result<Sample> {
     let peer = FarPeer::start(site, &["write-sink", "8"])?;
     let mut writer = Writer::new(&peer, 4096)?;

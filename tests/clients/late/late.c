@@ -1,5 +1,6 @@
-// Calls verbs, librdmacm and rsockets in an exit handler, which runs after the thread-local variables
-// of the thread are destroyed. Prints "end" and exits with 0 if each call had the expected result.
+// Calls verbs, librdmacm and rsockets in an exit handler, which runs after the thread-local
+// variables of the thread are destroyed. Prints "end" and exits with 0 if each call had the
+// expected result.
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>

@@ -32,7 +32,7 @@ static void request(struct side sides[2], enum ibv_wr_opcode opcode, unsigned le
     check((status != IBV_WC_SUCCESS) == wrong, ibv_wc_status_str(status));
 }
 
-// Each side starts with a random PSN but tells its peer another one, as an often copied example does.
+// Each side starts with a random PSN but tells its peer another one, as in a popular example.
 static void from_other_psn(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
     (void)state;
     attr->sq_psn = 1000;

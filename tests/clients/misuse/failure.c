@@ -415,8 +415,8 @@ static void send_datagram(struct side sides[2], unsigned length, enum ibv_wc_sta
 }
 
 // Sends a datagram that fails with `expected`, or, if that is IBV_WC_SUCCESS, one that the peer
-// drops because its receive has only `room` bytes. A second datagram, which fits, gets that receive,
-// which shows that the first one was dropped.
+// drops because its receive has only `room` bytes. A second datagram, which fits, gets that
+// receive, which shows that the first one was dropped.
 static void datagram(unsigned length, unsigned room, enum ibv_wc_status expected) {
     struct side sides[2];
     make_pair(sides, (struct options){.type = IBV_QPT_UD});

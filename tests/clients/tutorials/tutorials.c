@@ -41,7 +41,8 @@ struct connection {
     int sent, received, complete;
     struct message *out, *in;
     struct ibv_mr *out_mr, *in_mr;
-    // Memory that this side sends, and that the peer accesses; pieces of a file are always in `local`.
+    // Memory that this side sends, and that the peer accesses; pieces of a file are always in
+    // `local`.
     char *local, *remote;
     struct ibv_mr *local_mr, *remote_mr;
     struct message peer;

@@ -1,6 +1,6 @@
 // A verbs program to be built with -fsanitize=address or -fsanitize=thread, or to be run under
-// valgrind: two processes, each with a thread that posts and one that polls. Compares every byte and
-// exits with 0 if all bytes and completions were right.
+// valgrind: two processes, each with a thread that posts and one that polls. Compares every byte
+// and exits with 0 if all bytes and completions were right.
 //
 //   users ROUNDS [MISTAKE]
 //
@@ -123,7 +123,8 @@ static void post(struct side *side, enum ibv_wr_opcode opcode, void *from, uint3
     wr.wr.rdma.rkey = to->rkey;
     if (ibv_post_send(side->qp, &wr, &bad))
         fail("ibv_post_send");
-    // After the post, because before it, the write would happen before the one of the polling thread.
+    // After the post, because before it, the write would happen before the one of the polling
+    // thread.
     if (is("race"))
         side->unlocked++;
 }

@@ -1,6 +1,6 @@
-/* Does nothing, and does not use verbs. NAMES_VERBS and HAS_VERBS put strings of verbs programs into
-   it. With an argument it waits until its input ends; if HOLDS is defined, it first loads the library
-   that the argument names. */
+/* Does nothing, and does not use verbs. NAMES_VERBS and HAS_VERBS put strings of verbs programs
+   into it. With an argument it waits until its input ends; if HOLDS is defined, it first loads the
+   library that the argument names. */
 #include <dlfcn.h>
 #include <stdio.h>
 

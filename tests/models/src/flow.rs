@@ -32,8 +32,8 @@ impl Flow {
         fits
     }
 
-    /// Reserves bytes; without room registers as a waiter and tries again. Returns true if the bytes
-    /// are reserved.
+    /// Reserves bytes; without room registers as a waiter and tries again. Returns true if the
+    /// bytes are reserved.
     fn reserve_or_wait(&self, qpn: Qpn, bytes: u32) -> bool {
         self.reserve(bytes) || {
             self.waiters.push(qpn, bytes);

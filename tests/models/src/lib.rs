@@ -1,6 +1,6 @@
 //! Models of the handshakes between threads and processes: source files of the provider, compiled
-//! with loom's atomics. Loom runs a model with every interleaving of its threads, and lets each load
-//! return every value that the memory model allows.
+//! with loom's atomics. Loom runs a model with every interleaving of its threads, and lets each
+//! load return every value that the memory model allows.
 //!
 //! `cargo test -p roxe-models` takes seconds. The mutants whose names contain `loom` remove fences,
 //! and show that a model fails without them (`tests/mutants/run loom`).

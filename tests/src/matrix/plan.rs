@@ -64,8 +64,8 @@ fn cells(mtus: &[u32], wanted: impl Fn(&Cell) -> bool) -> Vec<Cell> {
 mod tests {
     use super::*;
 
-    /// Counted by hand: operations x sizes x MTUs per group are RC 5 x 7 x 3 + 2 atomics x 3, UC 4 x
-    /// 7 x 3, UD 2 x 7 x 3; there are twelve groups.
+    /// Counted by hand: operations x sizes x MTUs per group are RC 5 x 7 x 3 + 2 atomics x 3, UC 4
+    /// x 7 x 3, UD 2 x 7 x 3; there are twelve groups.
     #[test]
     fn every_cell_is_listed_once() {
         let plan = all();

@@ -1,6 +1,6 @@
-//! Tests requests and their results by scripts. Each script runs through the Rust API and the C ABI,
-//! in one process and between two, over shared memory and UDP, and for reliable services also on a
-//! lossy network.
+//! Tests requests and their results by scripts. Each script runs through the Rust API and the C
+//! ABI, in one process and between two, over shared memory and UDP, and for reliable services also
+//! on a lossy network.
 //!
 //! `script.rs` describes the language. Errors of calls, C structures and the engine have tests in
 //! their own crates.

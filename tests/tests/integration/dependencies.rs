@@ -1,4 +1,5 @@
-//! Checks that the dependencies satisfy tests/deny.toml: licences, sources, and no C in the product.
+//! Checks that the dependencies satisfy tests/deny.toml: licences, sources, and no C in the
+//! product.
 //!
 //! `cargo deny` checks more, such as known vulnerabilities, but needs a network for that.
 
@@ -27,8 +28,8 @@ fn tree(arguments: &[&str]) -> Vec<String> {
     text.lines().map(|line| line.trim_end_matches(" (*)").to_owned()).filter(|line| !line.is_empty()).collect()
 }
 
-/// Returns true if an SPDX expression can be satisfied by allowed licences. Old crates write `/` for
-/// `OR`.
+/// Returns true if an SPDX expression can be satisfied by allowed licences. Old crates write `/`
+/// for `OR`.
 fn is_allowed(expression: &str, allowed: &[&str]) -> bool {
     let flat = expression.replace(['(', ')'], "").replace('/', " OR ");
     // In the expressions of all dependencies, AND joins a choice in brackets and one licence.

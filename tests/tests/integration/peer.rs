@@ -1,6 +1,6 @@
 //! Tests the agent (`roxe peer`) over loopback: it authenticates controllers, releases the objects
-//! of a session, and gives controllers no access to memory outside its buffers. Two agents run every
-//! operation between their cards.
+//! of a session, and gives controllers no access to memory outside its buffers. Two agents run
+//! every operation between their cards.
 
 use roxe_peer::client::{Client, ClientError};
 use roxe_peer::protocol::{Command as Do, limits};

@@ -3,8 +3,8 @@
 //! pairs around switches with short queues.
 //!
 //! [`roxe_sim::scenario`] describes the invariants. Every run has its own seed. A failing run is
-//! shrunk and printed as a text for [`run`] that repeats it. `ROXE_SIM_RUNS` sets the number of runs
-//! per test, `ROXE_SIM_SEED` the first seed.
+//! shrunk and printed as a text for [`run`] that repeats it. `ROXE_SIM_RUNS` sets the number of
+//! runs per test, `ROXE_SIM_SEED` the first seed.
 
 use roxe_sim::case::Net;
 use roxe_sim::case::shrink;

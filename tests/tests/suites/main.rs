@@ -4,9 +4,9 @@
 //! cargo test -p roxe-tests --test suites -- [SUITE|SUITE,SUITE...|GROUP] [OPTION...] [WORD...]
 //! ```
 //!
-//! A GROUP stands for all of its suites. Without arguments every suite runs. Of several suites, each
-//! runs in its own process. `--fail-fast` stops at the first failed check; the modules document
-//! other options. A WORD picks the checks whose name contains it.
+//! A GROUP stands for all of its suites. Without arguments every suite runs. Of several suites,
+//! each runs in its own process. `--fail-fast` stops at the first failed check; the modules
+//! document other options. A WORD picks the checks whose name contains it.
 
 use roxe_tests::allocator::WatchedAllocator;
 use roxe_tests::build;

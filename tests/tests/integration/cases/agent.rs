@@ -1,5 +1,5 @@
-//! The agent of the Rust configurations: runs the lines of a script through the Rust API. `c_abi.rs`
-//! runs them through the C functions; `script.rs` describes the language.
+//! The agent of the Rust configurations: runs the lines of a script through the Rust API.
+//! `c_abi.rs` runs them through the C functions; `script.rs` describes the language.
 
 use super::line::Line;
 use roxe::{

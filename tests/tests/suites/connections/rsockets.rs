@@ -104,8 +104,8 @@ impl SocketPair {
         }
     }
 
-    /// Runs the pair. Checks that both exit with 0 (a server that stays must still run), that `judge`
-    /// accepts the client's output, and that the bytes went over RDMA.
+    /// Runs the pair. Checks that both exit with 0 (a server that stays must still run), that
+    /// `judge` accepts the client's output, and that the bytes went over RDMA.
     fn check(&self, judge: impl FnOnce(&str) -> CheckResult) -> CheckResult {
         let [server, client] = self.run(&self.launch).map_err(|e| e.to_string())?;
         let check = || {
@@ -212,8 +212,8 @@ fn stock(tool: &str, options: &str, lossy: bool) -> Verdict {
     sockets.check(figures).into()
 }
 
-/// Checks that there is a line of results: name, bytes, transfers, iterations (not `udpong`), total,
-/// time, rate, microseconds.
+/// Checks that there is a line of results: name, bytes, transfers, iterations (not `udpong`),
+/// total, time, rate, microseconds.
 fn figures(output: &str) -> CheckResult {
     let is_figure = |line: &str| {
         let columns: Vec<&str> = line.split_whitespace().collect();

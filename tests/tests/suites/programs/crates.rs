@@ -1,5 +1,5 @@
-//! Runs the published examples of the Rust crates `ibverbs`, `sideway` and `rrddmma` from crates.io,
-//! unmodified except for the device name in those of rrddmma.
+//! Runs the published examples of the Rust crates `ibverbs`, `sideway` and `rrddmma` from
+//! crates.io, unmodified except for the device name in those of rrddmma.
 //!
 //! `tests/crates` fixes their versions and dependencies. The package is assembled and built in the
 //! folder `crates` of the target folder. It is linked with the system's libibverbs and runs with

@@ -48,8 +48,8 @@ const UCT: [(&str, &str); 7] = [
     ("ud_verbs", "-t am_bw -n 500 -s 1024 -D bcopy"),
 ];
 
-/// Options of io_demo, for both sides. It connects through librdmacm, whereas ucx_perftest exchanges
-/// addresses over TCP. `-q` checks every byte.
+/// Options of io_demo, for both sides. It connects through librdmacm, whereas ucx_perftest
+/// exchanges addresses over TCP. `-q` checks every byte.
 const IO_DEMO: [&str; 3] =
     ["-q -i 100 -d 64:8000", "-q -i 100 -d 64:100000 -o read,write -w 4", "-q -i 100 -d 64:100000 -o read,write -A"];
 
@@ -143,8 +143,8 @@ fn lists_transports() -> Verdict {
     }
 }
 
-/// Returns true if `ucx_info -d` lists the transport `name` on roxe's port: in its line and the next
-/// one.
+/// Returns true if `ucx_info -d` lists the transport `name` on roxe's port: in its line and the
+/// next one.
 fn has_transport(output: &str, name: &str) -> bool {
     let lines: Vec<&str> = output.lines().map(|line| line.trim_start_matches(['#', ' '])).collect();
     lines

@@ -1,5 +1,5 @@
-//! Runs an MPI program over Debian's OpenMPI and MPICH, unmodified, on both links, as root and as an
-//! ordinary user. `tests/clients/mpi/exchange.c` compares every byte that its ranks exchange.
+//! Runs an MPI program over Debian's OpenMPI and MPICH, unmodified, on both links, as root and as
+//! an ordinary user. `tests/clients/mpi/exchange.c` compares every byte that its ranks exchange.
 //!
 //! Both libraries silently fall back to TCP or their own shared memory. So every check allows one
 //! transport only, and requires that roxe sends at least the bytes that the ranks exchange.

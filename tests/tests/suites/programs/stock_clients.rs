@@ -1,5 +1,5 @@
-//! Runs Debian's verbs programs, unmodified, in pairs under `roxe run` over the loopback device, and
-//! checks their output.
+//! Runs Debian's verbs programs, unmodified, in pairs under `roxe run` over the loopback device,
+//! and checks their output.
 
 use roxe_tests::pair::{self, Outcome, Program};
 use roxe_tests::perftest;

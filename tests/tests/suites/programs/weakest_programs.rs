@@ -1,6 +1,6 @@
-//! Runs stock programs on the weakest card that the standard allows (`roxe run --weakest`). Programs
-//! that rely only on guarantees of verbs pass with every seed. The others are listed with their
-//! assumption, and pass without the weakness that breaks it.
+//! Runs stock programs on the weakest card that the standard allows (`roxe run --weakest`).
+//! Programs that rely only on guarantees of verbs pass with every seed. The others are listed with
+//! their assumption, and pass without the weakness that breaks it.
 //!
 //! ```text
 //! cargo test -p roxe-tests --test suites -- weakest_programs [--all] [--seed N] [WORD...]

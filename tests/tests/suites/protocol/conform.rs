@@ -1,6 +1,6 @@
 //! Runs the catalogue of conformance cases against an agent on this host over UDP sockets. Cases
-//! that need two hosts (IPv6 on both sides, connections to the near side) run over a veth pair. Also
-//! checks the report and capture of `roxe drill` for a deviating card.
+//! that need two hosts (IPv6 on both sides, connections to the near side) run over a veth pair.
+//! Also checks the report and capture of `roxe drill` for a deviating card.
 //!
 //! `cargo test -p roxe-tests --test suites -- conform [--all] [WORD...]`: without `--all` only
 //! folders with fast scripts, and over the veth pair only scripts that need it.

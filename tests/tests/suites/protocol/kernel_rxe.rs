@@ -1,5 +1,5 @@
-//! Checks that roxe on this host and the Linux kernel's rxe in a QEMU guest interoperate: the matrix
-//! of cells, and Debian's stock programs.
+//! Checks that roxe on this host and the Linux kernel's rxe in a QEMU guest interoperate: the
+//! matrix of cells, and Debian's stock programs.
 //!
 //! Without arguments, as for every change, runs a few cells of every operation and condition, and a
 //! few stock programs.

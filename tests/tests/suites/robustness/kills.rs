@@ -10,7 +10,8 @@
 //! ```
 //!
 //! A process that waits for a processor cannot report an error. So the limit grows by the time that
-//! the survivor's threads waited (`/proc/PID/schedstat`). The suite prints how often that was needed.
+//! the survivor's threads waited (`/proc/PID/schedstat`). The suite prints how often that was
+//! needed.
 
 mod load;
 mod peer;
@@ -93,8 +94,9 @@ impl Fate {
 }
 
 /// Returns the time after which a requester with these attributes gives up. It waits twice for its
-/// timeout, once for twice that, and then for four times that, but at most 250 ms unless the timeout
-/// is longer (`transport/src/qp/reliability.rs`; IBA §9.7.6.1.3 allows four times for each wait).
+/// timeout, once for twice that, and then for four times that, but at most 250 ms unless the
+/// timeout is longer (`transport/src/qp/reliability.rs`; IBA §9.7.6.1.3 allows four times for each
+/// wait).
 fn retry_time() -> Duration {
     let one = Duration::from_nanos(4096 << TIMEOUT);
     let longest = one.max(Duration::from_millis(250));
@@ -325,8 +327,8 @@ impl<'a> Sequence<'a> {
         peer.end()
     }
 
-    /// Waits until the survivor has no more descriptors, rings and threads than `before`. The engine
-    /// releases the resources of dead peers periodically, not at once.
+    /// Waits until the survivor has no more descriptors, rings and threads than `before`. The
+    /// engine releases the resources of dead peers periodically, not at once.
     fn check_census(&mut self, before: &str) -> Result<(), String> {
         let numbers = |text: &str| text.split(' ').filter_map(|word| word.parse::<u64>().ok()).collect::<Vec<_>>();
         let (limit, start) = (numbers(before), Instant::now());

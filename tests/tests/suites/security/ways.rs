@@ -152,8 +152,8 @@ const WAYS: &[Way] = &[
 /// Programs that load a libibverbs in different ways, in a folder that every user can read.
 struct Programs {
     folder: Scratch,
-    /// Folder of the runtime folders. Its path is short, because roxe ignores a runtime folder whose
-    /// path is too long for sockets and uses one that all programs of the user share.
+    /// Folder of the runtime folders. Its path is short, because roxe ignores a runtime folder
+    /// whose path is too long for sockets and uses one that all programs of the user share.
     runtime: Scratch,
 }
 

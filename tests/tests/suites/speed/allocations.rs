@@ -1,8 +1,8 @@
-//! Checks that transport allocates no memory for a message: not to post, send, receive, acknowledge,
-//! retransmit or complete it, nor to apply fault rules to its packets.
+//! Checks that transport allocates no memory for a message: not to post, send, receive,
+//! acknowledge, retransmit or complete it, nor to apply fault rules to its packets.
 //!
-//! Two queue pairs exchange messages over the simulated network, which does not allocate either once
-//! it is warm. A suite has no test harness, which would allocate on another thread.
+//! Two queue pairs exchange messages over the simulated network, which does not allocate either
+//! once it is warm. A suite has no test harness, which would allocate on another thread.
 
 use crate::ALLOCATOR;
 use roxe_sim::{Mr, Pair, Peer, Setup};

@@ -21,8 +21,8 @@ const MESSAGES: [u64; 2] = [320, 960];
 /// Number of counts, of which the majority decides: a count is wrong if the background thread polls
 /// a packet first.
 const ROUNDS: usize = 3;
-/// Number of counts of which `--write` records the median: on some paths the background thread often
-/// polls a packet first.
+/// Number of counts of which `--write` records the median: on some paths the background thread
+/// often polls a packet first.
 const ROUNDS_WRITTEN: usize = 9;
 /// Percent by which a path may exceed its count in the file. Counts vary by 3 %.
 const TOLERANCE: u64 = 10;
@@ -55,8 +55,8 @@ const FLAT: [Flat; 3] = [
 /// Numbers of warm-up messages and of counted messages on these paths: multiples of the largest
 /// number of queue pairs.
 const FLAT_MESSAGES: [u64; 2] = [1024, 4 * 1024];
-/// Percent by which a message may cost more with many objects. The background thread, which is never
-/// idle under this load, is counted, too, so that counts vary by 15 %.
+/// Percent by which a message may cost more with many objects. The background thread, which is
+/// never idle under this load, is counted, too, so that counts vary by 15 %.
 const TOLERANCE_FLAT: u64 = 25;
 /// The counted threads: the program's, or also the background thread.
 #[derive(Clone, Copy)]

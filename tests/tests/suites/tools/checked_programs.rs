@@ -1,6 +1,6 @@
-//! Runs programs of the field under the checker (`roxe run --check`), which reports no errors except
-//! mistakes in their source. [`KNOWN_MISTAKES`] and [`DELIBERATE`] list these mistakes, as does
-//! docs/reference/checker.md. The suite `misuse` has more correct programs.
+//! Runs programs of the field under the checker (`roxe run --check`), which reports no errors
+//! except mistakes in their source. [`KNOWN_MISTAKES`] and [`DELIBERATE`] list these mistakes, as
+//! does docs/reference/checker.md. The suite `misuse` has more correct programs.
 //!
 //! ```text
 //! cargo test -p roxe-tests --test suites -- checked_programs [--all] [WORD...]

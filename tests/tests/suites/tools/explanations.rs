@@ -1,6 +1,6 @@
-//! Checks that `roxe run --explain` explains each failure by its cause, so that causes with the same
-//! status or errno can be distinguished. `tests/clients/misuse/failure.c` has the programs. Runs on
-//! both links and, as root, towards another host.
+//! Checks that `roxe run --explain` explains each failure by its cause, so that causes with the
+//! same status or errno can be distinguished. `tests/clients/misuse/failure.c` has the programs.
+//! Runs on both links and, as root, towards another host.
 
 use roxe_tests::guest::link;
 use roxe_tests::pair::{self, Launch, Program};

@@ -63,8 +63,8 @@ impl CapturedPacket {
         Ok(Self { direction, comment: frame.comment.to_owned(), net, bytes: payload.to_vec() })
     }
 
-    /// Checks that the ICRC is right, or that the comment reports the damage. The other side's rules
-    /// damage incoming packets.
+    /// Checks that the ICRC is right, or that the comment reports the damage. The other side's
+    /// rules damage incoming packets.
     fn check(&self) -> CheckResult {
         let damaged = match self.direction {
             Direction::Outbound => self.comment.contains("corrupted"),

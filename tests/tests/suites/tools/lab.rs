@@ -22,8 +22,8 @@ const RPING: &str = "if [ $LAB_HOST = 1 ]; then exec rping -s -a $ADDR -C 5; fi
 for i in $(seq 100); do rping -c -a $ADDR -C 5 -v && exit 0; sleep 0.1; done; exit 1";
 
 pub(crate) fn main() -> ExitCode {
-    // Prepare the kernel before entering the namespace, which has no network. Checks without a guest
-    // also run if that fails.
+    // Prepare the kernel before entering the namespace, which has no network. Checks without a
+    // guest also run if that fails.
     let _ = kernel();
     crate::alone("lab", || report::main(checks()))
 }
@@ -138,9 +138,9 @@ fn judge_order(name: &str, text: &str, lines: &[&str], other: &str) -> Verdict {
     Verdict::Failed(text_of(&output))
 }
 
-/// In its own process namespace, the first host's server has the same process id as a process of the
-/// second host in the lab's namespace. Host 2 starts its server only after host 3, which waits for
-/// host 1, so host 2 must not count as ready before.
+/// In its own process namespace, the first host's server has the same process id as a process of
+/// the second host in the lab's namespace. Host 2 starts its server only after host 3, which waits
+/// for host 1, so host 2 must not count as ready before.
 fn numbers_collide() -> Verdict {
     let text = r#"
         [[host]]
@@ -273,8 +273,8 @@ fn survives_cut(prefix: &[&str]) -> Verdict {
 /// unacknowledged.
 const GROWS: &str = "before=$(psn); sleep 0.1; [ \"$before\" ] && [ \"$(psn)\" != \"$before\" ]";
 
-/// Waits until the second host makes progress, cuts its link, waits for two timeouts, heals the link
-/// and waits for progress.
+/// Waits until the second host makes progress, cuts its link, waits for two timeouts, heals the
+/// link and waits for progress.
 fn cut_and_heal(prefix: &[&str], process: &str) -> Verdict {
     let act = |words: &[&str]| {
         let output = roxe_lab(&[prefix, &["timeout", "30"]].concat(), &[&["--lab", process], words].concat()).output();
@@ -319,8 +319,8 @@ fn cut_and_heal(prefix: &[&str], process: &str) -> Verdict {
     Verdict::Passed
 }
 
-/// Runs one rank on each host. docs/how-to/several-hosts.md has the script with which mpirun reaches
-/// the other hosts.
+/// Runs one rank on each host. docs/how-to/several-hosts.md has the script with which mpirun
+/// reaches the other hosts.
 fn mpi(prefix: &[&str]) -> Verdict {
     if !prefix.is_empty() && !link::is_root() {
         return Verdict::Skipped("needs root, to become an ordinary user".to_owned());
@@ -525,7 +525,8 @@ fn processes(mark: &str) -> usize {
     lines.filter(|line| line.windows(mark.len()).any(|part| part == mark.as_bytes())).count()
 }
 
-/// Calls `judge` with the version of the kernel for guests and its folder. Skips if no guest can run.
+/// Calls `judge` with the version of the kernel for guests and its folder. Skips if no guest can
+/// run.
 fn with_kernel(judge: impl FnOnce(&str, String) -> Result<Verdict, Verdict>) -> Verdict {
     match kernel() {
         Ok(kernel) => {

@@ -2,10 +2,10 @@
 //!
 //! Each page is one shell session in an empty folder, with only `roxe` and the system's programs in
 //! PATH. A block ```` ```LANGUAGE,file=NAME ```` becomes a file. In a block ```` ```console ````,
-//! lines that begin with `$ ` are commands. The lines below a command must be its output, except for
-//! numbers and spaces; a line `...` matches any lines. A block after `<!-- not run: REASON -->` is
-//! skipped. `<!-- uses: PAGE -->` adds the files of another page. Commands in tables of the README
-//! run one by one.
+//! lines that begin with `$ ` are commands. The lines below a command must be its output, except
+//! for numbers and spaces; a line `...` matches any lines. A block after `<!-- not run: REASON -->`
+//! is skipped. `<!-- uses: PAGE -->` adds the files of another page. Commands in tables of the
+//! README run one by one.
 //!
 //! `cargo test -p roxe-tests --test suites -- manual [--write] [WORD...]`: `--write` updates the
 //! outputs in the pages.
@@ -27,8 +27,8 @@ const OTHER_SUITES: &[(&str, &str)] = &[("first-mistakes.md", "the suite `beginn
 const TOOLS: &[&str] = &["ibv_rc_pingpong", "rping", "gcc", "cmake", "pytest-3"];
 /// Mark before the output of each command.
 const OUTPUT_MARK: char = '\u{1}';
-/// Mark around the exit status after the output. Later output, such as that of `roxe run --explain`,
-/// follows it.
+/// Mark around the exit status after the output. Later output, such as that of `roxe run
+/// --explain`, follows it.
 const STATUS_MARK: char = '\u{2}';
 
 /// Placeholders in the README's table of commands, and their values.
@@ -194,8 +194,8 @@ fn without_numbers(line: &str) -> Vec<String> {
     line.split_whitespace().map(split).collect()
 }
 
-/// Runs the steps in one shell in an empty folder, and returns the output of each command. A command
-/// without expected output must succeed.
+/// Runs the steps in one shell in an empty folder, and returns the output of each command. A
+/// command without expected output must succeed.
 fn session(steps: &[Step]) -> Result<Vec<String>, String> {
     let scratch = Scratch::new("manual")?;
     let (mut script, mut is_server) = (String::new(), false);

@@ -1,7 +1,7 @@
 //! Tests the checker (`roxe run --check`) with twins in `tests/clients/misuse`: for every rule one
 //! or more programs that break it, and the same programs without the mistake. On both links, each
-//! wrong twin is reported with the line of its source, and no right twin is reported. Stock programs
-//! have no errors. Two processes can write one valid report file.
+//! wrong twin is reported with the line of its source, and no right twin is reported. Stock
+//! programs have no errors. Two processes can write one valid report file.
 
 use roxe_check::{EXIT_STATUS, Rule, Severity};
 use roxe_tests::pair::{self, Launch, Program};

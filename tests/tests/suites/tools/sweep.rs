@@ -1,6 +1,6 @@
-//! Runs `roxe sweep` on programs with one mistake on an error path, and on the same programs without
-//! it (`tests/clients/sweep`). This suite tries only the faults that show the mistake; `sweep_twins`
-//! tries all faults on every pair of programs, on both links.
+//! Runs `roxe sweep` on programs with one mistake on an error path, and on the same programs
+//! without it (`tests/clients/sweep`). This suite tries only the faults that show the mistake;
+//! `sweep_twins` tries all faults on every pair of programs, on both links.
 
 use roxe_tests::build;
 use roxe_tests::cc;

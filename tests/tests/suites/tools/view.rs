@@ -507,8 +507,8 @@ fn counters_change_while_running() -> Verdict {
     if text(&output.stdout) == "moved\n" { Verdict::Passed } else { Verdict::Failed(transcript(&output)) }
 }
 
-/// Kills two running programs once both have written their counters. On a busy machine one may do so
-/// 1,000 packets before the other.
+/// Kills two running programs once both have written their counters. On a busy machine one may do
+/// so 1,000 packets before the other.
 fn killed_processes_are_counted() -> Verdict {
     if !installed("ibv_rc_pingpong") {
         return Verdict::not_installed("ibv_rc_pingpong");

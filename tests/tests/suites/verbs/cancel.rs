@@ -1,6 +1,6 @@
-//! Runs the programs in `tests/clients/cancel` on both links. Threads are cancelled while they post,
-//! poll, sleep and create objects; no lock stays held, and the other threads continue. A process
-//! whose main thread ends first exits with its last thread.
+//! Runs the programs in `tests/clients/cancel` on both links. Threads are cancelled while they
+//! post, poll, sleep and create objects; no lock stays held, and the other threads continue. A
+//! process whose main thread ends first exits with its last thread.
 
 use roxe_tests::cc::{self, Compiled};
 use roxe_tests::pair::{self, Program};

@@ -36,8 +36,8 @@ const LOSSY: &str = "drop rx 1% service=RC,XRC op=REQUEST,READ_RESPONSE,ATOMIC_A
                    duplicate rx 1% service=RC,XRC; reorder rx 1% service=RC,XRC; delay rx 5% service=UC,UD by=1ms";
 
 /// Tests that assume that a SEND completes before the receive of the peer's reply. With any card
-/// that is wrong if the acknowledgement of the SEND is lost or late. These tests run separately with
-/// [`WITHOUT_ACK_LOSS`].
+/// that is wrong if the acknowledgement of the SEND is lost or late. These tests run separately
+/// with [`WITHOUT_ACK_LOSS`].
 const NEED_ALL_ACKS: [&str; 1] = ["test_tag_matching.TMTest.test_tm_rndv"];
 
 /// Fault rules without lost acknowledgements. The losses are fixed rather than random, because the

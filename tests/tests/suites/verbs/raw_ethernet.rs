@@ -114,8 +114,8 @@ fn arrow(is_outbound: bool) -> &'static str {
     if is_outbound { "here to there" } else { "there to here" }
 }
 
-/// Returns the bandwidth checks. `--raw_mcast` is not among them, because its server destroys a flow
-/// that it has never created.
+/// Returns the bandwidth checks. `--raw_mcast` is not among them, because its server destroys a
+/// flow that it has never created.
 fn bandwidth(network: &Arc<Network>, is_outbound: bool) -> Vec<Check> {
     const UDP: &str = "-J TO -j FROM -K 5678 -k 1234";
     // Options of both ends, of the server, of the client.

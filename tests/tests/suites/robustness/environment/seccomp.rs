@@ -1,6 +1,6 @@
 //! Restricts a process to the system calls of an unprivileged Docker container. The filter refuses
-//! the calls that Docker lists as blocked by its default profile (docs.docker.com, "Seccomp security
-//! profiles for Docker").
+//! the calls that Docker lists as blocked by its default profile (docs.docker.com, "Seccomp
+//! security profiles for Docker").
 //!
 //! The filter is a classic BPF program for `seccomp` (`man 2 seccomp`) over `struct seccomp_data`:
 //! number, architecture, instruction pointer, arguments.

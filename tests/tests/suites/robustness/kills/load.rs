@@ -1,5 +1,5 @@
-//! One end of a pair under load: four reliable queue pairs with full queues of WRITEs, SENDs, READs,
-//! and WRITEs that are read back. Checks every received byte.
+//! One end of a pair under load: four reliable queue pairs with full queues of WRITEs, SENDs,
+//! READs, and WRITEs that are read back. Checks every received byte.
 
 use roxe::{
     Access, CompletionQueue, Context, Endpoint, Error, MemoryRegion, Qpn, QueuePair, RemoteAddr, WcOpcode, WcStatus,
@@ -27,8 +27,8 @@ const RECEIVES: usize = 4 * DEPTH;
 const LARGE: usize = 64 << 10;
 /// Length of a SEND in bytes.
 const SMALL: usize = 1 << 10;
-/// Offsets in the memory of a queue pair: data to send, target of the peer's WRITEs, READ responses,
-/// received SENDs.
+/// Offsets in the memory of a queue pair: data to send, target of the peer's WRITEs, READ
+/// responses, received SENDs.
 const SOURCE: usize = 0;
 const TARGET: usize = LARGE;
 const SINK: usize = 2 * LARGE;
