@@ -4,7 +4,8 @@
  * for each message size, which takes a quarter of a second of processor time. Here a microsecond
  * has 64 cycles, so that takes less time, and rarely fails while other processes are busy. All
  * times that perftest prints are wrong by the same factor, so this is only for tests that ignore
- * them. /
+ * them.
+ */
 #include <sys/time.h>
 #include <x86intrin.h>
 
