@@ -1,4 +1,4 @@
-//! libFuzzer's door to [`roxe_fuzz::cm_mad()`].
+//! libFuzzer entry point of [`roxe_fuzz::cm_mad()`].
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| roxe_fuzz::cm_mad(data));

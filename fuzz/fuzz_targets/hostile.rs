@@ -1,4 +1,4 @@
-//! libFuzzer's door to [`roxe_fuzz::hostile()`].
+//! libFuzzer entry point of [`roxe_fuzz::hostile()`].
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| roxe_fuzz::hostile(data));

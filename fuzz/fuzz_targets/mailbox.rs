@@ -1,4 +1,4 @@
-//! libFuzzer's door to [`roxe_fuzz::mailbox()`].
+//! libFuzzer entry point of [`roxe_fuzz::mailbox()`].
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| roxe_fuzz::mailbox(data));

@@ -1,4 +1,4 @@
-//! libFuzzer's door to [`roxe_fuzz::peer_request()`].
+//! libFuzzer entry point of [`roxe_fuzz::peer_request()`].
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| roxe_fuzz::peer_request(data));

@@ -1,4 +1,4 @@
-//! libFuzzer's door to [`roxe_fuzz::requester()`].
+//! libFuzzer entry point of [`roxe_fuzz::requester()`].
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| roxe_fuzz::requester(data));

@@ -1,4 +1,4 @@
-//! libFuzzer's door to [`roxe_fuzz::responder()`].
+//! libFuzzer entry point of [`roxe_fuzz::responder()`].
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| roxe_fuzz::responder(data));

@@ -1,4 +1,4 @@
-//! libFuzzer's door to [`roxe_fuzz::rsocket()`].
+//! libFuzzer entry point of [`roxe_fuzz::rsocket()`].
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| roxe_fuzz::rsocket(data));

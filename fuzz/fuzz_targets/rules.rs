@@ -1,4 +1,4 @@
-//! libFuzzer's door to [`roxe_fuzz::rules()`].
+//! libFuzzer entry point of [`roxe_fuzz::rules()`].
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| roxe_fuzz::rules(data));

@@ -1,10 +1,12 @@
-//! A capture file from anywhere.
+//! Fuzz target: capture files.
 
 use roxe_wire::NetHeader;
 use roxe_wire::capture::{frames, ip_packet};
 
-/// Properties: reading never panics and ends; a frame lies within the file; nothing follows an
-/// error; every packet in a frame satisfies [`crate::packet()`].
+/// The input is a capture file.
+///
+/// Properties: reading never panics and ends; frames do not overlap; no frame follows an error;
+/// every packet in a frame satisfies [`crate::packet()`].
 ///
 /// # Panics
 /// If a property does not hold.

@@ -1,5 +1,5 @@
-//! One connection manager: its program calls verbs, and it receives any messages that a faulty peer
-//! or a host without a connection can send.
+//! Fuzz target: a connection manager whose program calls verbs, and which receives any messages
+//! that a faulty peer or a host without a connection can send.
 
 use roxe_sim::{Choices, Script};
 use roxe_transport::cm::{
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-/// Services that the program listens for: by addresses, with a mask.
+/// Services for which the program listens: one with IP addresses, one with a mask.
 const SERVICES: [ServiceId; 2] = [ServiceId(0x0106_1d2f), ServiceId(0x013f_0000)];
 const GUIDS: [Guid; 3] = [Guid(2), Guid(3), Guid(0)];
 const BACKLOG: usize = 3;
@@ -29,10 +29,10 @@ const LONGEST_WAIT: u64 = 200_000_000_000;
 /// The input is the verbs of a program, the messages of peers to its connection manager, and the
 /// times between them.
 ///
-/// Properties: no panic; a message causes at most two answers, which parse to equal messages; a
+/// Properties: no panic; a message causes at most two replies, which parse to equal messages; a
 /// message from an address other than the peer's changes no connection; the end of a connection is
-/// reported once, as its last event; memory is bounded; and after the program has destroyed all
-/// connections none is left, in bounded time.
+/// reported once, as its last event; the number of connections is bounded; once the program has
+/// destroyed all connections, the connection manager is empty in bounded time.
 ///
 /// # Panics
 /// If a property does not hold.
@@ -59,7 +59,7 @@ struct Host<'a> {
     now: Instant,
     drawn: u64,
     known: BTreeMap<CommId, Entry>,
-    /// The transaction that was sent last.
+    /// Transaction ID of the newest LAP.
     tid: TransactionId,
     qpns: u32,
 }
@@ -115,20 +115,20 @@ impl<'a> Host<'a> {
             let connect = Connect { transport, retry_for, ..Connect::new(route, SERVICES[0], qpn, psn) };
             self.call(|cm, cx| cm.connect(cx, &connect))
         };
-        let Ok(id) = asked else { return assert!(self.cm.len() >= MAX_CONNECTIONS, "there was room") };
+        let Ok(id) = asked else { return assert!(self.cm.len() >= MAX_CONNECTIONS, "refused below the limit") };
         let known = Entry { is_over: false, route: (!lookup).then_some(route) };
         // The id of an ended connection may be assigned again.
         assert!(self.known.insert(id, known).is_none_or(|old| old.is_over), "{id} is taken");
     }
 
-    /// Returns one of the program's ids, or another number.
+    /// Returns one of the program's ids, or an unknown one.
     fn id(&mut self) -> CommId {
-        let which = self.script.below(20) as usize;
-        let newest = self.known.keys().rev().nth(which).copied();
-        newest.unwrap_or_else(|| CommId::with_prefix(0x123, which as u32))
+        let index = self.script.below(20) as usize;
+        let newest = self.known.keys().rev().nth(index).copied();
+        newest.unwrap_or_else(|| CommId::with_prefix(0x123, index as u32))
     }
 
-    /// The program calls a verb on a connection, allowed or not.
+    /// The program calls a legal or illegal verb on a connection.
     fn call_verb(&mut self) {
         let id = self.id();
         let (qpn, time) = (Qpn::new(0x80), TimeCode::new(self.script.below(32) as u8));
@@ -165,7 +165,7 @@ impl<'a> Host<'a> {
         Route { local: address(self.script.pick(&[1, 1, 1, 11])), remote: address(self.script.pick(&[2, 2, 3, 12])) }
     }
 
-    /// Delivers a MAD with bytes of the input.
+    /// Delivers a MAD that contains bytes of the input.
     fn raw_message(&mut self) {
         let mut bytes = Mad { tid: self.tid, modifier: 0, message: Rtu::default().into() }.to_bytes();
         bytes[17] = 0x10 + self.script.below(12) as u8;
@@ -287,7 +287,7 @@ impl<'a> Host<'a> {
         Apr { local_comm_id: theirs, remote_comm_id: ours, info, status, private_data }
     }
 
-    /// Delivers a message and checks its effects.
+    /// Delivers a message and checks that it affects only its connection.
     fn deliver(&mut self, route: Route, mad: &Mad) {
         let others = self.others(route, &mad.message);
         // The result only selects a counter.
@@ -322,13 +322,13 @@ impl<'a> Host<'a> {
             }
             sent += 1;
         }
-        assert!(sent <= max, "{sent} answers to one message");
+        assert!(sent <= max, "{sent} replies to one message");
         while let Some(event) = self.cm.poll_event() {
-            self.note_event(&event);
+            self.record_event(&event);
         }
     }
 
-    fn note_event(&mut self, Event { id, kind }: &Event) {
+    fn record_event(&mut self, Event { id, kind }: &Event) {
         if let EventKind::ConnectRequest(origin, ..) | EventKind::LookupRequest(origin, ..) = kind {
             let route = matches!(kind, EventKind::ConnectRequest(..)).then_some(origin.route);
             let old = self.known.insert(*id, Entry { is_over: false, route });

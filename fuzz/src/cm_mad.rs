@@ -1,12 +1,12 @@
-//! Management datagrams to queue pair 1, from any sender.
+//! Fuzz target: management datagrams to queue pair 1.
 
 use roxe_wire::cm::{IpCmHeader, MAD_LEN, Mad, Message, PrivateData};
 
-/// The input is a MAD; one of another length is refused, and then cut or filled with zeros.
+/// The input is a MAD. An input of another length is refused, and then truncated or filled with
+/// zeros.
 ///
-/// Properties: parsing never panics; a parsed message is written back without additional bits,
-/// and parses to an equal message; it prints as one line; the addresses in private data are
-/// written back as well.
+/// Properties: parsing never panics; a parsed message is written without additional bits, and
+/// parses to an equal message; it prints as one line; the addresses in private data round-trip.
 ///
 /// # Panics
 /// If a property does not hold.

@@ -1,25 +1,27 @@
-//! Dissects any capture file, as text and as a page, and judges its cards.
+//! Fuzz target: the dissector and judge of capture files.
 
 use roxe_dissect::judge::{Vantage, judge};
 use roxe_dissect::{Analysis, Counts, Item, items, page, render, sections, words};
 
-/// Properties: telling never panics and ends; every packet of the file is counted once; what the
-/// file says becomes no markup of the page; charges name packets of the file.
+/// The input is a capture file.
+///
+/// Properties: dissecting never panics and ends; every packet of the file is counted once; text of
+/// the file does not become markup of the page; charges name packets of the file.
 ///
 /// # Panics
 /// When a property does not hold.
 pub fn dissect(data: &[u8]) {
     let Ok(items) = items(data, |_| false) else { return };
-    let (mut analysis, mut counts, mut told) = (Analysis::default(), Counts::default(), Vec::new());
+    let (mut analysis, mut counts, mut findings) = (Analysis::default(), Counts::default(), Vec::new());
     for item in items {
         let Item::Packet(captured) = item else { continue };
         let finding = analysis.take(&captured);
         counts.add(&captured, &finding);
         let _ = (words(&captured, &finding), sections(&captured));
-        told.push((captured, finding));
+        findings.push((captured, finding));
     }
-    assert_eq!(counts.packets, told.len());
-    let captured: Vec<_> = told.iter().map(|(captured, _)| *captured).collect();
+    assert_eq!(counts.packets, findings.len());
+    let captured: Vec<_> = findings.iter().map(|(captured, _)| *captured).collect();
     for is_complete in [false, true] {
         let judgement = judge(&captured, Vantage { is_complete });
         for charge in &judgement.charges {
@@ -29,8 +31,8 @@ pub fn dissect(data: &[u8]) {
         }
     }
     let title = "<i>\"'&";
-    let html = render(&page(title.to_owned(), &told, &analysis, &counts, vec![title.to_owned()]));
-    let remarks = told.iter().map(|(captured, _)| captured.remark).filter(|remark| remark.contains('<'));
+    let html = render(&page(title.to_owned(), &findings, &analysis, &counts, vec![title.to_owned()]));
+    let remarks = findings.iter().map(|(captured, _)| captured.remark).filter(|remark| remark.contains('<'));
     for text in remarks.chain([title]) {
         assert!(!html.contains(text), "{text:?} became markup");
     }

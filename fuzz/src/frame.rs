@@ -1,4 +1,4 @@
-//! Ethernet frames and flow rules with any content.
+//! Fuzz target: Ethernet frames and flow rules.
 
 use roxe_transport::steering::{Rule, RuleKind, Rules};
 use roxe_wire::frame::{Field, FrameKey, FrameMatch, checksum};
@@ -22,10 +22,11 @@ const FIELDS: [Field; 16] = [
     Field::SrcPort,
 ];
 
-/// The first 16 bytes choose fields and masks, the others are the frame. Properties: parsing never
-/// panics; a frame matches the fields parsed from it under any mask, and does not once a bit under
-/// the mask differs; filling in checksums changes nothing else and is idempotent; filled-in
-/// checksums verify.
+/// The first 16 bytes of the input choose fields and masks, the others are the frame.
+///
+/// Properties: parsing never panics; a frame matches its own fields under any mask, and does not
+/// match once a bit under the mask differs; filling in checksums changes only these and is
+/// idempotent; filled-in checksums verify.
 ///
 /// # Panics
 /// If a property does not hold.
@@ -46,8 +47,8 @@ pub fn frame(data: &[u8]) {
     check_rules(&key, choice, wanted, unwanted);
 }
 
-/// Checks that the table applies its rules in their order, and stops at a rule that ends the
-/// search.
+/// Checks that the table applies its rules in their order, and stops at a rule that takes the
+/// frame.
 fn check_rules(key: &FrameKey, choice: &[u8; 16], wanted: FrameMatch, unwanted: FrameMatch) {
     let mut rules = Rules::default();
     let mut expected = Vec::new();
@@ -66,8 +67,8 @@ fn check_rules(key: &FrameKey, choice: &[u8; 16], wanted: FrameMatch, unwanted: 
         expected.push((kind, target, applies, takes));
     }
     expected.sort_by_key(|(kind, target, ..)| (*kind, *target));
-    let taker = expected.iter().find(|(.., applies, takes)| *applies && *takes).map(|(kind, ..)| *kind);
-    expected.retain(|(kind, _, applies, _)| *applies && taker.is_none_or(|taker| *kind <= taker));
+    let last = expected.iter().find(|(.., applies, takes)| *applies && *takes).map(|(kind, ..)| *kind);
+    expected.retain(|(kind, _, applies, _)| *applies && last.is_none_or(|last| *kind <= last));
     let mut found = Vec::new();
     rules.steer(key, |target| found.push(*target));
     assert_eq!(found, expected.into_iter().map(|(_, target, ..)| target).collect::<Vec<_>>());

@@ -1,6 +1,9 @@
-//! Input that another process of this host controls: a frame in a mailbox, the bytes of a ring.
+//! Fuzz targets for input that another process of this host controls: messages in a mailbox, and
+//! the bytes of a ring.
 
-/// Properties: parsing never panics; a parsed value is written back to text that parses to an equal
+/// The input is a message in a mailbox.
+///
+/// Properties: parsing never panics; a parsed value is written to a message that parses to an equal
 /// value.
 ///
 /// # Panics
@@ -9,8 +12,10 @@ pub fn mailbox(data: &[u8]) {
     roxe_net::forward::check(data);
 }
 
-/// Properties: reading ends, and never panics; what is shown lies in the ring and is as long as its
-/// header says.
+/// The input is the bytes of a ring.
+///
+/// Properties: reading ends and never panics; every returned record is inside the ring and as long
+/// as its header says.
 ///
 /// # Panics
 /// If a property does not hold.

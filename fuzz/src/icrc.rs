@@ -1,17 +1,18 @@
-//! The ICRC against another implementation of the same CRC, fed by the letter of the specification.
+//! Fuzz target: the ICRC, compared with another implementation of the CRC over the bytes that the
+//! specification lists.
 
 use crc::{CRC_32_ISO_HDLC, Crc, Table};
 use roxe_wire::{Gid, NetHeader, ROCE_PORT, icrc};
 
-/// The other implementation.
+/// The other implementation of the CRC.
 const ORACLE: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISO_HDLC);
 /// Number of bytes of the input that become the network header.
 const NET_LEN: usize = 48;
 
 /// The input is a network header and the bytes after it.
 ///
-/// Properties: the ICRC equals the one that the oracle computes over the packet; it verifies and
-/// yields the identification it was made with; no other value verifies.
+/// Properties: the ICRC equals that of the oracle; it verifies, and the IP identification can be
+/// computed from it; no other value verifies.
 ///
 /// # Panics
 /// If a property does not hold.
@@ -60,7 +61,8 @@ fn net(bytes: &[u8; NET_LEN]) -> NetHeader {
     NetHeader { src, dst, src_port, traffic_class, hop_limit, flow_label, ident }
 }
 
-/// 8 bytes of ones, then the packet from the IP header on, with ones for what routers change.
+/// Computes the ICRC over 8 bytes of ones, then the packet from the IP header on, with ones in
+/// place of the fields that routers change.
 fn oracle(net: &NetHeader, covered: &[u8]) -> u32 {
     let mut digest = ORACLE.digest();
     digest.update(&[0xff; 8]);

@@ -1,13 +1,13 @@
-//! Fuzz targets as ordinary functions, and their corpora replayed by `cargo test`.
+//! Fuzz targets as functions. `cargo test` replays their corpora.
 //!
-//! A target accepts any bytes and panics if a property does not hold; each function lists its
-//! properties. There are parsers, a differential target ([`icrc()`]), models of both roles of a
-//! queue pair ([`responder()`], [`requester()`]), hostile peers, and the simulation
-//! ([`qp_pair()`]).
+//! A target accepts any bytes and panics if one of its properties, which its function lists, does
+//! not hold. Some targets test parsers, [`icrc()`] compares two implementations, [`responder()`]
+//! and [`requester()`] compare a queue pair with a model, [`hostile()`] and [`cm_machine()`] play a
+//! hostile peer, and [`qp_pair()`] drives the simulation.
 //!
-//! `cargo test -p roxe-fuzz` runs each on its corpus (`corpus/NAME/`, see [`seeds()`]) and on the
-//! same few thousand mutations of it, on the stable compiler. `fuzz/run MINUTES [NAME...]` searches
-//! for new inputs. Add an input that found a bug to the corpus.
+//! `cargo test -p roxe-fuzz` runs each target on its corpus (`corpus/NAME/`, see [`seeds()`]) and
+//! on a few thousand mutations of it, which are the same in every run. `fuzz/run MINUTES [NAME...]`
+//! searches for new inputs. Add an input that found a bug to the corpus.
 
 mod capture;
 mod cm_machine;

@@ -1,11 +1,13 @@
-//! Payloads of UDP datagrams with any content.
+//! Fuzz target: payloads of UDP datagrams.
 
 use roxe_wire::{NetHeader, Packet, icrc};
 use std::net::Ipv4Addr;
 
-/// Properties: parsing never panics; a parsed packet is written back to bytes that parse to the
-/// same; it prints as one line; its ICRC is right when sealed, says which identification it was
-/// sealed with, and is wrong with any other bit.
+/// The input is the payload of a UDP datagram.
+///
+/// Properties: parsing never panics; a parsed packet is written to bytes that parse to an equal
+/// packet; it prints as one line; a sealed ICRC verifies, yields the IP identification, and does
+/// not verify once a covered bit changes.
 ///
 /// # Panics
 /// If a property does not hold.
@@ -18,11 +20,11 @@ pub fn packet(data: &[u8]) {
 
     let written = emit(&net, &packet);
     assert_eq!(Packet::parse(&written), Ok(packet));
-    assert_eq!(written.len(), data.len(), "the opcode decides the length");
+    assert_eq!(written.len(), data.len(), "the written packet has another length");
     check_icrc(&net, written);
 }
 
-/// A network header that depends on the input a little.
+/// Returns a network header whose identification depends on the input.
 fn net(data: &[u8]) -> NetHeader {
     let loopback = Ipv4Addr::LOCALHOST.into();
     let ident = data.iter().fold(0, |sum: u16, byte| sum.wrapping_mul(31).wrapping_add(u16::from(*byte)));
@@ -33,7 +35,7 @@ fn emit(net: &NetHeader, packet: &Packet<'_>) -> Vec<u8> {
     let covered = packet.header.padded_len(packet.payload.len());
     let mut bytes = vec![0xee; covered + icrc::LEN];
     let payload = packet.header.emit(packet.payload.len(), &mut bytes[..covered]);
-    payload.expect("what parsed can be written").copy_from_slice(packet.payload);
+    payload.expect("a parsed packet can be written").copy_from_slice(packet.payload);
     icrc::seal(net, &mut bytes);
     bytes
 }
@@ -43,6 +45,6 @@ fn check_icrc(net: &NetHeader, mut sealed: Vec<u8>) {
     assert_eq!(icrc::solve_ident(net, &sealed, 0), Some(net.ident));
     let bit = usize::from(net.ident) % (sealed.len() * 8);
     sealed[bit / 8] ^= 1 << (bit % 8);
-    // Byte 4 holds the congestion bits, which routers may change.
+    // Byte 4 has the congestion bits, which the ICRC does not cover.
     assert_eq!(icrc::verify(net, &sealed), bit / 8 == 4);
 }

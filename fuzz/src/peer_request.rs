@@ -1,11 +1,11 @@
-//! The lines that a controller sends to an agent (`roxe peer`).
+//! Fuzz target: lines that a controller sends to an agent (`roxe peer`).
 
 use roxe_peer::protocol::{self, Request, names};
 
 /// The input is a line.
 ///
-/// Properties: parsing never panics and its errors have a text; a request round-trips; every
-/// accessor of an argument returns, and numbers that fit are equal in every width.
+/// Properties: parsing never panics and its errors have a text; a request round-trips; accessors of
+/// arguments never panic, and return equal numbers in every width that fits.
 ///
 /// # Panics
 /// If a property does not hold.

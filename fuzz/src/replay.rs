@@ -1,13 +1,13 @@
-//! Runs a target without a fuzzer: on its corpus, and on seeded mutations of it.
+//! Runs a target without a fuzzer: on its corpus, and on pseudorandom mutations of it.
 
 use std::fs;
 use std::path::Path;
 
-/// Runs `target` on every file of `corpus/name`, then on `mutations` mutated ones, the same in
-/// every run.
+/// Runs `target` on every file of `corpus/name`, then on `mutations` mutated files, which are the
+/// same in every run.
 ///
 /// # Panics
-/// If the corpus is missing or empty, or the target panics; the input is printed then.
+/// If the corpus is missing or empty, or if the target panics, whose input is then printed.
 pub fn replay(name: &str, target: impl Fn(&[u8]), mutations: u32) {
     let corpus = corpus(name);
     assert!(!corpus.is_empty(), "no corpus for {name}");
@@ -29,15 +29,14 @@ fn corpus(name: &str) -> Vec<Vec<u8>> {
 }
 
 fn run(target: impl Fn(&[u8]), input: &[u8]) {
-    let shown = ShowOnPanic(input);
+    let _print = PrintOnPanic(input);
     target(input);
-    drop(shown);
 }
 
 /// Prints the input if the target panics.
-struct ShowOnPanic<'a>(&'a [u8]);
+struct PrintOnPanic<'a>(&'a [u8]);
 
-impl Drop for ShowOnPanic<'_> {
+impl Drop for PrintOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let hex: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -46,7 +45,7 @@ impl Drop for ShowOnPanic<'_> {
     }
 }
 
-/// One to four changes to a file of the corpus.
+/// Returns a file of the corpus with one to four changes.
 fn mutate(corpus: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
     let mut input = corpus[random.below(corpus.len())].clone();
     for _ in 0..=random.below(4) {
@@ -63,7 +62,7 @@ fn mutate(corpus: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
     input
 }
 
-/// Xorshift: it only has to give the same numbers on every machine.
+/// A generator (xorshift) with the same numbers on every machine.
 struct Random(u64);
 
 impl Random {
@@ -74,13 +73,13 @@ impl Random {
         self.0
     }
 
-    /// 0..`limit`; 0 if there is no number below the limit.
+    /// Returns a number below `limit`; 0 if `limit` is 0.
     fn below(&mut self, limit: usize) -> usize {
         (self.next() % (limit.max(1) as u64)) as usize
     }
 
     fn byte(&mut self) -> u8 {
-        // The edges break more than the middle.
+        // Extreme values find more bugs.
         match self.below(4) {
             0 => 0,
             1 => 0xff,

@@ -2,8 +2,8 @@
 
 /// The input is a datagram, or the messages of a peer while it connects and afterwards.
 ///
-/// Properties: headers round-trip; unread bytes never exceed the buffer, nor posted ones the peer's
-/// room; a protocol violation ends the stream.
+/// Properties: headers round-trip; unread bytes never exceed the buffer, and posted bytes never
+/// exceed the peer's room; a protocol violation ends the stream.
 ///
 /// # Panics
 /// If a property does not hold.

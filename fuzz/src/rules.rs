@@ -1,10 +1,10 @@
-//! Texts of fault rules, applied to packets.
+//! Fuzz target: fault rules and the packets that they apply to.
 
 use roxe_transport::fault::{Direction, Injector, Rules, Seen};
 use roxe_wire::{Gid, NetHeader, Packet, Qpn, icrc};
 use std::time::Duration;
 
-/// Number of bytes after the text of the input that become one packet each.
+/// Number of bytes of the input that become one packet.
 const PACKET_LEN: usize = 40;
 
 /// The input is a text and, after a zero byte, packets.
@@ -50,5 +50,5 @@ fn judge(injectors: &mut [Injector; 2], bytes: &[u8]) {
     let mut sealed = bytes.to_vec();
     icrc::seal(&net, &mut sealed);
     corruption.apply(&mut sealed);
-    assert!(!icrc::verify(&net, &sealed), "{corruption:?} of {packet} is not found");
+    assert!(!icrc::verify(&net, &sealed), "{corruption:?} of {packet} is not detected");
 }

@@ -1,8 +1,8 @@
-//! The text of a drill script, and the card in this process to run it against.
+//! Fuzz target: drill scripts, run against a card in this process.
 
 use roxe_drill::{Script, VirtualCard, run};
 
-/// Longer scripts only run longer.
+/// Maximum length in bytes of a script that is run: longer ones only take more time.
 const MAX_LEN: usize = 4096;
 
 /// The input is a script.
@@ -19,7 +19,7 @@ pub fn script(data: &[u8]) {
     };
     let cases = script.cases();
     assert!(!cases.is_empty() && !script.title().is_empty());
-    // Large counts of `repeat` would only be slow.
+    // Scripts with `repeat` are not run, because large counts take too long.
     if text.len() <= MAX_LEN && !text.contains("repeat") {
         let outcome = run("fuzz", &cases[0], &mut VirtualCard::default());
         assert!(outcome.verdict.failure().is_none_or(|failure| !failure.to_string().is_empty()));

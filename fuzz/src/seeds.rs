@@ -1,5 +1,4 @@
-//! Seeds for the corpora out of the captures in `tests/captures`: one packet of every kind that was
-//! recorded.
+//! Extracts seeds for the corpora from `tests/captures`: one packet of every recorded kind.
 
 use roxe_wire::capture::{frames, ip_packet};
 use roxe_wire::cm::{
@@ -11,16 +10,15 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// Payload bytes that are kept of a longer payload: more would only make every mutation of it
-/// cheaper to waste.
-const KEPT: usize = 12;
+/// Maximum number of payload bytes of a seed: mutations of more payload would find nothing.
+const MAX_PAYLOAD: usize = 12;
 
 /// A file of a corpus: target, name, content.
 pub type Seed = (&'static str, String, Vec<u8>);
 
-/// The first packet of each opcode in the captures, truncated, as input of the packet targets, and
-/// the first message of each type of the connection manager. Types that no capture contains are
-/// constructed.
+/// Returns the first packet of each opcode in the captures, with a truncated payload, as inputs of
+/// the packet targets; and a connection manager message of each type, constructed if no capture has
+/// one.
 ///
 /// # Panics
 /// If the captures are missing or damaged.
@@ -34,7 +32,7 @@ pub fn seeds() -> Vec<Seed> {
         seeds.push(("packet", name, datagram));
     }
     seeds.extend(first_of_each_message().into_iter().map(|(name, mad)| ("cm_mad", format!("rxe-{name}"), mad)));
-    seeds.extend(made_messages().map(|mad| ("cm_mad", name_of(&mad), mad.to_bytes().to_vec())));
+    seeds.extend(constructed_messages().map(|mad| ("cm_mad", name_of(&mad), mad.to_bytes().to_vec())));
     seeds
 }
 
@@ -65,8 +63,8 @@ fn name_of(mad: &Mad) -> String {
     mad.message.name().to_lowercase().replace('_', "-")
 }
 
-/// One of each type that the captures do not have.
-fn made_messages() -> impl Iterator<Item = Mad> {
+/// Returns a message of each type that no capture has.
+fn constructed_messages() -> impl Iterator<Item = Mad> {
     let (local_comm_id, remote_comm_id) = (CommId(0x1111), CommId(0x2222));
     let answered = Answered::Rep;
     let info = Info::new(&[0xfe; 16]).expect("16 bytes");
@@ -98,7 +96,7 @@ fn made_messages() -> impl Iterator<Item = Mad> {
     messages.into_iter().map(|message| Mad { tid: TransactionId(0x77), modifier: 0, message })
 }
 
-/// Contents of all captures, sorted by file name.
+/// Returns the contents of all captures, sorted by file name.
 fn captures() -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/captures");
     let entries = fs::read_dir(&folder).expect("open the folder of captures");
@@ -125,9 +123,9 @@ fn collect(file: &[u8], found: &mut Found) {
     });
 }
 
-/// The first bytes of `payload`, as many as the opcode allows.
+/// Returns the first bytes of `payload`; all of them if the opcode does not allow fewer.
 fn shorten(header: &Header, payload: &[u8]) -> Vec<u8> {
-    let kept = &payload[..payload.len().min(KEPT)];
+    let kept = &payload[..payload.len().min(MAX_PAYLOAD)];
     let allowed = header.opcode().facts().payload.allows(kept.len());
     if allowed { kept.to_vec() } else { payload.to_vec() }
 }
@@ -140,7 +138,7 @@ fn seal(net: &NetHeader, header: &Header, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The whole IPv4 packet around a datagram.
+/// Returns the IPv4 packet around a datagram.
 fn ip_of(net: &NetHeader, datagram: &[u8]) -> Vec<u8> {
     let mut ip = net.to_grh(datagram.len())[20..].to_vec();
     for word in [net.src_port, roxe_wire::ROCE_PORT, (8 + datagram.len()) as u16, 0] {
@@ -150,7 +148,7 @@ fn ip_of(net: &NetHeader, datagram: &[u8]) -> Vec<u8> {
     ip
 }
 
-/// As [`crate::icrc()`] reads its input: network header fields, then the packet.
+/// Returns the input of [`crate::icrc()`] with these network header fields and this packet.
 fn icrc_input(net: &NetHeader, datagram: &[u8]) -> Vec<u8> {
     let mut input = vec![0, net.traffic_class, net.hop_limit];
     input.extend_from_slice(&net.src_port.to_be_bytes());
@@ -165,8 +163,8 @@ fn icrc_input(net: &NetHeader, datagram: &[u8]) -> Vec<u8> {
     input
 }
 
-/// As [`crate::hostile()`] reads its input: a connected queue pair that receives this packet, with
-/// numbers that fit.
+/// Returns the input of [`crate::hostile()`] for which a connected queue pair receives this packet,
+/// with matching QPN and PSN.
 fn raw_script(datagram: &[u8]) -> Vec<u8> {
     let service = match datagram[0] >> 5 {
         0 => 0,
@@ -174,8 +172,8 @@ fn raw_script(datagram: &[u8]) -> Vec<u8> {
         _ => 2,
     };
     let len = datagram.len().min(96);
-    // Service, no shared queue, RTS; a raw packet; its bytes; numbers replaced, the expected PSN;
-    // what to send.
+    // Service, no SRQ, RTS; raw bytes, their length; the bytes; replace QPN and PSN, by the
+    // expected PSN; room for sent packets.
     let mut script = vec![service, 0, 0, 0, 6, len as u8];
     script.extend_from_slice(&datagram[..len]);
     script.extend_from_slice(&[0xff, 0xff, 7, 7]);

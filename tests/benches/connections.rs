@@ -1,6 +1,5 @@
-//! Connections opened and closed per second, between two processes over the loopback device, as
-//! programs of the Rust API make them: address, path, queue pair, request, answer, disconnect, and
-//! everything is freed.
+//! Measures connections per second between two processes over the loopback device, with the Rust
+//! API: resolve address and route, create a queue pair, connect, disconnect, and free all objects.
 //!
 //! `cargo bench -p roxe-tests --bench connections -- [SECONDS [WIDTH...]]`
 
@@ -18,7 +17,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 /// Numbers of connections established at a time.
 const WIDTHS: [u32; 3] = [1, 8, 64];
 /// Timeout of address resolution.
-const LOOKUP: Duration = Duration::from_secs(2);
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -54,7 +53,7 @@ fn compare(numbers: &[u32]) -> Result<()> {
     Ok(())
 }
 
-/// Starts this program as a server; returns its address.
+/// Starts this program as a server. Returns the process and its address.
 fn start_server() -> Result<(Child, SocketAddr)> {
     let mut server = Command::new(std::env::current_exe()?).arg("serve").stdout(Stdio::piped()).spawn()?;
     let mut line = String::new();
@@ -66,22 +65,22 @@ fn start_server() -> Result<(Child, SocketAddr)> {
 struct End {
     channel: EventChannel,
     /// Protection domain and completion queue, once a device is known.
-    home: Option<(ProtectionDomain, CompletionQueue)>,
+    objects: Option<(ProtectionDomain, CompletionQueue)>,
     connections: HashMap<ObjectId, (CmId, QueuePair)>,
 }
 
 impl End {
     fn new() -> Result<Self> {
-        Ok(Self { channel: EventChannel::create()?, home: None, connections: HashMap::new() })
+        Ok(Self { channel: EventChannel::create()?, objects: None, connections: HashMap::new() })
     }
 
-    /// Gives `id` a queue pair.
-    fn equip(&mut self, id: CmId) -> Result<CmId> {
-        if self.home.is_none() {
+    /// Creates a queue pair for `id`.
+    fn create_qp(&mut self, id: CmId) -> Result<CmId> {
+        if self.objects.is_none() {
             let context = id.context()?;
-            self.home = Some((context.alloc_pd()?, context.create_cq(16)?));
+            self.objects = Some((context.alloc_pd()?, context.create_cq(16)?));
         }
-        let (pd, cq) = self.home.as_ref().ok_or("no home")?;
+        let (pd, cq) = self.objects.as_ref().ok_or("no objects")?;
         let qp = pd.create_qp(cq, cq).max_send_wr(1).max_recv_wr(1).build_on(&id)?;
         self.connections.insert(id.id(), (id.clone(), qp));
         Ok(id)
@@ -100,7 +99,7 @@ fn serve() -> Result<()> {
         match event.kind() {
             CmEventKind::ConnectRequest => {
                 let id = event.take_request().ok_or("a request without an id")?;
-                end.equip(id)?.accept(&ConnParam::default())?;
+                end.create_qp(id)?.accept(&ConnParam::default())?;
             }
             CmEventKind::Disconnected => {
                 if let Some((id, _qp)) = end.connections.remove(&event.id()) {
@@ -119,20 +118,21 @@ struct Client {
 }
 
 impl Client {
-    /// Opens and closes connections, `width` at a time, until then. Returns their number.
+    /// Opens and closes connections, `width` at a time, until the time `until`. Returns their
+    /// number.
     fn run(&mut self, width: u32, until: Instant) -> Result<u32> {
         let mut resolving = HashMap::new();
-        let (mut under_way, mut done) = (0, 0);
-        while under_way > 0 || Instant::now() < until {
-            while under_way < width && Instant::now() < until {
+        let (mut in_progress, mut done) = (0, 0);
+        while in_progress > 0 || Instant::now() < until {
+            while in_progress < width && Instant::now() < until {
                 let id = CmId::create(&self.end.channel, PortSpace::Tcp)?;
-                id.resolve_addr(None, self.address, LOOKUP)?;
+                id.resolve_addr(None, self.address, RESOLVE_TIMEOUT)?;
                 resolving.insert(id.id(), id);
-                under_way += 1;
+                in_progress += 1;
             }
             let event = self.end.channel.next_event()?;
             if self.act(&mut resolving, event)? {
-                (under_way, done) = (under_way - 1, done + 1);
+                (in_progress, done) = (in_progress - 1, done + 1);
             }
         }
         Ok(done)
@@ -142,9 +142,9 @@ impl Client {
     fn act(&mut self, resolving: &mut HashMap<ObjectId, CmId>, event: CmEvent) -> Result<bool> {
         let name = event.id();
         match event.kind() {
-            CmEventKind::AddrResolved => resolving.get(&name).ok_or("unknown")?.resolve_route(LOOKUP)?,
+            CmEventKind::AddrResolved => resolving.get(&name).ok_or("unknown")?.resolve_route(RESOLVE_TIMEOUT)?,
             CmEventKind::RouteResolved => {
-                let id = self.end.equip(resolving.remove(&name).ok_or("unknown")?)?;
+                let id = self.end.create_qp(resolving.remove(&name).ok_or("unknown")?)?;
                 id.connect(&ConnParam::default())?;
             }
             CmEventKind::Established => self.end.connections.get(&name).ok_or("unknown")?.0.disconnect()?,

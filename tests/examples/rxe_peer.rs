@@ -1,5 +1,5 @@
-//! The Linux kernel's rxe for experiments: boots the guest of the interop tests and runs commands
-//! from standard input.
+//! Runs commands over roxe and over the Linux kernel's rxe, for experiments: boots the guest of the
+//! interoperability tests and reads commands from standard input.
 //!
 //! ```text
 //! cargo run --release -p roxe-tests --example rxe_peer
@@ -7,10 +7,10 @@
 //! > here ibv_rc_pingpong -g 0 10.77.0.11
 //! ```
 //!
-//! `here COMMAND` runs under roxe, `there COMMAND` in the guest; with `&` at the end it goes on
-//! while the next line is read, and the end of the input waits for it. `netem loss 3%` lets the
-//! guest's network lose (its words are those of tc-netem), `netem` alone stops that. `ROXE_*`
-//! variables reach roxe. Needs root and the packages of `tests/run`.
+//! `here COMMAND` runs under roxe, `there COMMAND` in the guest. A command with `&` at the end runs
+//! in the background; the end of the input waits for it. `netem loss 3%` applies a rule of tc-netem
+//! to the guest's network, `netem` alone removes it. `ROXE_*` variables apply to roxe. Needs root
+//! and the packages of `tests/run`.
 
 use roxe_tests::build;
 use roxe_tests::guest::sides::{Process, Side};
@@ -19,24 +19,24 @@ use std::error::Error;
 use std::io::{self, BufRead, Write};
 use std::time::{Duration, Instant};
 
-/// Longest time for one command.
+/// Time limit of a command.
 const LIMIT: Duration = Duration::from_secs(600);
 /// Time for a background command to start listening, or to end, before the next line is read.
-const MOMENT: Duration = Duration::from_millis(500);
+const BACKGROUND_WAIT: Duration = Duration::from_millis(500);
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // Before the namespace, which has no network: fetch the kernel and build the product.
+    // Fetch the kernel and build the product before entering the namespace, which has no network.
     let kernel = Kernel::prepare().map_err(|why| why.0)?;
     build::roxe();
     link::enter()?;
     let mut peer = Peer { guest: Guest::boot(&kernel)?, background: Vec::new() };
     println!("there: rxe of Linux {} at {} and {}", kernel.version, link::GUEST_V4, link::GUEST_V6);
-    peer.tell_gids(Side::Rxe)?;
+    peer.print_gids(Side::Rxe)?;
     println!("here: roxe at {} and {}", link::HERE_V4, link::HERE_V6);
-    peer.tell_gids(Side::Roxe)?;
+    peer.print_gids(Side::Roxe)?;
     prompt()?;
     for line in io::stdin().lock().lines() {
-        if let Err(e) = peer.obey(line?.trim()) {
+        if let Err(e) = peer.execute(line?.trim()) {
             println!("{e}");
         }
         prompt()?;
@@ -57,7 +57,7 @@ struct Peer {
 }
 
 impl Peer {
-    fn obey(&mut self, line: &str) -> Result<(), Box<dyn Error>> {
+    fn execute(&mut self, line: &str) -> Result<(), Box<dyn Error>> {
         let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
         match verb {
             "here" => self.start(Side::Roxe, rest)?,
@@ -66,7 +66,7 @@ impl Peer {
             "" => {}
             _ => return Err(format!("{verb}? Say here COMMAND, there COMMAND or netem RULES").into()),
         }
-        self.tell_ended()
+        self.print_ended()
     }
 
     fn start(&mut self, side: Side, command: &str) -> io::Result<()> {
@@ -78,7 +78,7 @@ impl Peer {
         if waits {
             return self.finish(process);
         }
-        process.ended(&self.guest, MOMENT)?;
+        process.ended(&self.guest, BACKGROUND_WAIT)?;
         self.background.push(process);
         Ok(())
     }
@@ -90,9 +90,9 @@ impl Peer {
     }
 
     /// Prints the background commands that have ended.
-    fn tell_ended(&mut self) -> Result<(), Box<dyn Error>> {
+    fn print_ended(&mut self) -> Result<(), Box<dyn Error>> {
         for mut process in std::mem::take(&mut self.background) {
-            if process.ended(&self.guest, MOMENT)? {
+            if process.ended(&self.guest, BACKGROUND_WAIT)? {
                 self.finish(process)?;
             } else {
                 self.background.push(process);
@@ -101,7 +101,7 @@ impl Peer {
         Ok(())
     }
 
-    fn tell_gids(&mut self, side: Side) -> io::Result<()> {
+    fn print_gids(&mut self, side: Side) -> io::Result<()> {
         let process = Process::start(&self.guest, side, "ibv_devinfo -v", &[])?;
         let outcome = process.wait(&self.guest, Instant::now() + LIMIT)?;
         outcome.output.lines().filter(|line| line.contains("GID[")).for_each(|line| println!("{}", line.trim()));

@@ -1,12 +1,12 @@
-# In the guest: brings up eth0 and the kernel's RDMA device rxe0 on it, then obeys the lines of the
-# virtio port.
+# Runs in the guest: brings up eth0 and the kernel's RDMA device rxe0 on it, then executes commands
+# from the virtio port.
 #
-#   start ID COMMAND   runs COMMAND in the background; what it prints goes to /mnt/out.ID and
+#   start ID COMMAND   runs COMMAND in the background, with its output in /mnt/out.ID and
 #                      /mnt/out.ID.err
-#   stop ID            ends that command and all that it started
-#   end of the port    the host is gone or done: power off
+#   stop ID            kills that command and all that it started
+#   end of file        powers off, because the host has ended or needs the guest no longer
 #
-# Answers on the same port: "ready", and "done ID STATUS" for each command that ended.
+# Answers on the same port: "ready" at the start, "done ID STATUS" for each command that has ended.
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C
 set -m # each command gets a process group of its own, so that stop reaches all of it
 exec 3<>"$(grep -l '^agent$' /sys/class/virtio-ports/*/name | sed 's,/sys/class/virtio-ports/\(.*\)/name,/dev/\1,')"

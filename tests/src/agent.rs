@@ -1,25 +1,25 @@
-//! `roxe peer` for roxe's card of this host.
+//! Runs `roxe peer` as an agent for roxe's card on this host.
 
 use crate::build;
 use roxe_peer::client::{Client, ClientError};
 use std::io::{self, BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 
-/// An agent; ended when dropped.
+/// A running agent; killed when dropped.
 #[derive(Debug)]
 pub struct Agent {
     child: Child,
-    /// Address of its listener.
+    /// Address on which it listens, `HOST:PORT`.
     pub address: String,
-    /// Token of its controllers.
+    /// Token that a controller must present.
     pub token: String,
 }
 
 impl Agent {
-    /// Starts an agent with these variables in its environment, and waits until it listens.
+    /// Starts an agent with these environment variables, and waits until it listens.
     ///
     /// # Errors
-    /// If it cannot be started, or does not print where it listens.
+    /// If it cannot be started, or does not print its address and token.
     pub fn start(envs: &[(&str, &str)]) -> io::Result<Self> {
         let roxe = build::roxe();
         let mut command = Command::new(&roxe);
@@ -31,7 +31,7 @@ impl Agent {
         }
         let mut agent = Self { child, address: String::new(), token: String::new() };
         let [_, address, _, token] = line.split_whitespace().collect::<Vec<_>>()[..] else {
-            return Err(io::Error::other(format!("the agent printed {line:?}, not where it listens")));
+            return Err(io::Error::other(format!("the agent printed {line:?}, not its address and token")));
         };
         (agent.address, agent.token) = (address.to_owned(), token.to_owned());
         Ok(agent)

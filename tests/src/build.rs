@@ -1,8 +1,8 @@
 //! Builds the product once for the tests that start programs.
 //!
-//! In the profile `quick`: optimised as what is released, but not at link time, which would take
-//! half of the time. Benchmarks take what is released; `ROXE_TEST_PROFILE` in the environment names
-//! another profile.
+//! Tests use the profile `quick`: the release profile without link-time optimisation, which would
+//! double the build time. Benchmarks use the release profile. `ROXE_TEST_PROFILE` selects another
+//! one.
 
 use std::fs::{self, DirBuilder};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -15,14 +15,14 @@ use std::sync::OnceLock;
 /// Packages of the product.
 const PRODUCT: [&str; 6] = ["-p", "roxe-cli", "-p", "roxe-capi", "-p", "roxe-preload"];
 
-/// Files that tests run: the program, with the libraries next to it.
+/// Files of the product in [`shared_dir`].
 const FILES: [&str; 3] = ["libroxe.so", "librspreload.so", "roxe"];
 
-/// Path of the program `roxe`, with `libroxe.so` next to it, in [`shared_dir`]; builds both on
-/// first use.
+/// Returns the path of the program `roxe` in [`shared_dir`], with `libroxe.so` next to it. Builds
+/// both on first use.
 ///
-/// `ROXE_BIN` selects an existing program instead (an installed copy, or a build with other
-/// options).
+/// `ROXE_BIN` selects an existing program instead: an installed copy, or a build with other
+/// options.
 pub fn roxe() -> PathBuf {
     static BIN: OnceLock<PathBuf> = OnceLock::new();
     BIN.get_or_init(|| std::env::var_os("ROXE_BIN").map_or_else(build, PathBuf::from)).clone()
@@ -33,15 +33,15 @@ pub fn is_built() -> bool {
     std::env::var_os("ROXE_BIN").is_some() || built("roxe").exists()
 }
 
-/// Cargo's target folder, which also holds files that tests keep between runs and results for
-/// people.
+/// Returns Cargo's target folder, which also holds test results and files that tests keep between
+/// runs.
 pub fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
 }
 
-/// A folder for the programs that tests run, one per target folder and profile. Other users, the
-/// guest, and environments that hide /tmp or the folder of this user see it wherever the sources
-/// lie, and its path has no blank.
+/// Returns the folder of the programs that tests run, one per target folder and profile. It is in
+/// /var/tmp, so that other users, the guest, and environments without /tmp or the home folder can
+/// read it. Its path has no spaces.
 pub fn shared_dir() -> PathBuf {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     let make = || {
@@ -61,11 +61,11 @@ pub fn shared_dir() -> PathBuf {
     FOLDER.get_or_init(|| make().unwrap_or_else(|e| panic!("no folder for programs in /var/tmp: {e}"))).clone()
 }
 
-/// The sources by a path that has no blank, for command lines that are split at blanks: a link in
-/// [`shared_dir`].
+/// Returns a symbolic link to the sources in [`shared_dir`]. Its path has no spaces, so that it can
+/// be part of command lines that are split at spaces.
 pub fn sources() -> PathBuf {
     let link = shared_dir().join("sources");
-    // Another checkout may build into the same folder: its link is replaced.
+    // Replace the link atomically: another checkout may use the same target folder.
     let fresh = link.with_extension(format!("{}.new", std::process::id()));
     let made = workspace().canonicalize().and_then(|sources| symlink(sources, &fresh));
     made.and_then(|()| fs::rename(&fresh, &link)).unwrap_or_else(|e| panic!("{}: {e}", link.display()));
@@ -76,14 +76,16 @@ fn own_uid() -> io::Result<u32> {
     fs::metadata("/proc/self").map(|meta| meta.uid())
 }
 
-/// Copies `from` to `to` unless it is the same. A program that runs there meanwhile stays whole.
+/// Copies `from` to `to` unless the contents are equal. Replaces the file by a rename, because its
+/// old version may be running.
 fn stage(from: &Path, to: &Path) -> io::Result<()> {
     if fs::read(to).is_ok_and(|staged| fs::read(from).is_ok_and(|built| staged == built)) {
         return Ok(());
     }
     let fresh = to.with_extension(format!("{}.new", std::process::id()));
-    // Another process copies: a child forked by this process meanwhile would hold the file open for
-    // writing, and such a file cannot be run.
+    // Copy in another process: if this process had the file open for writing, a child forked at
+    // that moment would inherit the descriptor, and Linux does not run a file that is open for
+    // writing.
     let status = Command::new("cp").arg(from).arg(&fresh).status()?;
     if !status.success() {
         return Err(io::Error::other(format!("cannot copy {}", from.display())));
@@ -95,7 +97,7 @@ fn workspace() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// The profile that the product is built in.
+/// Returns the Cargo profile of the product's build.
 pub fn profile() -> String {
     let default = if cfg!(debug_assertions) { "quick" } else { "release" };
     std::env::var("ROXE_TEST_PROFILE").unwrap_or_else(|_| default.to_owned())
@@ -105,11 +107,12 @@ fn built(file: &str) -> PathBuf {
     target_dir().join(profile()).join(file)
 }
 
-/// Path of the program that walks the hot paths; builds it on first use.
+/// Returns the path of the example program that runs the hot paths. Builds it on first use.
 pub fn hot_paths() -> PathBuf {
     static BIN: OnceLock<PathBuf> = OnceLock::new();
     BIN.get_or_init(|| {
-        // A build of its own would use other features of the crates below and rebuild them.
+        // Build it with the product: built alone, it would enable other features of its
+        // dependencies and rebuild them.
         cargo_build(&[&PRODUCT[..], &["-p", "roxe", "--example", "hot_paths"]].concat());
         built("examples/hot_paths")
     })

@@ -1,15 +1,15 @@
-//! Compiles the test programs that are written in C. Touches a folder that the caller names.
+//! Compiles the C programs of `tests/clients`.
 
 use crate::{build, pair};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A compiled verbs program in a temporary folder, which is removed with it.
+/// A compiled program in a temporary folder, which is removed when this is dropped.
 #[derive(Debug)]
 pub struct Compiled {
     folder: PathBuf,
-    /// The program.
+    /// Path of the program.
     pub program: PathBuf,
 }
 
@@ -23,7 +23,7 @@ impl Compiled {
         Self::with_flags(compiler, &[], source, libraries, tag)
     }
 
-    /// Compiles like [`new`](Self::new), with more options of the compiler.
+    /// Compiles like [`new`](Self::new), with these compiler options.
     ///
     /// # Errors
     /// The compiler's messages.
@@ -43,7 +43,7 @@ impl Compiled {
         Ok(compiled)
     }
 
-    /// The folder that the program is in, for what belongs to it.
+    /// Returns the program's folder, in which the caller may put more files.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -56,7 +56,7 @@ impl Drop for Compiled {
     }
 }
 
-/// Compiles `sources` with these options and libraries to `program`; a warning is an error.
+/// Compiles `sources` with these options and libraries to `program`. Warnings are errors.
 ///
 /// # Errors
 /// The compiler's messages.
@@ -75,24 +75,24 @@ pub fn compile(
 }
 
 /// Compiles `tests/clients/SOURCE` with `compiler`, these options and libraries to a program or
-/// library that stays: in `clients` in [`build::shared_dir`].
+/// library in the folder `clients` of [`build::shared_dir`], and returns its path.
 ///
 /// # Errors
-/// The compiler's messages, or why the program cannot be put there.
-pub fn kept(compiler: &str, flags: &[&str], source: &str, libraries: &[&str]) -> Result<PathBuf, String> {
-    let compiled = Compiled::with_flags(compiler, flags, source, libraries, "kept")?;
+/// The compiler's messages, or why the file cannot be written.
+pub fn compile_shared(compiler: &str, flags: &[&str], source: &str, libraries: &[&str]) -> Result<PathBuf, String> {
+    let compiled = Compiled::with_flags(compiler, flags, source, libraries, "shared")?;
     let folder = build::shared_dir().join("clients");
     let program = folder.join(compiled.program.file_name().unwrap_or_default());
-    // Another process may run the one that is there: it is replaced, not written to.
+    // Replace an older file by a rename, because another process may run it.
     let new = folder.join(format!("{}.new", std::process::id()));
-    let put = fs::create_dir_all(&folder)
+    let moved = fs::create_dir_all(&folder)
         .and_then(|()| fs::copy(&compiled.program, &new))
         .and_then(|_| fs::rename(&new, &program));
-    put.map_err(|e| format!("{}: {e}", program.display()))?;
+    moved.map_err(|e| format!("{}: {e}", program.display()))?;
     Ok(program)
 }
 
-/// Returns why this host cannot compile verbs programs; `None` if it can.
+/// Returns the reason why this host cannot compile verbs programs; `None` if it can.
 pub fn missing() -> Option<String> {
     let headers = ["infiniband/verbs.h", "rdma/rdma_cma.h"].map(|name| Path::new("/usr/include").join(name));
     let complete = pair::installed("gcc") && headers.iter().all(|header| header.exists());

@@ -1,4 +1,4 @@
-//! Temporary folders, and the files below a folder of the project.
+//! Creates temporary folders and lists the files below a folder.
 
 use std::fs;
 use std::ops::Deref;
@@ -10,8 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Creates a folder. `name` is a part of the folder's name, which no other [`Scratch`] of a
-    /// running process has.
+    /// Creates a folder whose name contains `name` and is unique among running processes.
     ///
     /// # Errors
     /// If the folder cannot be created; the text contains its path.
@@ -39,8 +38,8 @@ impl Drop for Scratch {
     }
 }
 
-/// Returns the files below `folder` with this extension, in alphabetical order, without those of
-/// folders named `target`.
+/// Returns the files below `folder` with this extension, in alphabetical order. Skips folders named
+/// `target`.
 ///
 /// # Panics
 /// If a folder cannot be read.
@@ -76,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn files_below_a_folder_are_found_without_those_of_target() {
+    fn files_in_target_folders_are_skipped() {
         let scratch = Scratch::new("below").unwrap();
         for name in ["b.rs", "a/c.rs", "a/d.md", "target/e.rs"] {
             let path = scratch.join(name);

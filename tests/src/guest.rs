@@ -1,10 +1,9 @@
-//! An independent peer: the Linux kernel's rxe, in a QEMU guest on this machine.
+//! Runs the Linux kernel's rxe, an independent peer, in a QEMU guest on this machine.
 //!
-//! The guest is emulated, needs no KVM and no disk image: its root is this machine's file system,
-//! read-only under an overlay, so every program installed here runs there. Orders go over a virtio
-//! port that is QEMU's standard input and output; what a command prints lands in a folder that both
-//! sides see. Touches processes and the network namespace that [`link::enter`] has made; the
-//! scripts that run inside the guest are in `tests/guest`.
+//! The guest is emulated and needs neither KVM nor a disk image: its root is this machine's file
+//! system, read-only under an overlay, so every program installed here runs there. Commands go over
+//! a virtio port that is QEMU's standard input and output. The output of a command is a file in a
+//! folder that host and guest share. The scripts that run inside the guest are in `tests/guest`.
 
 pub mod kernel;
 pub mod link;
@@ -22,14 +21,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Longest time from power on to the first command; ten seconds are usual.
+/// Time limit of a boot, which usually takes ten seconds.
 const BOOT_LIMIT: Duration = Duration::from_secs(120);
 
-/// Longest time for a command that needs no network, such as `tc`: a second, but where others keep
-/// the processors busy.
-const SHORT_LIMIT: Duration = Duration::from_secs(120);
+/// Time limit of a command without a deadline. `tc` takes a second on an idle machine, but much
+/// longer if other processes use the processors.
+const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 
-/// Why no guest can run on this machine; the text says what is missing.
+/// The reason why no guest can run on this machine.
 #[derive(Clone, Debug)]
 pub struct Unavailable(pub String);
 
@@ -45,7 +44,7 @@ impl From<&str> for Unavailable {
     }
 }
 
-/// A command under way in the guest.
+/// A command that was started in the guest.
 #[derive(Debug)]
 pub struct Job {
     id: u32,
@@ -54,12 +53,12 @@ pub struct Job {
 }
 
 impl Job {
-    /// File of its standard output, readable while it runs.
+    /// Returns the file of its standard output, readable while it runs.
     pub fn output(&self) -> &Path {
         &self.output
     }
 
-    /// Command line of the program.
+    /// Returns its command line.
     pub fn command(&self) -> &str {
         &self.command
     }
@@ -68,29 +67,29 @@ impl Job {
 /// A running guest; powered off when dropped. Several threads may use it at once.
 pub struct Guest {
     qemu: Child,
-    orders: Mutex<ChildStdin>,
+    commands: Mutex<ChildStdin>,
     messages: Messages,
-    jobs: AtomicU32,
+    next_job: AtomicU32,
     folder: PathBuf,
 }
 
 impl Guest {
-    /// Boots a guest with one processor and waits until it accepts commands. The caller has called
-    /// [`link::enter`].
+    /// Boots a guest with one processor and waits until it accepts commands. Call [`link::enter`]
+    /// before.
     pub fn boot(kernel: &Kernel) -> io::Result<Self> {
         Self::boot_with(kernel, 1)
     }
 
-    /// Boots a guest with this number of processors.
+    /// Boots a guest with this number of processors, like [`Self::boot`].
     pub fn boot_with(kernel: &Kernel, processors: u32) -> io::Result<Self> {
         link::build()?;
-        let folder = fresh_folder()?;
+        let folder = new_folder()?;
         fs::write(folder.join("guest.sh"), include_str!("../guest/guest.sh"))?;
         fs::write(folder.join("netem.sh"), include_str!("../guest/netem.sh"))?;
-        let mut qemu = power_on(kernel, &folder, processors)?;
-        let (orders, words) = qemu.stdin.take().zip(qemu.stdout.take()).ok_or(io::ErrorKind::BrokenPipe)?;
-        let (orders, messages) = (Mutex::new(orders), Messages::from(words));
-        let guest = Self { qemu, orders, messages, jobs: AtomicU32::new(0), folder };
+        let mut qemu = start_qemu(kernel, &folder, processors)?;
+        let (commands, output) = qemu.stdin.take().zip(qemu.stdout.take()).ok_or(io::ErrorKind::BrokenPipe)?;
+        let (commands, messages) = (Mutex::new(commands), Messages::from(output));
+        let guest = Self { qemu, commands, messages, next_job: AtomicU32::new(0), folder };
         match guest.messages.wait_ready(Instant::now() + BOOT_LIMIT) {
             Ok(true) => Ok(guest),
             Ok(false) => Err(io::Error::other(format!("the guest did not boot\n{}", guest.console()))),
@@ -98,33 +97,36 @@ impl Guest {
         }
     }
 
-    /// Process id of QEMU.
+    /// Returns the process id of QEMU.
     pub fn pid(&self) -> u32 {
         self.qemu.id()
     }
 
-    /// Folder that the guest sees as `/mnt`.
+    /// Returns the shared folder, which is `/mnt` in the guest.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
     /// Returns the id of a new command, and a new empty file in [`Self::folder`] for its output.
-    fn fresh_output(&self) -> io::Result<(u32, PathBuf)> {
-        let id = self.jobs.fetch_add(1, Ordering::Relaxed);
+    fn new_output(&self) -> io::Result<(u32, PathBuf)> {
+        let id = self.next_job.fetch_add(1, Ordering::Relaxed);
         let file = self.folder.join(format!("out.{id}"));
         File::create_new(&file)?;
         Ok((id, file))
     }
 
-    /// Starts a shell command of one line in the guest.
+    /// Starts a shell command in the guest.
+    ///
+    /// # Panics
+    /// If the command has more than one line.
     pub fn start(&self, command: &str) -> io::Result<Job> {
         assert!(!command.contains('\n'), "a command is one line");
-        let (id, output) = self.fresh_output()?;
-        self.order(&format!("start {id} {command}\n"))?;
+        let (id, output) = self.new_output()?;
+        self.send(&format!("start {id} {command}\n"))?;
         Ok(Job { id, command: command.to_owned(), output })
     }
 
-    /// Waits for the end of a command. Returns its exit status, or `None` if it still runs at the
+    /// Waits for the end of a command. Returns its exit status; `None` if it still runs at the
     /// deadline.
     pub fn wait(&self, job: &Job, deadline: Instant) -> io::Result<Option<i32>> {
         let status = self.messages.status(job.id, deadline);
@@ -133,13 +135,16 @@ impl Guest {
 
     /// Kills a command and all processes that it started. Does nothing if it has ended.
     pub fn stop(&self, job: &Job) -> io::Result<()> {
-        self.order(&format!("stop {}\n", job.id))
+        self.send(&format!("stop {}\n", job.id))
     }
 
-    /// Runs a short command; its output, or an error that shows it.
+    /// Runs a short command and returns its output.
+    ///
+    /// # Errors
+    /// If its exit status is not 0; the error contains the output.
     pub fn run(&self, command: &str) -> io::Result<String> {
         let job = self.start(command)?;
-        let status = self.wait(&job, Instant::now() + SHORT_LIMIT)?;
+        let status = self.wait(&job, Instant::now() + COMMAND_LIMIT)?;
         let output = pair::output_of(&job.output);
         match status {
             Some(0) => Ok(output),
@@ -148,19 +153,19 @@ impl Guest {
         }
     }
 
-    /// Lets netem treat RoCEv2 packets of both directions by `rules` (its own words); with none,
-    /// leaves them alone.
+    /// Applies `rules`, in the syntax of `tc netem`, to RoCEv2 packets of both directions. An empty
+    /// string removes netem.
     pub fn netem(&self, rules: &str) -> io::Result<()> {
         self.run(&format!("bash /mnt/netem.sh {rules}")).map(drop)
     }
 
-    fn order(&self, line: &str) -> io::Result<()> {
-        let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
-        orders.write_all(line.as_bytes())?;
-        orders.flush()
+    fn send(&self, line: &str) -> io::Result<()> {
+        let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        commands.write_all(line.as_bytes())?;
+        commands.flush()
     }
 
-    /// The last lines of the guest's console.
+    /// Returns the last lines of the guest's console.
     pub fn console(&self) -> String {
         let text = fs::read(self.folder.join("console")).unwrap_or_default();
         let text = String::from_utf8_lossy(&text).into_owned();
@@ -171,16 +176,16 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // Nothing in the guest outlives it and its disk is memory, so an orderly shutdown is not
-        // needed.
+        // The guest writes only to memory and to the shared folder, so it needs no orderly
+        // shutdown.
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
         let _ = kernel::remove_tree(&self.folder);
     }
 }
 
-/// Creates the folder of this process, and removes those of dead processes.
-fn fresh_folder() -> io::Result<PathBuf> {
+/// Creates the shared folder of this process's guest, and removes those of dead processes.
+fn new_folder() -> io::Result<PathBuf> {
     let all = build::shared_dir().join("guest");
     fs::create_dir_all(&all)?;
     for entry in fs::read_dir(&all)? {
@@ -196,8 +201,8 @@ fn fresh_folder() -> io::Result<PathBuf> {
     fs::canonicalize(folder)
 }
 
-/// Starts QEMU. It ends with this process even if that one is killed.
-fn power_on(kernel: &Kernel, folder: &Path, processors: u32) -> io::Result<Child> {
+/// Starts QEMU. The kernel kills it when this process dies.
+fn start_qemu(kernel: &Kernel, folder: &Path, processors: u32) -> io::Result<Child> {
     let append = format!(
         "console=ttyS0 quiet panic=-1 mitigations=off net.ifnames=0 link_mtu={} link_ipv4={} link_ipv6={}",
         link::MTU,

@@ -1,10 +1,10 @@
-//! Results as JUnit XML, which servers of continuous integration show.
+//! Writes results as JUnit XML, which continuous integration servers display.
 
 use crate::report::Verdict;
 use roxe_dissect::escape;
 use std::fmt::Write;
 
-/// A test and how it ended.
+/// The result of a check.
 pub struct Case<'a> {
     /// Name of the check.
     pub name: String,
@@ -14,12 +14,12 @@ pub struct Case<'a> {
     pub verdict: &'a Verdict,
 }
 
-/// The document of some suites.
+/// Returns the document that contains `suites`.
 pub fn document(suites: &[String]) -> String {
     format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n{}</testsuites>\n", suites.concat())
 }
 
-/// The suite `name`; `output` is what its cases have in common.
+/// Returns the suite `name`, with the output that its cases share.
 pub fn suite(name: &str, cases: &[Case<'_>], output: Option<&str>) -> String {
     let count = |of: fn(&Verdict) -> bool| cases.iter().filter(|case| of(case.verdict)).count();
     let (name, tests) = (escape(name), cases.len());
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn document_counts_failures_and_skips_and_escapes_their_words() {
+    fn document_counts_failures_and_skips_and_escapes_text() {
         let verdicts =
             [Verdict::Passed, Verdict::Failed("wrong \"byte\" <5>\u{1}".into()), Verdict::Skipped("a & b".into())];
         let cases = [("one", 0), ("two", 1), ("three", 2)].map(|(name, at)| Case {

@@ -1,7 +1,5 @@
-//! Shared code of the cross-process tests and benchmarks: builds the product, runs stock programs
-//! in pairs.
-//!
-//! Touches processes, temporary files and `/proc`; never the product's internals.
+//! Shared code of the cross-process tests and benchmarks: builds the product, runs programs in
+//! pairs, and checks their output. Does not access the product's internals.
 
 pub mod agent;
 pub mod allocator;
@@ -10,15 +8,15 @@ pub mod cc;
 pub mod files;
 pub mod guest;
 pub mod junit;
-pub mod lanes;
 pub mod matrix;
 pub mod measure;
 pub mod misuse;
 pub mod pair;
+pub mod parallel;
 pub mod perftest;
+pub mod pyverbs;
 pub mod rdmacm;
 pub mod report;
-pub mod suite;
 pub mod tshark;
 pub mod unittest;
 pub mod veth;

@@ -1,8 +1,7 @@
-//! The interop matrix between roxe and the kernel's rxe, and its results.
+//! The interoperability matrix between roxe and the kernel's rxe, and its results.
 //!
 //! A *cell* is one kind of message: service, operation, size, path MTU. A *group* is a pair of
-//! agents under one condition, between which cells run one after the other. Only [`run`] starts
-//! processes.
+//! agents under one condition; its cells run one after the other.
 
 pub mod agents;
 pub mod capture;
@@ -26,10 +25,10 @@ pub enum Direction {
     RxeToRoxe,
 }
 
-/// Treatment of the packets.
+/// What happens to packets on the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// The network changes no packet.
+    /// No faults are injected.
     Clean,
     /// The guest's netem drops and reorders packets in both directions.
     Netem,
@@ -51,7 +50,7 @@ pub struct Group {
     pub direction: Direction,
     /// IP version.
     pub ip: Ip,
-    /// Treatment of the packets.
+    /// What happens to packets on the network.
     pub condition: Condition,
 }
 
@@ -60,18 +59,18 @@ pub struct Group {
 pub enum Ending {
     /// Bytes and completions are correct.
     Passed,
-    /// Bytes or completions are wrong, or the cell did not run; with the evidence.
+    /// Bytes or completions are wrong, or the cell did not run. Holds the evidence.
     Failed(String),
-    /// A card cannot run the cell; with the reason.
+    /// One of the cards does not support the cell. Holds the reason.
     Skipped(String),
-    /// A known defect of rxe makes the cell fail; with the defect's name.
+    /// The cell failed because of a known defect of rxe. Holds the defect's name.
     PeerBug(String),
 }
 
-/// A cell with its ending.
+/// Result of a cell.
 #[derive(Clone, Debug)]
-pub struct Tried {
-    /// Cell that was run.
+pub struct CellResult {
+    /// The cell.
     pub cell: Cell,
     /// Result.
     pub ending: Ending,
@@ -79,34 +78,34 @@ pub struct Tried {
     pub milliseconds: u64,
 }
 
-/// A group with all its cells.
+/// Results of a group.
 #[derive(Clone, Debug)]
-pub struct Judged {
-    /// The pair of processes.
+pub struct GroupResult {
+    /// The group.
     pub group: Group,
-    /// Each of its cells.
-    pub tried: Vec<Tried>,
+    /// Results of its cells.
+    pub cells: Vec<CellResult>,
     /// Duration in seconds.
     pub seconds: f32,
     /// Result of tshark on its packets, if there was a capture.
     pub capture: Option<capture::Verdict>,
 }
 
-impl Judged {
-    /// A group that could not be run because of `why`: each of its cells has failed.
-    pub fn lost(group: Group, cells: &[Cell], why: &str) -> Self {
-        let failed = |cell: &Cell| Tried { cell: *cell, ending: Ending::Failed(why.to_owned()), milliseconds: 0 };
-        Self { group, tried: cells.iter().map(failed).collect(), seconds: 0.0, capture: None }
+impl GroupResult {
+    /// Returns the results of a group that could not run: each cell failed because of `why`.
+    pub fn failed(group: Group, cells: &[Cell], why: &str) -> Self {
+        let failed = |cell: &Cell| CellResult { cell: *cell, ending: Ending::Failed(why.to_owned()), milliseconds: 0 };
+        Self { group, cells: cells.iter().map(failed).collect(), seconds: 0.0, capture: None }
     }
 }
 
 impl Direction {
-    /// Both.
+    /// Both directions.
     pub const ALL: [Self; 2] = [Self::RoxeToRxe, Self::RxeToRoxe];
 }
 
 impl Condition {
-    /// All three.
+    /// All conditions.
     pub const ALL: [Self; 3] = [Self::Clean, Self::Netem, Self::Faults];
 }
 

@@ -1,16 +1,14 @@
 //! Shared code of benchmarks: series of figures, detection of disturbances, pinning of processes.
-//!
-//! Touches `/proc` and the processors that this process may use.
 
 pub mod load;
 pub mod pin;
 
-/// Figures of the same thing, one per round.
+/// Figures of one measurement, one per round.
 #[derive(Clone, Debug, Default)]
 pub struct Series(Vec<f64>);
 
 impl Series {
-    /// Without figures.
+    /// Creates a series without figures.
     pub const fn new() -> Self {
         Self(Vec::new())
     }
@@ -20,7 +18,7 @@ impl Series {
         self.0.push(figure);
     }
 
-    /// Number of figures.
+    /// Returns the number of figures.
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -30,23 +28,24 @@ impl Series {
         self.0.is_empty()
     }
 
-    /// The figures in the order of measurement.
+    /// Returns the figures in the order of measurement.
     pub fn figures(&self) -> &[f64] {
         &self.0
     }
 
-    /// The middle one, and of two the mean; `None` without figures.
+    /// Returns the median; `None` without figures. Of an even number of figures it is the mean of
+    /// the middle two.
     pub fn median(&self) -> Option<f64> {
         let sorted = self.sorted();
         let (low, high) = (sorted.get(sorted.len().checked_sub(1)? / 2)?, sorted.get(sorted.len() / 2)?);
         Some(f64::midpoint(*low, *high))
     }
 
-    /// Quantile `part` (0 to 1); `None` without figures.
+    /// Returns quantile `part` (0 to 1); `None` without figures.
     pub fn quantile(&self, part: f64) -> Option<f64> {
         #[expect(clippy::cast_precision_loss, reason = "a count of figures")]
         let at = part * self.0.len() as f64;
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a place among them")]
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index of a figure")]
         self.sorted().get((at.ceil() as usize).clamp(1, self.0.len().max(1)) - 1).copied()
     }
 
@@ -56,14 +55,14 @@ impl Series {
         sorted
     }
 
-    /// The mean; `None` without figures.
+    /// Returns the mean; `None` without figures.
     pub fn mean(&self) -> Option<f64> {
         #[expect(clippy::cast_precision_loss, reason = "a count of figures")]
         let len = self.0.len() as f64;
         (!self.is_empty()).then(|| self.0.iter().sum::<f64>() / len)
     }
 
-    /// The smallest and the largest.
+    /// Returns the smallest and the largest figure; `None` without figures.
     pub fn range(&self) -> Option<(f64, f64)> {
         let least = self.0.iter().copied().min_by(f64::total_cmp)?;
         Some((least, self.0.iter().copied().max_by(f64::total_cmp)?))
@@ -75,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn median_is_in_the_middle() {
+    fn median_mean_and_range_are_correct() {
         let series = |figures: &[f64]| Series(figures.to_vec());
         assert_eq!(series(&[]).median(), None);
         assert_eq!(series(&[3.0, 1.0, 9.0]).median(), Some(3.0));
@@ -85,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn quantile_is_least_figure_that_covers_its_share() {
+    fn quantile_is_least_figure_that_covers_its_part() {
         let hundred = Series((1..=100).rev().map(f64::from).collect());
         let parts = [0.0, 0.5, 0.99, 0.999, 1.0];
         assert_eq!(parts.map(|part| hundred.quantile(part)), [1.0, 50.0, 99.0, 100.0, 100.0].map(Some));

@@ -1,14 +1,15 @@
-//! The program of `tests/clients/misuse`: twins of wrong and right programs, requests that fail.
+//! Compiles the program in `tests/clients/misuse`, which runs pairs of wrong and right uses of
+//! verbs, and requests that fail.
 
 use crate::{build, cc};
 use std::fs;
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// Returns the path of the program, compiled with the lines that reports name.
+/// Returns the path of the program, compiled with line numbers for reports.
 ///
 /// # Errors
-/// The compiler's messages, or why the program cannot be put there.
+/// The compiler's messages, or why the file cannot be written.
 pub fn program() -> Result<String, String> {
     static PROGRAM: OnceLock<Result<String, String>> = OnceLock::new();
     PROGRAM.get_or_init(compile).clone()
@@ -21,7 +22,7 @@ fn compile() -> Result<String, String> {
     let sources: Vec<_> = files.filter(|path| path.extension().is_some_and(|end| end == "c")).collect();
     let folder = build::shared_dir().join("clients");
     fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-    // Another process may run the one that is there: it is replaced, not written to.
+    // Replace an older file by a rename, because another process may run it.
     let (program, new) = (folder.join("misuse"), folder.join(format!("misuse.{}", std::process::id())));
     cc::compile("gcc", &["-g"], &sources, &["ibverbs", "rdmacm"], &new)?;
     fs::rename(&new, &program).map_err(|e| format!("{}: {e}", program.display()))?;

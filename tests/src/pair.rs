@@ -1,5 +1,4 @@
-//! Runs a server and a client under `roxe run`, with a time limit. No process outlives its
-//! `Running`.
+//! Runs a server and a client under `roxe run`, with a time limit.
 
 use crate::measure::load;
 use crate::{build, perftest};
@@ -28,49 +27,56 @@ pub struct Outcome {
     pub output: String,
 }
 
+impl Outcome {
+    /// Returns the command line and the output, for messages.
+    pub fn transcript(&self) -> String {
+        format!("$ {}\n{}", self.command, self.output)
+    }
+}
+
 /// A running program; killed when dropped. Standard output and standard error go to two files: in
 /// one file, errors would interrupt lines of output, because programs write output in blocks.
 pub(crate) struct Running {
     command: String,
     child: Child,
-    /// True once the process's waiting time for a processor is recorded.
-    noted: bool,
+    /// True once the time that the process waited for a processor is recorded.
+    wait_recorded: bool,
     log: PathBuf,
 }
 
 impl Running {
-    pub(crate) fn start(Program { name, args }: &Program, place: &Place, log: PathBuf) -> io::Result<Self> {
+    pub(crate) fn start(Program { name, args }: &Program, launch: &Launch, log: PathBuf) -> io::Result<Self> {
         let (output, errors) = (File::create(&log)?, File::create(stderr_path(&log))?);
-        let mut words: Vec<OsString> = place.prefix.iter().map(OsString::from).collect();
-        if !place.bare {
-            let roxe = place.roxe.clone().unwrap_or_else(build::roxe);
+        let mut words: Vec<OsString> = launch.prefix.iter().map(OsString::from).collect();
+        if !launch.without_roxe {
+            let roxe = launch.roxe.clone().unwrap_or_else(build::roxe);
             words.extend([roxe.into_os_string(), "run".into()]);
-            words.extend(place.options.iter().map(OsString::from));
+            words.extend(launch.options.iter().map(OsString::from));
             words.push("--".into());
         }
         words.push(name.into());
-        let clock = if place.measures { None } else { perftest::clock(name) };
+        let clock = if launch.calibrate_clock { None } else { perftest::clock_library(name) };
         let child = Command::new(&words[0])
             .args(&words[1..])
             .args(args)
             .envs(clock.map(|clock| ("LD_PRELOAD", clock)))
-            .envs(place.envs.iter().map(|(name, value)| (name, value)))
+            .envs(launch.envs.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(output)
             .stderr(errors)
             .spawn()?;
-        Ok(Self { command: format!("{name} {}", args.join(" ")), child, noted: false, log })
+        Ok(Self { command: format!("{name} {}", args.join(" ")), child, wait_recorded: false, log })
     }
 
     pub(crate) fn exited(&mut self) -> bool {
-        if !self.noted && load::has_ended(self.child.id()) {
-            load::note(self.child.id());
-            self.noted = true;
+        if !self.wait_recorded && load::has_ended(self.child.id()) {
+            load::record_wait(self.child.id());
+            self.wait_recorded = true;
         }
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Kills a program that never exits by itself. The outcome is `ok` if it was still running.
+    /// Kills a program that must not exit by itself. The outcome is `ok` if it was still running.
     fn stop(mut self) -> Outcome {
         let ok = !self.exited();
         let note = if ok { "[stopped]" } else { "[ended too early]" };
@@ -99,11 +105,11 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if !self.exited() {
-            // Children of a shell would survive it and keep ports and processors in use.
-            let started = descendants(self.child.id());
-            // Fails if the program has ended meanwhile.
+            // Children of a shell would outlive it and keep ports and processors in use.
+            let descendants = descendants(self.child.id());
+            // Fails if the program has just ended.
             let _ = self.child.kill();
-            started.into_iter().for_each(kill);
+            descendants.into_iter().for_each(kill);
         }
         let _ = self.child.wait();
         let _ = fs::remove_file(&self.log);
@@ -151,7 +157,7 @@ pub(crate) fn output_of(output: &Path) -> String {
     text + &errors
 }
 
-/// One command line.
+/// A command line.
 #[derive(Clone, Debug)]
 pub struct Program {
     /// Name or path.
@@ -170,7 +176,7 @@ impl Program {
 
 /// How a program is started.
 #[derive(Clone, Debug, Default)]
-pub struct Place {
+pub struct Launch {
     /// Command prefix, such as `ip netns exec`.
     pub prefix: Vec<String>,
     /// Additional environment variables.
@@ -180,13 +186,14 @@ pub struct Place {
     /// Path of `roxe`; `None` for the build of this source tree.
     pub roxe: Option<PathBuf>,
     /// True to start the program without `roxe run`.
-    pub bare: bool,
-    /// True if perftest must measure correct times: it calibrates the clock, which takes longer.
-    pub measures: bool,
+    pub without_roxe: bool,
+    /// True if perftest measures the processor's clock rate itself: slow, but its times are then
+    /// correct.
+    pub calibrate_clock: bool,
 }
 
-impl Place {
-    fn here(envs: &[(&str, &str)]) -> Self {
+impl Launch {
+    fn with_envs(envs: &[(&str, &str)]) -> Self {
         let envs = envs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         Self { envs, ..Self::default() }
     }
@@ -194,13 +201,13 @@ impl Place {
 
 /// Runs `program` alone under `roxe run`.
 pub fn run(program: &Program, envs: &[(&str, &str)], limit: Duration) -> io::Result<Outcome> {
-    run_at(program, &Place::here(envs), limit)
+    run_with(program, &Launch::with_envs(envs), limit)
 }
 
-/// Runs `program` alone as `place` says.
-pub fn run_at(program: &Program, place: &Place, limit: Duration) -> io::Result<Outcome> {
+/// Runs `program` alone, started as `launch` says.
+pub fn run_with(program: &Program, launch: &Launch, limit: Duration) -> io::Result<Outcome> {
     let deadline = deadline(limit);
-    Ok(Running::start(program, place, log_path("alone"))?.wait(deadline))
+    Ok(Running::start(program, launch, log_path("alone"))?.wait(deadline))
 }
 
 /// Starts `server`, waits until it listens on TCP `port`, runs `client`, and waits for both.
@@ -211,8 +218,8 @@ pub fn run_pair(
     envs: &[(&str, &str)],
     limit: Duration,
 ) -> io::Result<[Outcome; 2]> {
-    let here = Place::here(envs);
-    run_pair_at([(server, &here), (client, &here)], &port.to_string(), || listens(port), limit)
+    let here = Launch::with_envs(envs);
+    run_pair_with([(server, &here), (client, &here)], &port.to_string(), || listens(port), limit)
 }
 
 /// Starts `server`, waits until `ready` accepts its output, runs `client`, and kills the server.
@@ -223,7 +230,7 @@ pub fn run_client(
     ready: impl Fn(&str) -> bool,
     limit: Duration,
 ) -> io::Result<[Outcome; 2]> {
-    let (deadline, here) = (deadline(limit), Place::here(envs));
+    let (deadline, here) = (deadline(limit), Launch::with_envs(envs));
     let mut first = Running::start(server, &here, log_path("server"))?;
     while !ready(&first.output_so_far()) && !first.exited() && Instant::now() < deadline {
         thread::sleep(POLL_INTERVAL);
@@ -233,11 +240,10 @@ pub fn run_client(
 }
 
 /// Starts the first program, waits until `ready` is true, starts the second, and waits for both, at
-/// most until `limit`. `tag` is part of the names of their output files. A run of perftest that
-/// ended because it [could not measure the clock rate](perftest::lacks_clock) is repeated, because
-/// it has tested no message.
-pub fn run_pair_at(
-    programs: [(&Program, &Place); 2],
+/// most until `limit`. `tag` is part of the names of their output files. Repeats a run of perftest
+/// that failed because it [could not measure the clock rate](perftest::lacks_clock_rate).
+pub fn run_pair_with(
+    programs: [(&Program, &Launch); 2],
     tag: &str,
     ready: impl Fn() -> bool,
     limit: Duration,
@@ -249,12 +255,14 @@ pub fn run_pair_at(
         let until = if client.ok { deadline } else { Instant::now() + Duration::from_secs(1) };
         Ok([server.wait(until), client])
     };
-    perftest::with_clock(once, |ends| ends.iter().any(|end| !end.ok && perftest::lacks_clock(&end.output)))
+    perftest::retry_without_clock_rate(once, |ends| {
+        ends.iter().any(|end| !end.ok && perftest::lacks_clock_rate(&end.output))
+    })
 }
 
-/// Like [`run_pair_at`], but for a server that never ends: kills it once the client has ended.
+/// Like [`run_pair_with`], but for a server that never ends: kills it once the client has ended.
 pub fn run_against(
-    programs: [(&Program, &Place); 2],
+    programs: [(&Program, &Launch); 2],
     tag: &str,
     ready: impl Fn() -> bool,
     limit: Duration,
@@ -263,9 +271,8 @@ pub fn run_against(
     Ok([server.wait(Instant::now()), client])
 }
 
-/// Starts `server`, waits until it listens on TCP `port`, starts `client`, and kills both while
-/// they run: as soon as `enough` is true, or after `limit`. The output of a killed program ends
-/// with [`KILLED`].
+/// Starts `server`, waits until it listens on TCP `port`, starts `client`, and kills both once
+/// `enough` is true or after `limit`. The output of a killed program ends with [`KILLED`].
 pub fn kill_pair(
     server: &Program,
     client: &Program,
@@ -274,7 +281,7 @@ pub fn kill_pair(
     enough: impl Fn() -> bool,
     limit: Duration,
 ) -> io::Result<[Outcome; 2]> {
-    let (deadline, here) = (deadline(limit), Place::here(envs));
+    let (deadline, here) = (deadline(limit), Launch::with_envs(envs));
     let both = [(server, &here), (client, &here)];
     let [mut server, mut client] = start_both(both, &port.to_string(), || listens(port), deadline)?;
     while !enough() && !server.exited() && !client.exited() && Instant::now() < deadline {
@@ -286,7 +293,7 @@ pub fn kill_pair(
 /// Starts the first program, waits until `ready` is true, and runs the second to its end. Returns
 /// the first, which may still run, and the outcome of the second.
 fn start_and_await_second(
-    programs: [(&Program, &Place); 2],
+    programs: [(&Program, &Launch); 2],
     tag: &str,
     ready: impl Fn() -> bool,
     deadline: Instant,
@@ -297,7 +304,7 @@ fn start_and_await_second(
 
 /// Starts the first program, waits until `ready` is true, and starts the second.
 fn start_both(
-    [server, client]: [(&Program, &Place); 2],
+    [server, client]: [(&Program, &Launch); 2],
     tag: &str,
     ready: impl Fn() -> bool,
     deadline: Instant,
@@ -310,8 +317,8 @@ fn start_both(
     Ok([first, second])
 }
 
-/// Returns the deadline `limit` from now. Builds roxe before: the build may take longer than any
-/// limit.
+/// Returns the deadline `limit` from now. Builds roxe before, because a build may take longer than
+/// the limit.
 pub(crate) fn deadline(limit: Duration) -> Instant {
     build::roxe();
     Instant::now() + limit
@@ -370,7 +377,7 @@ pub fn weakest(left_out: &str) -> Option<(&'static str, String)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Place, Program, Running, descendants, log_path};
+    use super::{Launch, Program, Running, descendants, log_path};
     use std::fs;
     use std::thread;
     use std::time::{Duration, Instant};
@@ -379,8 +386,8 @@ mod tests {
     fn children_of_a_shell_are_killed_with_it() {
         let shell =
             Program { name: "sh".to_owned(), args: ["-c", "sleep 600 & sleep 600; :"].map(str::to_owned).into() };
-        let place = Place { bare: true, ..Place::default() };
-        let running = Running::start(&shell, &place, log_path("shell")).unwrap();
+        let launch = Launch { without_roxe: true, ..Launch::default() };
+        let running = Running::start(&shell, &launch, log_path("shell")).unwrap();
         let until = Instant::now() + Duration::from_secs(60);
         let mut started = Vec::new();
         while started.len() < 2 {

@@ -1,20 +1,20 @@
-//! Debian's perftest programs: reads their result table, and saves the time in which they learn the
-//! rate of the processor's clock.
+//! Parses the results of Debian's perftest programs, and saves them the time to measure the rate of
+//! the processor's clock.
 
 use crate::cc;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// One line of results: the message size and the columns after it.
+/// A line of results.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// Message bytes.
+    /// Message size in bytes.
     pub size: u64,
-    /// Iterations, then the figures in the order the header names them.
+    /// Number of iterations, then the other columns in the order of the header.
     pub figures: Vec<f64>,
 }
 
-/// The result lines in `output`: those that consist of numbers only and begin with a size.
+/// Returns the result lines in `output`: those that consist of numbers and begin with a size.
 pub fn rows(output: &str) -> Vec<Row> {
     output.lines().filter_map(row).collect()
 }
@@ -28,21 +28,25 @@ fn row(line: &str) -> Option<Row> {
     Some(Row { size, figures: figures.to_vec() })
 }
 
-/// perftest prints this, with a value such as `r^2: 0.51 < 0.9`, if it could not measure the clock
-/// rate.
-const NO_CLOCK: &str = "Correlation coefficient";
-/// Maximum number of tries of a run that fails for that reason.
+/// Message of perftest if it could not measure the clock rate, followed by a value such as
+/// `r^2: 0.51 < 0.9`.
+const NO_CLOCK_RATE: &str = "Correlation coefficient";
+/// Maximum number of tries of a run that cannot measure the clock rate.
 const TRIES: usize = 4;
 
-/// Returns true if perftest could not measure the clock rate: one sample that is interrupted
-/// between reading the two clocks is enough. Then its figures are zeros, or it exits with an error
-/// ("Can't produce a report").
-pub fn lacks_clock(output: &str) -> bool {
-    output.contains(NO_CLOCK)
+/// Returns true if perftest could not measure the clock rate, for which one interruption between
+/// reading the two clocks is enough. Then its figures are zeros, or it exits with the error "Can't
+/// produce a report".
+pub fn lacks_clock_rate(output: &str) -> bool {
+    output.contains(NO_CLOCK_RATE)
 }
 
-/// Repeats a run while its result `lacks` the clock rate; returns the last result.
-pub fn with_clock<T, E>(mut run: impl FnMut() -> Result<T, E>, lacks: impl Fn(&T) -> bool) -> Result<T, E> {
+/// Calls `run` until its result does not lack the clock rate, a few times at most. Returns the
+/// last result.
+pub fn retry_without_clock_rate<T, E>(
+    mut run: impl FnMut() -> Result<T, E>,
+    lacks: impl Fn(&T) -> bool,
+) -> Result<T, E> {
     let mut result = run()?;
     for _ in 1..TRIES {
         if lacks(&result) {
@@ -52,23 +56,23 @@ pub fn with_clock<T, E>(mut run: impl FnMut() -> Result<T, E>, lacks: impl Fn(&T
     Ok(result)
 }
 
-/// Returns true if `row` of `output` has rates or times, not only zeros. Zeros of a program that
-/// [lacks the clock rate](lacks_clock) say nothing about the messages.
+/// Returns true if `row` of `output` has a rate or time above 0, or if the program
+/// [lacks the clock rate](lacks_clock_rate) and its zeros mean nothing.
 pub fn is_measured(row: &Row, output: &str) -> bool {
-    lacks_clock(output) || row.figures.iter().skip(1).any(|figure| *figure > 0.0)
+    lacks_clock_rate(output) || row.figures.iter().skip(1).any(|figure| *figure > 0.0)
 }
 
-/// The library to preload to `program`, if that is one of perftest, so that it need not learn how
-/// fast the processor's clock is: `tests/clients/perftest/clock.c`.
-pub(crate) fn clock(program: &str) -> Option<&'static Path> {
-    static CLOCK: OnceLock<Option<PathBuf>> = OnceLock::new();
+/// Returns the library to preload into `program` if it is one of perftest. The library,
+/// `tests/clients/perftest/clock.c`, saves perftest the measurement of the clock rate.
+pub(crate) fn clock_library(program: &str) -> Option<&'static Path> {
+    static LIBRARY: OnceLock<Option<PathBuf>> = OnceLock::new();
     let is_perftest = ["ib_", "raw_ethernet_"].iter().any(|start| program.starts_with(start));
     let build = || {
-        let clock = cc::kept("gcc", &["-shared", "-fPIC"], "perftest/clock.c", &[]);
-        clock.inspect_err(|why| println!("perftest has to learn the clock's rate itself: {why}")).ok()
+        let library = cc::compile_shared("gcc", &["-shared", "-fPIC"], "perftest/clock.c", &[]);
+        library.inspect_err(|why| println!("perftest has to measure the clock rate itself: {why}")).ok()
     };
-    let clock = || CLOCK.get_or_init(|| cfg!(target_arch = "x86_64").then(build).flatten()).as_deref();
-    is_perftest.then(clock).flatten()
+    let library = || LIBRARY.get_or_init(|| cfg!(target_arch = "x86_64").then(build).flatten()).as_deref();
+    is_perftest.then(library).flatten()
 }
 
 #[cfg(test)]
@@ -79,7 +83,7 @@ mod tests {
     fn run_without_clock_rate_is_repeated_a_few_times() {
         let run = |failures: usize| {
             let mut count = 0;
-            let result = with_clock(
+            let result = retry_without_clock_rate(
                 || {
                     count += 1;
                     Ok::<_, String>(if count > failures {
@@ -88,16 +92,16 @@ mod tests {
                         "Correlation coefficient r^2: 0.1 < 0.9"
                     })
                 },
-                |output| lacks_clock(output),
+                |output| lacks_clock_rate(output),
             );
             (result.unwrap() == "a report", count)
         };
         assert_eq!([0, 1, 3, 9].map(run), [(true, 1), (true, 2), (true, 4), (false, TRIES)]);
-        assert_eq!(with_clock(|| Err::<&str, _>("gone"), |_| true), Err("gone"));
+        assert_eq!(retry_without_clock_rate(|| Err::<&str, _>("gone"), |_| true), Err("gone"));
     }
 
     #[test]
-    fn zeros_are_measured_only_without_a_learned_clock() {
+    fn zeros_count_as_measured_only_without_clock_rate() {
         let zeros = " 1024       50               0.00               0.00   \t\t   0.000000\n";
         let rows = rows(zeros);
         assert!(!is_measured(&rows[0], zeros));

@@ -1,15 +1,15 @@
-//! Stock programs that connect through librdmacm: their command lines, when a server is ready, and
-//! the output required of both.
+//! Stock programs that connect through librdmacm: their command lines, the condition under which a
+//! server is ready, and the output expected of servers and clients.
 //!
-//! [`list`] has the programs, [`judge`] reads their output, [`local`] runs them on this machine,
-//! and [`crate::matrix::rdmacm`] between roxe and the kernel's rxe.
+//! [`list`] has the programs, [`judge`] checks their output. [`local`] runs them on this machine,
+//! [`crate::matrix::rdmacm`] between roxe and the kernel's rxe.
 
 pub mod judge;
 pub mod list;
 pub mod local;
 
 use crate::matrix::Ip;
-use judge::Says;
+use judge::Expected;
 use std::fmt;
 use std::fs;
 use std::io;
@@ -24,19 +24,19 @@ pub enum Ready {
     Joined,
 }
 
-/// Packets that may be lost for good.
+/// How messages travel, and thus which packets may be lost for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carrier {
-    /// No packet: every lost packet is retransmitted.
+pub enum Transport {
+    /// Every lost packet is retransmitted.
     Reliable,
-    /// Datagrams: they are not retransmitted, and the programs wait for all of them. Connection
+    /// Lost datagrams are not retransmitted, and the programs wait for all of them. Connection
     /// messages are retransmitted.
     Datagrams,
-    /// Datagrams; there are no connection messages.
-    Groups,
+    /// Datagrams to a multicast group, without connection messages.
+    Multicast,
 }
 
-/// Programs that meet: servers first, then clients.
+/// Servers and the clients that connect to them.
 ///
 /// Placeholders in the command lines: `OWN`, the address of the program itself; `SERVER`, that of
 /// the servers; `GROUP`, a multicast group; `PORT`, an unused port; `COPY`, a new file of the
@@ -51,23 +51,23 @@ pub struct Exchange {
     pub servers: usize,
     /// Number of clients.
     pub clients: usize,
-    /// True if each client starts after the previous one has ended. A persistent rping has one slot
-    /// for a connecting client, and confuses two that connect at once.
+    /// True if each client starts after the previous one has ended: a persistent rping confuses two
+    /// clients that connect at once.
     pub one_by_one: bool,
     /// Port of programs with a fixed one.
     pub port: Option<u16>,
     /// Sign after which the clients may start.
     pub ready: Ready,
-    /// True if the servers do not end with the clients.
+    /// True if the servers run until they are killed.
     pub stays: bool,
-    /// Packets that may be lost for good.
-    pub carrier: Carrier,
-    /// Required output.
-    pub says: Says,
-    /// Least number of packets that each process must have received, so that only roxe can have
-    /// carried the data.
+    /// How messages travel.
+    pub transport: Transport,
+    /// Expected output.
+    pub expected: Expected,
+    /// Least number of packets that each process must receive: it proves that roxe carried the
+    /// data.
     pub packets: u64,
-    /// The IP versions that the programs know.
+    /// The IP versions that the programs support.
     pub ips: &'static [Ip],
     /// Suffix of the name, after the client's command line.
     pub note: &'static str,
@@ -75,21 +75,21 @@ pub struct Exchange {
 
 /// Values of the placeholders of a command line.
 #[derive(Clone, Copy, Debug)]
-pub struct Words<'a> {
+pub struct Placeholders<'a> {
     /// Address of the program itself.
     pub own: &'a str,
     /// Address of the servers.
     pub server: &'a str,
-    /// The group.
+    /// Address of the multicast group.
     pub group: &'a str,
-    /// The port.
+    /// An unused port.
     pub port: u16,
-    /// The file, as the servers see it.
+    /// Path of the new file on the servers' side.
     pub copy: &'a str,
 }
 
-impl Words<'_> {
-    /// `line` with its words replaced.
+impl Placeholders<'_> {
+    /// Returns `line` with the values in place of the placeholders.
     pub fn fill(&self, line: &str) -> String {
         let words = line.split_whitespace().map(|word| match word {
             "OWN" => self.own.to_owned(),
@@ -104,22 +104,22 @@ impl Words<'_> {
 }
 
 impl Exchange {
-    /// Returns true if the program leaves a file.
+    /// Returns true if the client copies a file to the server.
     pub fn copies(&self) -> bool {
         self.client.contains("COPY")
     }
 
-    /// The two programs.
+    /// Returns the names of the two programs.
     pub fn tools(&self) -> [&str; 2] {
         [&self.server, &self.client].map(|line| line.split_whitespace().next().unwrap_or_default())
     }
 }
 
-/// The file that is copied: there on this machine and in the guest, which has its root.
+/// The file that is copied. The guest sees it too, because its root is this machine's.
 pub const ORIGINAL: &str = "/bin/busybox";
 
-/// Checks that `copy`, as this machine sees it, has the bytes of [`ORIGINAL`], and removes it.
-pub fn take_copy(copy: &Path) -> judge::Judged {
+/// Checks that the file `copy` equals [`ORIGINAL`], and removes it.
+pub fn check_copy(copy: &Path) -> judge::CheckResult {
     let same = || Ok::<_, io::Error>(fs::read(ORIGINAL)? == fs::read(copy)?);
     let judged = match same() {
         Ok(true) => Ok(()),
@@ -130,7 +130,7 @@ pub fn take_copy(copy: &Path) -> judge::Judged {
     judged
 }
 
-/// The group of the tests.
+/// Returns the multicast group of the tests.
 pub fn group(ip: Ip) -> &'static str {
     match ip {
         Ip::V4 => "239.77.1.2",
@@ -138,17 +138,18 @@ pub fn group(ip: Ip) -> &'static str {
     }
 }
 
-/// The file in `/proc/net` that lists the groups of this IP version.
-pub fn group_table(ip: Ip) -> &'static str {
+/// Returns the file in `/proc/net` that lists the multicast groups of this IP version.
+pub fn group_file(ip: Ip) -> &'static str {
     match ip {
         Ip::V4 => "igmp",
         Ip::V6 => "igmp6",
     }
 }
 
-/// Number of the group's members in such a file: the column after it.
-pub fn members_in(table: &str, ip: Ip) -> usize {
-    // An IPv4 address is written as a number of this machine.
+/// Returns the number of members of the tests' group in the text of a [`group_file`]: the column
+/// after the group.
+pub fn count_members(table: &str, ip: Ip) -> usize {
+    // The kernel prints an IPv4 group as a number in host byte order.
     let word = match ip {
         Ip::V4 => "02014DEF",
         Ip::V6 => "ff0e0000000000000000000000770102",

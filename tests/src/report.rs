@@ -2,7 +2,8 @@
 //! and a summary.
 
 use crate::junit::{self, Case};
-use crate::{build, lanes};
+use crate::{build, parallel};
+use std::fmt::Display;
 use std::fs;
 use std::io;
 use std::process::ExitCode;
@@ -11,10 +12,10 @@ use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Number of waiting checks that run at once; each still needs some processor time.
-const LANES: usize = 8;
+/// Number of checks that run at once, all of which mostly wait. More would overload the processors.
+const PARALLEL_CHECKS: usize = 8;
 
-/// Time limit of a check, several times that of the longest one on an idle machine.
+/// Time limit of a check: several times the duration of the longest check on an idle machine.
 const LIMIT: Duration = Duration::from_secs(1200);
 
 /// Option that stops a suite at its first failure.
@@ -31,50 +32,57 @@ pub enum Verdict {
     Skipped(String),
 }
 
+impl Verdict {
+    /// Returns the verdict of a check that needs the missing program or package `name`.
+    pub fn not_installed(name: impl Display) -> Self {
+        Self::Skipped(format!("{name} is not installed (tests/run installs it)"))
+    }
+}
+
 impl From<Result<(), String>> for Verdict {
-    /// The error is the observation.
-    fn from(judged: Result<(), String>) -> Self {
-        judged.map_or_else(Self::Failed, |()| Self::Passed)
+    /// Returns a failure with the text of the error.
+    fn from(result: Result<(), String>) -> Self {
+        result.map_or_else(Self::Failed, |()| Self::Passed)
     }
 }
 
 /// A named check.
 pub struct Check {
-    /// Name, which filters on the command line match.
+    /// Name, by which the command line selects checks.
     pub name: String,
-    /// Does the work.
+    /// Runs the check.
     pub run: Box<dyn Fn() -> Verdict + Send + Sync>,
     /// True if it mostly waits and shares nothing with other checks that do.
     waits: bool,
 }
 
 impl Check {
-    /// A check called `name`.
+    /// Creates a check called `name`.
     pub fn new(name: impl Into<String>, run: impl Fn() -> Verdict + Send + Sync + 'static) -> Self {
         Self { name: name.into(), run: Box::new(run), waits: false }
     }
 
-    /// Marks a check that mostly waits and shares nothing with other such checks. They run in
-    /// parallel, after all others.
+    /// If `waits`, marks a check that mostly waits and shares nothing with other such checks. They
+    /// run in parallel, after all others.
     pub fn that_waits(self, waits: bool) -> Self {
         Self { waits, ..self }
     }
 }
 
-/// Arguments after the suite's name.
-pub fn words() -> impl Iterator<Item = String> {
+/// Returns the arguments after the suite's name.
+pub fn arguments() -> impl Iterator<Item = String> {
     std::env::args().skip(2)
 }
 
-/// [`run`] with [`words`].
+/// Runs the checks that the [`arguments`] select, like [`run`].
 pub fn main(checks: Vec<Check>) -> ExitCode {
-    run(checks, &words().collect::<Vec<_>>())
+    run(checks, &arguments().collect::<Vec<_>>())
 }
 
-/// Runs the checks whose name contains one of `words` (all, without words).
+/// Runs the checks whose name contains one of `words`, or all without words.
 ///
-/// `--list` prints the names; with [`FAIL_FAST`] no check starts after a failure. Other options are
-/// for the suite and ignored here.
+/// `--list` prints the names instead. With [`FAIL_FAST`] no check starts after a failure. Other
+/// options belong to the suite and are ignored.
 pub fn run(checks: Vec<Check>, words: &[String]) -> ExitCode {
     if words.iter().any(|w| w == "--list") {
         checks.iter().for_each(|c| println!("{}: test", c.name));
@@ -83,7 +91,7 @@ pub fn run(checks: Vec<Check>, words: &[String]) -> ExitCode {
     let filters: Vec<&String> = words.iter().filter(|w| !w.starts_with('-')).collect();
     let chosen = checks.into_iter().filter(|c| filters.is_empty() || filters.iter().any(|f| c.name.contains(*f)));
     let (waiting, alone): (Vec<Check>, Vec<Check>) = chosen.partition(|check| check.waits);
-    limit_checks();
+    start_watchdog();
     let (is_over, fail_fast) = (AtomicBool::new(false), std::env::args().any(|word| word == FAIL_FAST));
     let judge = |check: &Check| {
         if is_over.load(Ordering::Relaxed) {
@@ -96,7 +104,7 @@ pub fn run(checks: Vec<Check>, words: &[String]) -> ExitCode {
         Some(ended)
     };
     let mut verdicts: Vec<_> = alone.iter().map(judge).collect();
-    verdicts.extend(lanes::run(&waiting, LANES, judge));
+    verdicts.extend(parallel::run(&waiting, PARALLEL_CHECKS, judge));
     let ended = alone.iter().chain(&waiting).zip(&verdicts);
     let cases = ended.filter_map(|(check, ended)| {
         let (verdict, seconds) = ended.as_ref()?;
@@ -110,9 +118,11 @@ pub fn run(checks: Vec<Check>, words: &[String]) -> ExitCode {
     let passed = count(|v| matches!(v, Verdict::Passed));
     let failed = count(|v| matches!(v, Verdict::Failed(_)));
     let skipped = count(|v| matches!(v, Verdict::Skipped(_)));
-    let left = verdicts.len() - passed - failed - skipped;
-    let left = if left == 0 { String::new() } else { format!(", {left} not run") };
-    println!("{passed} passed, {failed} failed, {skipped} skipped{left}");
+    let not_run = match verdicts.len() - passed - failed - skipped {
+        0 => String::new(),
+        count => format!(", {count} not run"),
+    };
+    println!("{passed} passed, {failed} failed, {skipped} skipped{not_run}");
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
@@ -130,9 +140,9 @@ fn running() -> MutexGuard<'static, Vec<(String, Instant)>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Starts a thread that ends the process when a check exceeds [`LIMIT`]. It does not allocate while
-/// it waits, because some checks count allocations.
-fn limit_checks() {
+/// Starts a thread that ends the process when a check exceeds [`LIMIT`]. The thread does not
+/// allocate while it waits, because some checks count allocations.
+fn start_watchdog() {
     let started = Arc::new(Barrier::new(2));
     let starts = Arc::clone(&started);
     thread::spawn(move || {
@@ -165,12 +175,12 @@ fn run_and_print(check: &Check) -> (Verdict, f32) {
     (verdict, seconds)
 }
 
-/// Name of the running suite.
+/// Returns the name of the running suite.
 fn suite() -> String {
     std::env::args().nth(1).unwrap_or_default()
 }
 
-/// The command that runs one check again.
+/// Returns the command that repeats one check.
 fn repeat(name: &str) -> String {
     let suite = suite();
     format!("cargo test -p roxe-tests --test suites -- {suite} '{}'", name.replace('\'', "'\\''"))

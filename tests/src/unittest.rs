@@ -1,13 +1,13 @@
-//! Reads what Python's `unittest -v` prints.
+//! Parses the output of Python's `unittest -v`.
 
 use std::collections::BTreeMap;
 
 /// Result of one test.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum TestResult {
     /// `ok`.
     Passed,
-    /// `skipped`, and why.
+    /// `skipped`, with the reason.
     Skipped(String),
     /// `FAIL`, `ERROR`, or another result that is not a success.
     Failed(String),
@@ -15,28 +15,29 @@ pub enum Ending {
     Unknown,
 }
 
-/// Every test that `output` names, as `module.Class.test`, without the package `tests`.
+/// Returns the result of every test in `output` by its name, `module.Class.test`, without the
+/// package `tests`.
 ///
-/// A test is announced by `test_x (tests.module.Class.test_x)`, then the first line of its
-/// description if it has one, then ` ... ` and how it ended. What the test itself prints stands
-/// before that last word, which then has no ` ... ` in its line.
-pub fn parse(output: &str) -> BTreeMap<String, Ending> {
-    let mut endings = BTreeMap::new();
+/// unittest prints `test_x (tests.module.Class.test_x)`, the first line of the test's description
+/// if it has one, ` ... ` and the result. Output of the test itself comes before the result, whose
+/// line then has no ` ... `.
+pub fn parse(output: &str) -> BTreeMap<String, TestResult> {
+    let mut results = BTreeMap::new();
     let mut current: Option<String> = None;
     for line in output.lines() {
         if let Some(name) = announced(line) {
-            endings.insert(name.clone(), Ending::Unknown);
+            results.insert(name.clone(), TestResult::Unknown);
             current = Some(name);
         }
         let result = line.rsplit_once(" ... ").map_or(line, |(_, result)| result);
         if let Some(name) = &current
-            && let Some(ending) = ending(result)
+            && let Some(result) = parse_result(result)
         {
-            endings.insert(name.clone(), ending);
+            results.insert(name.clone(), result);
             current = None;
         }
     }
-    endings
+    results
 }
 
 fn announced(line: &str) -> Option<String> {
@@ -45,17 +46,17 @@ fn announced(line: &str) -> Option<String> {
     (name.starts_with("test_") && path.ends_with(name)).then(|| path.to_owned())
 }
 
-fn ending(result: &str) -> Option<Ending> {
-    match result {
-        "ok" => Some(Ending::Passed),
-        "FAIL" | "ERROR" | "unexpected success" | "expected failure" => Some(Ending::Failed(result.to_owned())),
-        _ => result.strip_prefix("skipped ").map(|why| Ending::Skipped(why.trim_matches(['\'', '"']).to_owned())),
+fn parse_result(text: &str) -> Option<TestResult> {
+    match text {
+        "ok" => Some(TestResult::Passed),
+        "FAIL" | "ERROR" | "unexpected success" | "expected failure" => Some(TestResult::Failed(text.to_owned())),
+        _ => text.strip_prefix("skipped ").map(|why| TestResult::Skipped(why.trim_matches(['\'', '"']).to_owned())),
     }
 }
 
-/// The number of tests that unittest itself counted: `Ran 160 tests in 0.591s`. Nothing if the run
-/// did not get there.
-pub fn counted(output: &str) -> Option<usize> {
+/// Returns the number of tests in unittest's summary, `Ran 160 tests in 0.591s`; `None` if the run
+/// was aborted.
+pub fn summary_count(output: &str) -> Option<usize> {
     output.lines().find_map(|line| line.strip_prefix("Ran ")?.split(' ').next()?.parse().ok())
 }
 
@@ -79,21 +80,21 @@ Ran 4 tests in 0.5s
 ";
 
     #[test]
-    fn every_test_has_its_own_ending() {
-        let endings = parse(OUTPUT);
-        assert_eq!(endings.len(), 4);
-        assert_eq!(endings["test_x.T.test_a"], Ending::Passed);
-        assert_eq!(endings["test_x.T.test_b"], Ending::Skipped("no (real) reason".into()));
-        assert_eq!(endings["test_x.T.test_c"], Ending::Failed("ERROR".into()));
-        assert_eq!(endings["test_y.T.test_d"], Ending::Failed("FAIL".into()));
-        assert_eq!(counted(OUTPUT), Some(4));
+    fn every_test_has_its_result() {
+        let results = parse(OUTPUT);
+        assert_eq!(results.len(), 4);
+        assert_eq!(results["test_x.T.test_a"], TestResult::Passed);
+        assert_eq!(results["test_x.T.test_b"], TestResult::Skipped("no (real) reason".into()));
+        assert_eq!(results["test_x.T.test_c"], TestResult::Failed("ERROR".into()));
+        assert_eq!(results["test_y.T.test_d"], TestResult::Failed("FAIL".into()));
+        assert_eq!(summary_count(OUTPUT), Some(4));
     }
 
     #[test]
-    fn aborted_run_leaves_its_test_open() {
-        let endings =
+    fn aborted_test_has_unknown_result() {
+        let results =
             parse("test_a (tests.test_x.T.test_a) ... ok\ntest_b (tests.test_x.T.test_b) ... Segmentation fault");
-        assert_eq!(endings["test_x.T.test_b"], Ending::Unknown);
-        assert_eq!(counted("nothing"), None);
+        assert_eq!(results["test_x.T.test_b"], TestResult::Unknown);
+        assert_eq!(summary_count("nothing"), None);
     }
 }

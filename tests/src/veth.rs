@@ -1,5 +1,5 @@
-//! Two network namespaces connected by a veth pair, or by a bridge in a third namespace: that of
-//! this process and a second one. Needs root.
+//! Connects the network namespace of this process and a second one by a veth pair, and by a bridge
+//! in a third namespace. Needs root.
 
 use crate::pair::POLL_INTERVAL;
 use std::fs;
@@ -8,25 +8,25 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
-/// One end of the link.
+/// The interface at one end of a link.
 #[derive(Clone, Debug)]
-pub struct End {
-    /// Interface.
+pub struct Interface {
+    /// Name.
     pub name: &'static str,
     /// MAC address.
     pub mac: &'static str,
-    /// IP addresses with prefix lengths. IPv6 addresses are usable at once, without duplicate
-    /// address detection.
+    /// IP addresses with prefix lengths. IPv6 addresses are set without duplicate address
+    /// detection, so that they are usable at once.
     pub addresses: Vec<String>,
 }
 
-/// A process that keeps a network namespace, and ends with this one.
+/// A process that keeps a network namespace alive; it ends with this process.
 #[derive(Debug)]
 struct Keeper(Child);
 
 impl Keeper {
     fn start() -> io::Result<Self> {
-        // The keeper reads until our end of the pipe is closed.
+        // `cat` ends when this process's end of the pipe is closed.
         let keeper = Self(Command::new("unshare").args(["--net", "--", "cat"]).stdin(Stdio::piped()).spawn()?);
         while namespace(keeper.0.id())? == namespace(std::process::id())? {
             thread::sleep(POLL_INTERVAL);
@@ -42,24 +42,24 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        // Fails if it has ended already, which is fine.
+        // Fails if the keeper has ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// The second namespace.
+/// The second namespace, with a veth pair to it.
 #[derive(Debug)]
 pub struct Veth {
     keeper: Keeper,
 }
 
 impl Veth {
-    /// Makes the second namespace and a link to it, and waits until both ends are up. The caller
-    /// has called [`isolate`](crate::guest::link::isolate).
-    pub fn build(here: &End, there: &End) -> io::Result<Self> {
+    /// Creates the second namespace and a veth pair to it, and waits until both ends are up. Call
+    /// [`isolate`](crate::guest::link::isolate) before.
+    pub fn build(here: &Interface, there: &Interface) -> io::Result<Self> {
         let veth = Self { keeper: Keeper::start()? };
-        let pid = veth.keeper();
+        let pid = veth.pid();
         let (a, b) = (here, there);
         ip(
             &[],
@@ -69,44 +69,44 @@ impl Veth {
             ),
         )?;
         ip(&veth.prefix(), "link set lo up")?;
-        raise(&[], here)?;
-        raise(&veth.prefix(), there)?;
+        configure(&[], here)?;
+        configure(&veth.prefix(), there)?;
         while !is_up(&[], here)? || !is_up(&veth.prefix(), there)? {
             thread::sleep(POLL_INTERVAL);
         }
         Ok(veth)
     }
 
-    /// Gives both ends this MTU, bytes of an IP packet.
-    pub fn set_mtu(&self, here: &End, there: &End, mtu: u32) -> io::Result<()> {
+    /// Sets the MTU of both ends, in bytes of an IP packet.
+    pub fn set_mtu(&self, here: &Interface, there: &Interface, mtu: u32) -> io::Result<()> {
         ip(&[], &format!("link set dev {} mtu {mtu}", here.name))?;
         ip(&self.prefix(), &format!("link set dev {} mtu {mtu}", there.name)).map(drop)
     }
 
-    /// A process in the second namespace.
-    pub fn keeper(&self) -> u32 {
+    /// Returns the id of a process in the second namespace.
+    pub fn pid(&self) -> u32 {
         self.keeper.0.id()
     }
 
-    /// A command that leads into the second namespace.
+    /// Returns the prefix of a command that runs in the second namespace.
     pub fn prefix(&self) -> Vec<String> {
         self.keeper.prefix()
     }
 }
 
-/// A bridge in a namespace of its own, with a port for each of the two of a [`Veth`].
+/// A bridge in a namespace of its own, with a port for each of the two namespaces of a [`Veth`].
 #[derive(Debug)]
 pub struct Bridge {
     keeper: Keeper,
 }
 
-/// Names of the ports: of the first namespace, of the second.
+/// Names of the ports for the first and the second namespace.
 const PORTS: [&str; 2] = ["port0", "port1"];
 
 impl Bridge {
-    /// Gives both namespaces another interface, connected to the bridge, and waits until they
+    /// Adds an interface that is connected to the bridge to both namespaces, and waits until they
     /// are up.
-    pub fn build(veth: &Veth, ends: [&End; 2]) -> io::Result<Self> {
+    pub fn build(veth: &Veth, ends: [&Interface; 2]) -> io::Result<Self> {
         let bridge = Self { keeper: Keeper::start()? };
         let (pid, at) = (bridge.keeper.0.id(), bridge.keeper.prefix());
         ip(&at, "link add bridge0 type bridge")?;
@@ -116,7 +116,7 @@ impl Bridge {
             let (name, mac) = (end.name, end.mac);
             ip(prefix, &format!("link add {name} address {mac} type veth peer name {port} netns {pid}"))?;
             ip(&at, &format!("link set {port} master bridge0 up"))?;
-            raise(prefix, end)?;
+            configure(prefix, end)?;
         }
         for (end, prefix) in ends.iter().zip(&prefixes) {
             while !is_up(prefix, end)? {
@@ -126,8 +126,8 @@ impl Bridge {
         Ok(bridge)
     }
 
-    /// Gives both ends, the ports and the bridge this MTU, bytes of an IP packet.
-    pub fn set_mtu(&self, veth: &Veth, ends: [&End; 2], mtu: u32) -> io::Result<()> {
+    /// Sets the MTU of both ends, the ports and the bridge, in bytes of an IP packet.
+    pub fn set_mtu(&self, veth: &Veth, ends: [&Interface; 2], mtu: u32) -> io::Result<()> {
         for ((end, prefix), port) in ends.iter().zip([Vec::new(), veth.prefix()]).zip(PORTS) {
             ip(&self.keeper.prefix(), &format!("link set dev {port} mtu {mtu}"))?;
             ip(&prefix, &format!("link set dev {} mtu {mtu}", end.name))?;
@@ -136,7 +136,7 @@ impl Bridge {
     }
 }
 
-fn raise(prefix: &[String], end: &End) -> io::Result<()> {
+fn configure(prefix: &[String], end: &Interface) -> io::Result<()> {
     for address in &end.addresses {
         let at_once = if address.contains(':') { " nodad" } else { "" };
         ip(prefix, &format!("addr add {address} dev {}{at_once}", end.name))?;
@@ -144,8 +144,7 @@ fn raise(prefix: &[String], end: &End) -> io::Result<()> {
     ip(prefix, &format!("link set {} up", end.name)).map(drop)
 }
 
-/// An end comes up some time after the command.
-fn is_up(prefix: &[String], end: &End) -> io::Result<bool> {
+fn is_up(prefix: &[String], end: &Interface) -> io::Result<bool> {
     Ok(ip(prefix, &format!("-o link show dev {}", end.name))?.contains("state UP"))
 }
 
@@ -153,7 +152,7 @@ fn namespace(pid: u32) -> io::Result<PathBuf> {
     fs::read_link(format!("/proc/{pid}/ns/net"))
 }
 
-/// Runs `ip` in the namespace that `prefix` leads to, and returns what it says.
+/// Runs `ip` in the namespace of `prefix`, and returns its output.
 fn ip(prefix: &[String], line: &str) -> io::Result<String> {
     let words = prefix.iter().map(String::as_str).chain(["ip"]).chain(line.split_whitespace());
     let words: Vec<_> = words.collect();

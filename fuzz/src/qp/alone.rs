@@ -1,5 +1,5 @@
-//! One queue pair without a peer: its host, its clock, and the properties that every target checks
-//! for any queue pair.
+//! A queue pair without a peer, with its host and clock, and the properties that every target
+//! checks for it.
 
 use roxe_sim::host::SimHost;
 use roxe_sim::setup::qpn;
@@ -13,13 +13,13 @@ use roxe_wire::{Header, NetHeader, Packet, Qpn, icrc};
 use std::num::NonZeroU64;
 use std::ops::Range;
 
-/// End of the pair that the queue pair plays; the input plays the other one.
+/// End of the queue pair; the input plays the other end.
 pub(super) const OWN_END: Peer = Peer::B;
 /// Numbers of the SRQs of an XRC target, and in the packets of an initiator.
 pub(super) const QUEUES: [u32; 2] = [0x21, 0x4_0022];
 /// Maximum number of deadlines that may expire before a queue pair without peer is at rest.
 const MAX_DEADLINES: u32 = 2000;
-/// Source of all payloads, so that every byte shows its position.
+/// Source of all payloads, in which bytes differ from their neighbours.
 pub(super) static PATTERN: [u8; 1024] = pattern();
 
 const fn pattern() -> [u8; 1024] {
@@ -37,28 +37,28 @@ pub(super) const fn queue_of(wr_id: u64) -> usize {
     (wr_id % QUEUES.len() as u64) as usize
 }
 
-/// A rate at which congestion may slow a queue pair down, or none.
+/// Returns a line rate for congestion control, or none.
 pub(super) fn line_rate(choices: &mut Script<'_>) -> Option<NonZeroU64> {
     NonZeroU64::new(choices.pick(&[0, 0, 1_000_000_000, 100]))
 }
 
-/// A queue pair that works alone.
+/// A queue pair without a peer.
 pub(super) struct Alone<'a> {
     pub(super) choices: Script<'a>,
     pub(super) setup: Setup,
     pub(super) qp: Qp,
     pub(super) host: SimHost,
     sent: Sent,
-    /// Identifier of the next posted request, sends and receives.
+    /// `wr_id` of the next posted send and receive.
     next: [u64; 2],
-    /// The newest that completed.
+    /// `wr_id` of the newest completed send and receive.
     done: [u64; 2],
-    /// The newest receive that completed in each SRQ of XRC.
+    /// `wr_id` of the newest completed receive of each XRC SRQ.
     shared_done: [u64; QUEUES.len()],
 }
 
 impl<'a> Alone<'a> {
-    /// A queue pair of this setup, moved to `state`.
+    /// Creates a queue pair of this setup and moves it to `state`.
     pub(super) fn new(setup: Setup, state: QpState, choices: Script<'a>) -> Self {
         let (mut qp, mut host) = setup.make_with(qpn(OWN_END));
         host.clock = Instant(1_000_000_000);
@@ -70,7 +70,7 @@ impl<'a> Alone<'a> {
         Self { choices, setup, qp, host, sent, next, done, shared_done }
     }
 
-    /// Posts a send with a new `wr_id`; returns it.
+    /// Posts a send with a new `wr_id`, which it returns.
     pub(super) fn post_send(&mut self, req: &SendRequest<'_>) -> Result<u64, PostError> {
         let wr_id = self.next[0];
         self.qp.post_send_to_srq(QUEUES[queue_of(wr_id)], &SendRequest { wr_id, ..*req })?;
@@ -78,7 +78,7 @@ impl<'a> Alone<'a> {
         Ok(wr_id)
     }
 
-    /// Posts a receive with a new `wr_id`, to the SRQ if there is one; returns it.
+    /// Posts a receive with a new `wr_id`, which it returns, to the SRQ if there is one.
     pub(super) fn post_recv(&mut self, req: &RecvRequest<'_>) -> Result<u64, PostError> {
         let wr_id = self.next[1];
         let req = RecvRequest { wr_id, ..*req };
@@ -99,12 +99,12 @@ impl<'a> Alone<'a> {
         Ok(wr_id)
     }
 
-    /// The `wr_id` that the next send (0) or receive (1) will have.
+    /// Returns the `wr_id` of the next send (0) or receive (1).
     pub(super) fn next(&self, side: usize) -> u64 {
         self.next[side]
     }
 
-    /// Hands over one packet. `None`: no opcode with these headers carries such a payload.
+    /// Delivers a packet. Returns `None` if its opcode does not allow a payload of this length.
     pub(super) fn receive(
         &mut self,
         net: &NetHeader,
@@ -115,7 +115,7 @@ impl<'a> Alone<'a> {
         legal.then(|| self.qp.handle_packet(&mut self.host, net, &Packet { header: *header, payload }))
     }
 
-    /// Sends the queue pair's packets, at most `room` at a time, and checks each.
+    /// Sends the queue pair's packets, at most `room` at a time, and calls `judge` with each.
     pub(super) fn transmit(&mut self, room: usize, mut judge: impl FnMut(&PacketNote, &Packet<'_>)) {
         loop {
             let idle = !self.qp.has_work();
@@ -126,7 +126,7 @@ impl<'a> Alone<'a> {
                 let packet = Packet::parse(&self.sent.bytes[range.clone()]).expect("parse the sent packet");
                 judge(note, &packet);
             }
-            // After a full batch the input decides if the remaining packets are sent later.
+            // After a full batch the input decides whether the other packets are sent later.
             if state == TxState::Drained || self.choices.chance(300) {
                 return;
             }
@@ -134,7 +134,7 @@ impl<'a> Alone<'a> {
         }
     }
 
-    /// Lets the next deadline, if there is one, run out.
+    /// Lets the next deadline expire. Returns false if there is none.
     pub(super) fn wait(&mut self) -> bool {
         let Some(at) = self.qp.poll_timeout() else { return false };
         self.host.clock = self.host.clock.max(at);
@@ -144,8 +144,8 @@ impl<'a> Alone<'a> {
         true
     }
 
-    /// Takes the oldest completion of sends (0) or receives (1): of a posted request, in order,
-    /// each at most once.
+    /// Takes the oldest completion of sends (0) or receives (1). Checks that it is of a posted
+    /// request, in order, and the first one of it.
     pub(super) fn take(&mut self, side: usize) -> Option<Cqe> {
         if side == 1 && self.setup.service == Service::XrcTgt {
             return self.take_shared();
@@ -158,8 +158,8 @@ impl<'a> Alone<'a> {
         Some(cqe)
     }
 
-    /// Takes a completion of an SRQ of XRC: of a receive that was posted to it, in the
-    /// order of that queue.
+    /// Takes a completion of an XRC SRQ. Checks that its receive was posted to that SRQ, and is in
+    /// order.
     fn take_shared(&mut self) -> Option<Cqe> {
         let at = self.host.xrc.iter().position(|queue| !queue.done.is_empty())?;
         let cqe = self.host.xrc[at].done.pop_front()?;
@@ -170,7 +170,7 @@ impl<'a> Alone<'a> {
         Some(cqe)
     }
 
-    /// Lets every deadline expire, until the queue pair sets no timer.
+    /// Lets deadlines expire until the queue pair sets no timer.
     pub(super) fn rest(&mut self, mut judge: impl FnMut(&PacketNote, &Packet<'_>)) {
         self.choices = Script::new(&[]);
         for _ in 0..MAX_DEADLINES {
@@ -205,7 +205,7 @@ impl TxBatch for Sent {
             return None;
         }
         let start = self.bytes.len();
-        // Not zero, so that what a queue pair forgets to write is seen.
+        // Not zero, so that bytes which the queue pair does not write are detected.
         self.bytes.resize(start + len + icrc::LEN, 0xa5);
         self.packets.push((*note, start..self.bytes.len()));
         self.bytes.get_mut(start..start + len).map(TxRoom::Own)

@@ -7,12 +7,12 @@ use roxe_wire::{
     Selectivity, SendTail, Syndrome,
 };
 
-/// Payload lengths around the borders of a path MTU of 256.
+/// Returns a payload length, often at the limits of a path MTU of 256.
 pub(super) fn payload_len(choices: &mut Script<'_>) -> usize {
     choices.pick(&[256, 0, 1, 4, 8, 100, 252, 255, 300])
 }
 
-/// Any request; `mrs` are regions that it may name.
+/// Returns any request; `mrs` are regions that it may access.
 pub(super) fn request(choices: &mut Script<'_>, mrs: &[Mr]) -> Request {
     let reth = reth(choices, mrs);
     let imm = ImmDt([9, 8, 7, 6]);
@@ -40,7 +40,7 @@ pub(super) fn request(choices: &mut Script<'_>, mrs: &[Mr]) -> Request {
 pub(super) const FLUSH_REGION: Feth =
     Feth { selectivity: Selectivity::Region, placement: Placement::GLOBAL_VISIBILITY };
 
-/// ATOMIC WRITE or FLUSH, mostly as it should be.
+/// Returns an ATOMIC WRITE or a FLUSH, mostly a valid one.
 fn nonposted(choices: &mut Script<'_>, reth: Reth) -> Request {
     if choices.chance(500) {
         let dma_len = if choices.chance(800) { 8 } else { reth.dma_len };
@@ -52,8 +52,8 @@ fn nonposted(choices: &mut Script<'_>, reth: Reth) -> Request {
     Request::Flush(Feth { selectivity, placement }, reth)
 }
 
-/// Mostly inside a region or ending at its last byte, sometimes far outside or under an unknown
-/// key.
+/// Returns a range that is mostly inside a region or ends at its last byte, sometimes far outside
+/// or with an unknown key.
 fn reth(choices: &mut Script<'_>, mrs: &[Mr]) -> Reth {
     let mr = choices.pick(mrs);
     let dma_len = choices.pick(&[256, 0, 1, 4, 8, 300, 512, 600, 1 << 16, 1 << 31, u32::MAX]);
@@ -71,11 +71,11 @@ fn reth(choices: &mut Script<'_>, mrs: &[Mr]) -> Reth {
 
 fn atomic(choices: &mut Script<'_>, reth: &Reth) -> AtomicEth {
     let swap_or_add = u64::from(choices.below(256)) << 20;
-    // Zero is what the memory holds at first.
+    // The memory is zero at first, so a compare value of 0 or 1 may match.
     AtomicEth { va: reth.va, rkey: reth.rkey, swap_or_add, compare: u64::from(choices.below(2)) }
 }
 
-/// Any response; `value` is the result if it is that of an atomic.
+/// Returns any response; `value` is the result of an atomic.
 pub(super) fn response(choices: &mut Script<'_>, value: u64) -> Response {
     let aeth = Aeth { syndrome: syndrome(choices), msn: Msn::new(choices.below(8)) };
     match choices.below(8) {

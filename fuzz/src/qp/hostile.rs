@@ -1,5 +1,5 @@
-//! A queue pair in any state, its application at work, and any packets that strangers and a faulty
-//! peer can send.
+//! Fuzz target: a queue pair in any state, whose application works, and which receives any packets
+//! that a faulty peer or another host can send.
 
 use super::alone::{Alone, OWN_END, PATTERN, QUEUES, line_rate};
 use super::headers;
@@ -16,8 +16,7 @@ use roxe_wire::{
 
 const LEN: u32 = 2048;
 
-/// The input is the packets of strangers and a faulty peer to one queue pair, in every state, while
-/// its application works.
+/// The input is the verbs of the application, and the packets of a faulty peer and of other hosts.
 ///
 /// Properties: no panic; a packet that does not belong to the connection changes neither the state
 /// nor memory nor any completion; work requests complete at most once and in order; no packet
@@ -38,21 +37,21 @@ pub fn hostile(data: &[u8]) {
         ..Setup::default()
     };
     let state = script.pick(&[QpState::Rts, QpState::Rtr, QpState::Init, QpState::Reset]);
-    let mut victim = Victim::new(setup, state, script);
-    while !victim.alone.choices.is_empty() {
-        victim.turn();
+    let mut target = Target::new(setup, state, script);
+    while !target.alone.choices.is_empty() {
+        target.turn();
     }
-    victim.alone.rest(|_, _| {});
-    victim.reap();
+    target.alone.rest(|_, _| {});
+    target.reap();
 }
 
-/// One queue pair that works, and a peer played by the input.
-struct Victim<'a> {
+/// The queue pair under test, with its memory.
+struct Target<'a> {
     alone: Alone<'a>,
     mr: Mr,
 }
 
-/// State that a packet from a stranger must not change.
+/// State that a packet of another host must not change.
 #[derive(Debug, PartialEq)]
 struct Snapshot {
     state: QpState,
@@ -62,7 +61,7 @@ struct Snapshot {
     timer: Option<Instant>,
 }
 
-impl<'a> Victim<'a> {
+impl<'a> Target<'a> {
     fn new(setup: Setup, state: QpState, script: Script<'a>) -> Self {
         let mut alone = Alone::new(setup, state, script);
         let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
@@ -76,9 +75,9 @@ impl<'a> Victim<'a> {
             2 | 3 => self.post_recv(),
             4 => _ = self.alone.wait(),
             5 => self.modify(),
-            6 | 7 => self.raw(),
-            8 => self.stranger(),
-            _ => self.peer(),
+            6 | 7 => self.raw_bytes(),
+            8 => self.foreign_packet(),
+            _ => self.peer_packet(),
         }
         let room = self.alone.choices.between(1, 8) as usize;
         self.alone.transmit(room, |_, _| {});
@@ -115,16 +114,16 @@ impl<'a> Victim<'a> {
         let _ = self.alone.post_recv(&RecvRequest { wr_id: 0, sges: &list });
     }
 
-    /// The application requests a state, legal or not.
+    /// The application requests a legal or illegal state.
     fn modify(&mut self) {
         let state = self.alone.choices.pick(&[QpState::Sqd, QpState::Rts, QpState::Err]);
         let attr = QpAttr { state, ..*self.alone.qp.attr() };
         let _ = self.alone.qp.modify(&mut self.alone.host, &attr, AttrMask::STATE);
     }
 
-    /// Bytes that may not even be a packet; half of the time those of a packet with numbers that
-    /// fit here.
-    fn raw(&mut self) {
+    /// Delivers bytes that may not be a packet, half of the time with the right QPN and a PSN near
+    /// the expected one.
+    fn raw_bytes(&mut self) {
         let mut bytes = [0; 96];
         let len = self.alone.choices.between(0, 96) as usize;
         let bytes = &mut bytes[..len];
@@ -138,8 +137,8 @@ impl<'a> Victim<'a> {
         let _ = self.alone.receive(&net_header(&av(OWN_END.other())), &packet.header, packet.payload);
     }
 
-    /// Sends a packet that any host but the peer could send.
-    fn stranger(&mut self) {
+    /// Delivers a packet that only another host than the peer can send; it must have no effect.
+    fn foreign_packet(&mut self) {
         let mut header = self.header();
         let mut net = net_header(&av(OWN_END.other()));
         let connected = self.alone.setup.service != Service::Ud;
@@ -153,11 +152,11 @@ impl<'a> Victim<'a> {
         assert_eq!(self.snapshot(), before, "{header:?} from {net:?}");
     }
 
-    /// A packet from the peer's address with any content.
-    fn peer(&mut self) {
+    /// Delivers any packet from the peer's address.
+    fn peer_packet(&mut self) {
         let header = self.header();
         let before = self.alone.qp.state();
-        // Sometimes with the mark of a congested switch.
+        // Sometimes with a congestion mark.
         let traffic_class = if self.alone.choices.chance(200) { 3 } else { 0 };
         self.inject(&NetHeader { traffic_class, ..net_header(&av(OWN_END.other())) }, &header);
         let after = self.alone.qp.state();
@@ -170,10 +169,10 @@ impl<'a> Victim<'a> {
         let _ = self.alone.receive(net, header, &PATTERN[..len]);
     }
 
-    /// Any header, with numbers near the valid ones.
+    /// Returns any header, with a PSN near the valid ones.
     fn header(&mut self) -> Header {
         let kind = self.kind();
-        // Around the next PSN of the peer (requests) and the first of the victim (responses).
+        // Requests have a PSN near the expected one, responses near the first of this queue pair.
         let near = match kind {
             Kind::RcResponse(_) | Kind::XrcResponse(_) => Psn::new(self.alone.setup.psn[OWN_END.index()]),
             _ => self.alone.qp.expected_psn(),
@@ -193,7 +192,7 @@ impl<'a> Victim<'a> {
         }
     }
 
-    /// Any kind; mostly of the service that the victim has.
+    /// Returns any kind, mostly one of the queue pair's service.
     fn kind(&mut self) -> Kind {
         let service = self.alone.setup.service;
         match (service, self.any_kind()) {
@@ -240,7 +239,7 @@ impl<'a> Victim<'a> {
     }
 }
 
-/// Completions in the SRQs of XRC.
+/// Returns the number of completions in the XRC SRQs.
 fn done_in_shared(host: &SimHost) -> usize {
     host.xrc.iter().map(|queue| queue.done.len()).sum()
 }

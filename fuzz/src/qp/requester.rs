@@ -1,4 +1,4 @@
-//! A requester with work outstanding whose peer is the input, and a model of what may complete.
+//! Fuzz target: a requester whose peer is the input, compared with a model of the completions.
 
 use super::alone::{Alone, OWN_END, PATTERN, QUEUES, line_rate, queue_of};
 use super::headers;
@@ -19,10 +19,10 @@ const SLOTS: u64 = 16;
 
 /// The input is the work requests of one queue pair and the responses to it.
 ///
-/// Properties: requests complete at most once and in order, signaled ones exactly once;
-/// none succeeds before a response acknowledges its last packet; a successful READ or atomic placed
-/// the bytes of the responses; a response to a request that was never sent has no effect; new PSNs
-/// follow each other without a gap; in ERR no packet is sent.
+/// Properties: requests complete at most once and in order, signaled ones exactly once; a request
+/// succeeds only after a response has acknowledged its last packet; a successful READ or atomic has
+/// the bytes of the responses in memory; a response to a request that was never sent has no effect;
+/// PSNs of new requests have no gaps; no packet is sent in ERR.
 ///
 /// # Panics
 /// If a property does not hold.
@@ -47,51 +47,52 @@ pub fn requester(data: &[u8]) {
         retry_cnt: script.below(8) as u8,
         rnr_retry: script.below(8) as u8,
         max_rd_atomic: script.between(0, 4) as u8,
-        // Only responses give room back.
+        // Only responses release credits.
         flow_limit: (service.is_reliable() && script.chance(200)).then_some(1000),
         line_rate: line_rate(&mut script),
         log: false,
         ..Setup::default()
     };
-    let mut asking = Asking::new(setup, script);
-    while !asking.alone.choices.is_empty() {
-        asking.turn();
+    let mut requester = Requester::new(setup, script);
+    while !requester.alone.choices.is_empty() {
+        requester.turn();
     }
-    asking.finish();
+    requester.finish();
 }
 
-struct Asking<'a> {
+struct Requester<'a> {
     alone: Alone<'a>,
-    /// Sent from, and landed in.
+    /// Region of the sent data.
     source: Mr,
+    /// Region of the results of READs and atomics.
     sink: Mr,
     posted: VecDeque<Posted>,
-    line: Line,
+    psns: Psns,
 }
 
-/// A request that is not known to be complete.
+/// A request without a completion.
 struct Posted {
     wr_id: u64,
     signaled: bool,
     packets: u32,
-    /// Bytes that responses carry back.
-    lands: u32,
+    /// Number of bytes in its responses.
+    response_bytes: u32,
     atomic: bool,
-    /// Only an empty READ response completes it.
+    /// True if an empty READ response completes it (ATOMIC WRITE, FLUSH).
     empty: bool,
     /// PSN of its first packet, once sent.
     first: Option<Psn>,
 }
 
-/// Progress of the PSNs on the wire.
-struct Line {
+/// Progress of the PSNs.
+struct Psns {
     /// The PSN that the next new request packet must have.
     next: Psn,
     /// Newest PSN that a response has acknowledged.
     acked: Psn,
 }
 
-impl<'a> Asking<'a> {
+impl<'a> Requester<'a> {
     fn new(setup: Setup, script: Script<'a>) -> Self {
         let mut alone = Alone::new(setup, QpState::Rts, script);
         let memory = &mut alone.host.memory;
@@ -99,7 +100,7 @@ impl<'a> Asking<'a> {
         let sink = memory.register(SLOTS as u32 * MAX_LEN, Access::LOCAL_WRITE);
         memory.bytes_mut(source).copy_from_slice(&PATTERN);
         let next = Psn::new(setup.psn[OWN_END.index()]);
-        Self { alone, source, sink, posted: VecDeque::new(), line: Line { next, acked: next.sub(1) } }
+        Self { alone, source, sink, posted: VecDeque::new(), psns: Psns { next, acked: next.sub(1) } }
     }
 
     fn turn(&mut self) {
@@ -135,7 +136,7 @@ impl<'a> Asking<'a> {
             _ if atomic || empty => 8,
             _ => len,
         };
-        let lands = if atomic || matches!(op, SendOp::Read { .. }) { len } else { 0 };
+        let response_bytes = if atomic || matches!(op, SendOp::Read { .. }) { len } else { 0 };
         let signaled = choices.chance(700);
         let mut flags = SendFlags::empty();
         flags.set(SendFlags::SIGNALED, signaled);
@@ -143,13 +144,13 @@ impl<'a> Asking<'a> {
         self.submit(
             op,
             len,
-            lands,
+            response_bytes,
             flags,
             Posted {
                 wr_id: 0,
                 signaled: signaled || self.alone.setup.sq_sig_all,
                 packets: len.div_ceil(MTU).max(1),
-                lands,
+                response_bytes,
                 atomic,
                 empty,
                 first: None,
@@ -157,14 +158,14 @@ impl<'a> Asking<'a> {
         );
     }
 
-    fn submit(&mut self, op: SendOp, len: u32, lands: u32, flags: SendFlags, posted: Posted) {
+    fn submit(&mut self, op: SendOp, len: u32, response_bytes: u32, flags: SendFlags, posted: Posted) {
         let place = place(self.alone.next(0));
-        let (mr, start) = if lands > 0 { (self.sink, place) } else { (self.source, 0) };
+        let (mr, start) = if response_bytes > 0 { (self.sink, place) } else { (self.source, 0) };
         let mut list = [mr.sge(start, len / 3), mr.sge(start + len / 3, len - len / 3)];
         if self.alone.choices.chance(30) {
             list[1].lkey.0 ^= 1;
         }
-        let inline = len <= 64 && lands == 0 && self.alone.choices.chance(200);
+        let inline = len <= 64 && response_bytes == 0 && self.alone.choices.chance(200);
         let data = if inline { SendData::Inline(&PATTERN[..len as usize]) } else { SendData::Sges(&list) };
         let ud = Some(UdDest { av: av(OWN_END), qpn: qpn(OWN_END.other()), qkey: QKEY });
         // A full queue, the state or the service may refuse it.
@@ -176,10 +177,10 @@ impl<'a> Asking<'a> {
     fn transmit(&mut self) {
         let dead = self.alone.qp.state() == QpState::Err;
         let room = self.alone.choices.between(1, 8) as usize;
-        let (posted, line) = (&mut self.posted, &mut self.line);
+        let (posted, psns) = (&mut self.posted, &mut self.psns);
         self.alone.transmit(room, |note, packet| {
             assert!(!dead || packet.header.kind == Kind::Cnp, "{packet} in ERR");
-            line.on_request(posted, note, packet);
+            psns.on_request(posted, note, packet);
         });
     }
 
@@ -189,23 +190,23 @@ impl<'a> Asking<'a> {
         let _ = self.alone.receive(&net_header(&av(OWN_END.other())), &header, &[]);
     }
 
-    /// A response around what is outstanding, often one that the oldest request waits for.
+    /// Delivers a response with a PSN near the outstanding ones, often the expected response.
     fn response(&mut self) {
-        let line = &self.line;
+        let psns = &self.psns;
         let choices = &mut self.alone.choices;
         let psn = match choices.below(8) {
-            0 => line.acked.sub(choices.below(6)),
-            1 => line.acked.add(choices.below(20)),
-            2 => line.next.add(choices.below(3)),
-            3 => line.next.sub(1),
-            _ => line.acked.next(),
+            0 => psns.acked.sub(choices.below(6)),
+            1 => psns.acked.add(choices.below(20)),
+            2 => psns.next.add(choices.below(3)),
+            3 => psns.next.sub(1),
+            _ => psns.acked.next(),
         };
         let mut response = headers::response(choices, u64::from(psn.get()) << 8);
         let mut len = headers::payload_len(choices);
         if choices.chance(600) {
-            (response, len) = self.wanted(psn).unwrap_or((response, len));
+            (response, len) = self.expected_response(psn).unwrap_or((response, len));
         }
-        let ghost = !psn.is_before(self.line.next);
+        let is_unsent = !psn.is_before(self.psns.next);
         let kind = match self.alone.setup.service {
             Service::XrcIni => Kind::XrcResponse(response),
             _ => Kind::RcResponse(response),
@@ -215,16 +216,16 @@ impl<'a> Asking<'a> {
         let traffic_class = if self.alone.choices.chance(100) { 3 } else { 0 };
         let net = NetHeader { traffic_class, ..net_header(&av(OWN_END.other())) };
         let Some(result) = self.alone.receive(&net, &header, payload_of(psn, len)) else { return };
-        if ghost || !self.alone.setup.service.is_reliable() {
+        if is_unsent || !self.alone.setup.service.is_reliable() {
             let after = (self.alone.qp.state(), self.alone.host.sends.len(), self.alone.qp.poll_timeout());
             assert_eq!((result.is_err(), after), (true, before), "{header:?}: never sent");
         } else {
-            self.line.on_response(psn, &response);
+            self.psns.on_response(psn, &response);
         }
     }
 
-    /// Response that the READ or atomic with `psn` expects, and its payload length.
-    fn wanted(&self, psn: Psn) -> Option<(Response, usize)> {
+    /// Returns the response that the request with `psn` expects, and its payload length.
+    fn expected_response(&self, psn: Psn) -> Option<(Response, usize)> {
         use roxe_wire::{Aeth, AtomicAckEth, Msn};
         let aeth = Aeth { syndrome: Syndrome::ACK_UNLIMITED, msn: Msn::new(1) };
         let (first, posted) = self.posted.iter().rev().find_map(|posted| {
@@ -232,7 +233,7 @@ impl<'a> Asking<'a> {
             (!psn.is_before(first)).then_some((first, posted))
         })?;
         let index = psn.distance(first) as u32;
-        let left = posted.lands.checked_sub(index * MTU)?;
+        let left = posted.response_bytes.checked_sub(index * MTU)?;
         if posted.empty {
             return Some((Response::ReadOnly(aeth), 0));
         }
@@ -245,7 +246,7 @@ impl<'a> Asking<'a> {
             (_, true) => Response::ReadLast(aeth),
             _ => Response::ReadMiddle,
         };
-        (posted.lands > 0).then_some((response, left.min(MTU) as usize))
+        (posted.response_bytes > 0).then_some((response, left.min(MTU) as usize))
     }
 
     fn reap(&mut self) {
@@ -255,7 +256,7 @@ impl<'a> Asking<'a> {
                 if request.wr_id == cqe.wr_id {
                     break request;
                 }
-                assert!(!request.signaled, "{} completed in silence, before {}", request.wr_id, cqe.wr_id);
+                assert!(!request.signaled, "no completion of {} before that of {}", request.wr_id, cqe.wr_id);
             };
             if cqe.status == WcStatus::Success && self.alone.setup.service.is_reliable() {
                 self.check_success(&request);
@@ -266,9 +267,9 @@ impl<'a> Asking<'a> {
     fn check_success(&self, request: &Posted) {
         let first = request.first.expect("it was sent");
         let last = first.add(request.packets - 1);
-        assert!(!last.is_after(self.line.acked), "{} succeeded, only {} is executed", last, self.line.acked);
+        assert!(!last.is_after(self.psns.acked), "{} succeeded, but only {} is acknowledged", last, self.psns.acked);
         let start = place(request.wr_id) as usize;
-        let landed = &self.alone.host.memory.bytes(self.sink)[start..start + request.lands as usize];
+        let landed = &self.alone.host.memory.bytes(self.sink)[start..start + request.response_bytes as usize];
         if request.atomic {
             assert_eq!(landed, (u64::from(first.get()) << 8).to_ne_bytes(), "the old value");
             return;
@@ -278,10 +279,11 @@ impl<'a> Asking<'a> {
         }
     }
 
-    /// Lets every timer run out: what is left fails, and is reported.
+    /// Lets every timer expire, so that the outstanding requests fail, and checks that all
+    /// completed.
     fn finish(&mut self) {
-        let (posted, line) = (&mut self.posted, &mut self.line);
-        self.alone.rest(|note, packet| line.on_request(posted, note, packet));
+        let (posted, psns) = (&mut self.posted, &mut self.psns);
+        self.alone.rest(|note, packet| psns.on_request(posted, note, packet));
         self.reap();
         // Without a timeout a requester may wait forever.
         let patient = self.alone.setup.timeout == 0 && self.alone.qp.state() != QpState::Err;
@@ -289,7 +291,7 @@ impl<'a> Asking<'a> {
     }
 }
 
-impl Line {
+impl Psns {
     fn on_request(&mut self, posted: &mut VecDeque<Posted>, note: &PacketNote, packet: &Packet<'_>) {
         let psn = packet.header.bth.psn;
         if packet.header.kind == Kind::Cnp {
@@ -302,7 +304,7 @@ impl Line {
             assert_eq!(xrc.0, QUEUES[queue_of(request.wr_id)], "{packet} carries the number of another SRQ");
         }
         let first = *request.first.get_or_insert(psn);
-        let span = if request.lands > 0 && !request.atomic { request.packets } else { 1 };
+        let span = if request.response_bytes > 0 && !request.atomic { request.packets } else { 1 };
         let after = if span > 1 { first.add(span) } else { psn.next() };
         if after.is_after(self.next) {
             self.next = after;
@@ -320,7 +322,7 @@ impl Line {
     }
 }
 
-/// Payload of the READ response with this PSN.
+/// Returns the payload of the READ response with this PSN.
 fn payload_of(psn: Psn, len: usize) -> &'static [u8] {
     &PATTERN[psn.get() as usize % 512..][..len]
 }

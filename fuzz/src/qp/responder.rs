@@ -1,4 +1,4 @@
-//! A responder whose peer is the input, and a model of the memory it guards.
+//! Fuzz target: a responder whose peer is the input, compared with a model of its memory.
 
 use super::alone::{Alone, OWN_END, PATTERN, QUEUES};
 use super::headers;
@@ -14,7 +14,7 @@ use roxe_wire::{
 };
 
 const MTU: u32 = PathMtu::Mtu256.bytes();
-/// Size in bytes of the region that the peer may use.
+/// Size in bytes of the region that the peer can access.
 const OPEN_LEN: u32 = 2048;
 /// Number of slots for receives.
 const SLOTS: u64 = 16;
@@ -24,10 +24,10 @@ const GRH_LEN: usize = 40;
 
 /// The input is a sequence of requests of the peer to one queue pair in any state.
 ///
-/// Properties: memory holds the results of the accepted requests, each executed once, and a refused
+/// Properties: memory has the results of the accepted requests, each executed once, and a refused
 /// request changes nothing; only the expected request advances the expected PSN; only executed
-/// requests are acknowledged; READ responses carry the content of the memory; a receive
-/// completes at most once, in order, with the bytes of its message; UC and UD send no response.
+/// requests are acknowledged; READ responses carry the content of the memory; a receive completes
+/// at most once, in order, with the bytes of its message; UC and UD send no response.
 ///
 /// # Panics
 /// If a property does not hold.
@@ -44,24 +44,26 @@ pub fn responder(data: &[u8]) {
         ..Setup::default()
     };
     let state = script.pick(&[QpState::Rtr, QpState::Rts, QpState::Rtr, QpState::Init, QpState::Reset]);
-    let mut served = Served::new(setup, state, script);
-    while !served.alone.choices.is_empty() {
-        served.turn();
+    let mut responder = Responder::new(setup, state, script);
+    while !responder.alone.choices.is_empty() {
+        responder.turn();
     }
-    served.alone.rest(|_, _| {});
+    responder.alone.rest(|_, _| {});
 }
 
-/// Access rights of the queue pair: mostly all, sometimes a subset.
+/// Returns the access rights of the queue pair: mostly all, sometimes a subset.
 fn access(script: &mut Script<'_>) -> Access {
     let all = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC | Access::FLUSH_GLOBAL;
     if script.chance(250) { all & Access::from_bits_retain(script.below(512)) } else { all }
 }
 
-struct Served<'a> {
+struct Responder<'a> {
     alone: Alone<'a>,
-    /// Regions: all rights, read only, and no remote rights.
+    /// Region with all rights.
     open: Mr,
+    /// Region that the peer can only read.
     readable: Mr,
+    /// Region without remote rights.
     closed: Mr,
     /// Region of the receives.
     sink: Mr,
@@ -70,29 +72,28 @@ struct Served<'a> {
 
 /// Expected effects of the accepted requests.
 struct Model {
-    /// The open region.
+    /// Content of the open region.
     memory: [u8; OPEN_LEN as usize],
-    /// The open WRITE: offset of its next byte, and remaining bytes.
+    /// Unfinished WRITE: offset of its next byte, and number of remaining bytes.
     write: (u64, u32),
-    /// Index of the SRQ of the open message (XRC).
+    /// Index of the SRQ of the unfinished message (XRC).
     queue: usize,
-    /// The message that a SEND is made of so far.
+    /// Bytes of the newest SEND so far.
     message: Vec<u8>,
-    /// True while a SEND is open.
+    /// True while a SEND is unfinished.
     sending: bool,
-    /// READs that were accepted: first PSN and what they ask for.
+    /// First PSN and RETH of each accepted READ.
     reads: Vec<(Psn, Reth)>,
-    /// PSNs of ATOMIC WRITEs and FLUSHes that were accepted: the response is an empty READ
-    /// response.
+    /// PSNs of accepted ATOMIC WRITEs and FLUSHes, whose response is an empty READ response.
     empty: Vec<Psn>,
     /// Number of FLUSHes in `empty`.
     flushes: u32,
-    /// The peer requested other bytes with a PSN it had used: the content of such a response is its
-    /// own business.
-    mad: bool,
+    /// True once the peer has repeated a PSN with another READ: the content of the response is then
+    /// undefined.
+    is_inconsistent: bool,
 }
 
-impl<'a> Served<'a> {
+impl<'a> Responder<'a> {
     fn new(setup: Setup, state: QpState, script: Script<'a>) -> Self {
         let mut alone = Alone::new(setup, state, script);
         let memory = &mut alone.host.memory;
@@ -110,7 +111,7 @@ impl<'a> Served<'a> {
             reads: Vec::new(),
             empty: Vec::new(),
             flushes: 0,
-            mad: false,
+            is_inconsistent: false,
         };
         Self { alone, open, readable, closed, sink, model }
     }
@@ -149,14 +150,14 @@ impl<'a> Served<'a> {
         match (&header.kind, request) {
             (_, Some(request)) if result.is_ok() => self.model.execute(self.open, header.bth.psn, &request, payload),
             (Kind::Ud { .. }, _) if result.is_ok() => self.model.message = payload.to_vec(),
-            (_, Some(Request::Read(_))) if header.bth.psn.is_before(before) => self.model.mad = true,
+            (_, Some(Request::Read(_))) if header.bth.psn.is_before(before) => self.model.is_inconsistent = true,
             _ => {}
         }
         self.check();
     }
 
-    /// A request and the length of its payload: half of the time the one that continues the open
-    /// message.
+    /// Returns a request and the length of its payload, half of the time one that continues the
+    /// unfinished message.
     fn choose(&mut self) -> (Header, usize) {
         let choices = &mut self.alone.choices;
         let mut len = headers::payload_len(choices);
@@ -198,9 +199,9 @@ impl<'a> Served<'a> {
     fn check(&mut self) {
         let memory = &self.alone.host.memory;
         assert_eq!(memory.bytes(self.open), self.model.memory, "the open region");
-        assert_eq!(memory.flushes, self.model.flushes, "each FLUSH is done once");
-        assert_eq!(memory.bytes(self.readable), [0; 64], "written without the right");
-        assert_eq!(memory.bytes(self.closed), [0; 64], "touched without any right");
+        assert_eq!(memory.flushes, self.model.flushes, "each FLUSH is executed once");
+        assert_eq!(memory.bytes(self.readable), [0; 64], "the read-only region");
+        assert_eq!(memory.bytes(self.closed), [0; 64], "the region without rights");
         while let Some(cqe) = self.alone.take(1) {
             self.check_receive(&cqe);
         }
@@ -282,8 +283,8 @@ impl Model {
         word.copy_from_slice(&change(old).to_ne_bytes());
     }
 
-    /// Returns the continuation of the open message, or `request` if none is open, with a legal
-    /// payload.
+    /// Returns the continuation of the unfinished message, or `request` if there is none, with a
+    /// legal payload length.
     fn continuation(&self, request: Request, len: usize) -> (Request, usize) {
         use roxe_wire::SendTail::Plain;
         match (self.write.1, request) {
@@ -304,7 +305,7 @@ impl Model {
         }
     }
 
-    /// Judges one response; `expected` is the PSN of the next request.
+    /// Checks a response; `expected` is the PSN of the next request.
     fn judge(&self, regions: [Mr; 2], expected: Psn, note: &PacketNote, packet: &Packet<'_>) {
         let (Kind::RcResponse(response) | Kind::XrcResponse(response)) = &packet.header.kind else {
             panic!("{note:?}: {packet} is not a response")
@@ -324,22 +325,22 @@ impl Model {
             _ => false,
         };
         assert!(psn.is_before(expected) || (refusal && psn == expected), "{packet} with {expected} expected");
-        if matches!(response, Response::Ack(_) | Response::AtomicAck(..)) || self.mad {
+        if matches!(response, Response::Ack(_) | Response::AtomicAck(..)) || self.is_inconsistent {
             return;
         }
         if packet.payload.is_empty() && self.empty.contains(&psn) {
             return;
         }
-        let asked = self.reads.iter().rev().find(|(first, _)| !psn.is_before(*first)).expect("find the accepted READ");
-        let offset = psn.distance(asked.0) as u32 * MTU;
-        let va = asked.1.va.wrapping_add(offset.into());
+        let read = self.reads.iter().rev().find(|(first, _)| !psn.is_before(*first)).expect("find the accepted READ");
+        let offset = psn.distance(read.0) as u32 * MTU;
+        let va = read.1.va.wrapping_add(offset.into());
         if packet.payload.is_empty() {
-            assert_eq!(asked.1.dma_len, 0, "{packet}");
-        } else if asked.1.rkey == regions[0].rkey() {
+            assert_eq!(read.1.dma_len, 0, "{packet}");
+        } else if read.1.rkey == regions[0].rkey() {
             let at = (va - regions[0].addr) as usize;
             assert_eq!(packet.payload, &self.memory[at..at + packet.payload.len()], "{packet}");
         } else {
-            assert_eq!(asked.1.rkey, regions[1].rkey(), "{packet}: nothing else may be read");
+            assert_eq!(read.1.rkey, regions[1].rkey(), "{packet} reads another region");
         }
     }
 }
@@ -349,7 +350,7 @@ fn is_end(mr: Mr, reth: &Reth) -> bool {
     reth.rkey == mr.rkey() && reth.dma_len == 0 && reth.va == mr.addr + u64::from(mr.len)
 }
 
-/// Returns true if all bytes of the range of `reth` are in `mr`. An empty range is always inside.
+/// Returns true if all bytes of the range of `reth` are in `mr`; always true for an empty range.
 fn is_within(mr: Mr, reth: &Reth) -> bool {
     let end = mr.addr + u64::from(mr.len);
     let inside = reth.va >= mr.addr && reth.va.checked_add(reth.dma_len.into()).is_some_and(|last| last <= end);
@@ -368,7 +369,7 @@ fn request_of(kind: &Kind) -> Option<Request> {
     }
 }
 
-/// Number of PSNs that a request occupies.
+/// Returns the number of PSNs that a request occupies.
 fn packets(request: &Request) -> u32 {
     if let Request::Read(reth) = request { reth.dma_len.div_ceil(MTU).max(1) } else { 1 }
 }

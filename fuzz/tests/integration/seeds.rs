@@ -1,11 +1,11 @@
-//! The corpora hold what the captures offer, and few of the inputs that the fuzzer found.
+//! Checks that the corpora contain every seed, and not too many inputs that the fuzzer found.
 
 use roxe_fuzz::seeds;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// `ROXE_WRITE_SEEDS=1 cargo test -p roxe-fuzz --test integration seeds` writes them anew.
+/// `ROXE_WRITE_SEEDS=1 cargo test -p roxe-fuzz --test integration seeds` rewrites the seeds.
 #[test]
 fn every_opcode_of_the_captures_is_in_the_corpora() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
@@ -18,8 +18,8 @@ fn every_opcode_of_the_captures_is_in_the_corpora() {
     }
 }
 
-/// `fuzz/run --keep` keeps so many bytes of a target.
-const FOUND: u64 = 8192;
+/// Maximum number of bytes that `fuzz/run --keep` keeps for a target.
+const MAX_FOUND: u64 = 8192;
 
 #[test]
 fn found_inputs_stay_small() {
@@ -36,6 +36,6 @@ fn found_inputs_stay_small() {
     }
     assert!(!bytes.is_empty(), "fuzz/run --keep has kept inputs");
     for (target, bytes) in bytes {
-        assert!(bytes <= FOUND, "{}: {bytes} bytes", target.display());
+        assert!(bytes <= MAX_FOUND, "{}: {bytes} bytes", target.display());
     }
 }

@@ -1,4 +1,4 @@
-//! Every target on its corpus and on seeded mutations of it.
+//! Runs every target on its corpus and on mutations of it.
 
 use roxe_fuzz::replay;
 

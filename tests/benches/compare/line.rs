@@ -1,9 +1,9 @@
 //! A line of the benchmark: one figure, measured again in every round.
 
-use crate::handed::Handed;
+use crate::transfer::Transfer;
 use std::fmt;
 
-/// Unit of a figure.
+/// The unit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     /// 10^9 bytes of messages per second; more is better.
@@ -36,7 +36,7 @@ pub(crate) enum Link {
 }
 
 impl Link {
-    /// Environment that selects the link, and makes the program print the link that it used.
+    /// Returns environment variables that select the link, and make programs print their counters.
     pub(crate) fn envs(self) -> Vec<(String, String)> {
         let words: &[(&str, &str)] = match self {
             Self::Udp => &[("ROXE_LINK", "udp"), ("ROXE_RCVBUF", "4194304")],
@@ -58,13 +58,12 @@ impl fmt::Display for Link {
     }
 }
 
-/// The program in `tests/clients/rates` that has many connections, a few of them busy, and sleeps
-/// on the server's side.
+/// Program in `tests/clients/rates` with many connections, a few of them busy, whose server sleeps.
 pub(crate) const BUSY: &str = "busy_connections";
-/// The program in `tests/clients/rates` whose threads stream WRITEs over a queue pair each.
+/// Program in `tests/clients/rates` whose threads stream WRITEs over a queue pair each.
 pub(crate) const THREADS: &str = "write_threads";
 
-/// A program of perftest, [`BUSY`] or [`THREADS`], and how it runs.
+/// A program of perftest, [`BUSY`] or [`THREADS`], with its options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Verbs {
     /// Name; those that end with "_lat" measure latency.
@@ -73,7 +72,7 @@ pub(crate) struct Verbs {
     pub(crate) qps: u32,
     /// True if it sleeps until a completion event.
     pub(crate) events: bool,
-    /// Processes on each side, each with `qps` queue pairs; their rates are added.
+    /// Number of processes on each side, each with `qps` queue pairs; their rates are added.
     pub(crate) processes: u32,
     pub(crate) link: Link,
     /// True if the other build runs it (`--against`).
@@ -81,7 +80,7 @@ pub(crate) struct Verbs {
 }
 
 impl Verbs {
-    /// One queue pair, MTU 4096, polling.
+    /// Creates a run with one queue pair and MTU 4096, which polls.
     pub(crate) const fn new(tool: &'static str, link: Link) -> Self {
         Self { tool, mtu: 4096, qps: 1, events: false, processes: 1, link, before: false }
     }
@@ -106,7 +105,7 @@ impl Verbs {
         Self { before: true, ..self }
     }
 
-    /// Returns true if the program is ours, not perftest's.
+    /// Returns true if the program is in `tests/clients/rates`, not in perftest.
     pub(crate) fn is_own(&self) -> bool {
         [BUSY, THREADS].contains(&self.tool)
     }
@@ -138,7 +137,7 @@ impl fmt::Display for Verbs {
     }
 }
 
-/// Program or loop that does the work of a line.
+/// The program or loop that a line measures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     /// perftest over roxe.
@@ -155,11 +154,12 @@ pub(crate) enum Work {
     Iperf,
     /// `fi_pingpong` with this provider and type of endpoint.
     Fabric(&'static str, &'static str),
-    /// Our own RoCE-like WRITE over UDP with this path MTU.
+    /// RoCE-like WRITE over UDP with this path MTU (`yardstick.rs`).
     Yardstick(usize),
     /// Datagrams one way, with or without segmentation offload.
     UdpStream(bool),
-    /// So many datagrams in each direction per round trip: two are a WRITE and an acknowledgement.
+    /// Round trips with this number of datagrams in each direction: two correspond to a WRITE and
+    /// an acknowledgement.
     UdpLatency(usize),
     /// A TCP connection one way.
     TcpStream,
@@ -169,13 +169,13 @@ pub(crate) enum Work {
     RingStream,
     /// A ring in shared memory there and back.
     RingLatency,
-    /// Messages out of the memory of another process.
-    Handed(Handed),
+    /// Messages from the memory of another process.
+    Transfer(Transfer),
 }
 
 impl Work {
-    /// Number of program pairs that send a fixed number of messages; `None` if they run for a fixed
-    /// time.
+    /// Returns the number of program pairs that send a fixed number of messages; `None` if they run
+    /// for a fixed time.
     pub(crate) const fn counting_pairs(&self) -> Option<u64> {
         match self {
             Self::Verbs(verbs) => Some(verbs.processes as u64),
@@ -203,7 +203,7 @@ impl fmt::Display for Work {
             Self::UdpLatency(count) => write!(f, "raw UDP, {count} datagrams each"),
             Self::TcpStream | Self::TcpLatency => f.write_str("TCP"),
             Self::RingStream | Self::RingLatency => f.write_str("shared ring"),
-            Self::Handed(Handed { one_copy, written }) => {
+            Self::Transfer(Transfer { one_copy, written }) => {
                 f.write_str(if *one_copy { "process_vm_readv" } else { "shared ring" })?;
                 f.write_str(if *written { ", new data" } else { ", same data" })
             }
@@ -211,12 +211,12 @@ impl fmt::Display for Work {
     }
 }
 
-/// One figure of the benchmark.
+/// A figure of the benchmark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Line {
-    /// Table of the line; the name of the program, if perftest does the work.
+    /// Table of the line: the name of a program of perftest, or of the program that runs.
     pub(crate) group: &'static str,
-    /// Bytes of a message.
+    /// Message size in bytes.
     pub(crate) size: usize,
     pub(crate) unit: Unit,
     pub(crate) work: Work,
@@ -224,7 +224,7 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// Name of the work and of its network.
+    /// Returns the name of the work and of its network.
     pub(crate) fn label(&self) -> String {
         format!("{}{}", self.work, self.network)
     }
@@ -239,7 +239,7 @@ pub(crate) enum Network {
     Veth {
         /// Bytes of an IP packet.
         mtu: u32,
-        /// Over IPv6.
+        /// True for IPv6.
         v6: bool,
     },
     /// Two network namespaces with a veth pair each to a bridge in a third one.
@@ -265,7 +265,7 @@ impl fmt::Display for Line {
     }
 }
 
-/// "64 B", "64 KB", "8 MB".
+/// Formats a size as "64 B", "64 KB" or "8 MB".
 pub(crate) fn human(size: usize) -> String {
     match size {
         0..1024 => format!("{size} B"),

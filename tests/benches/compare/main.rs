@@ -1,53 +1,51 @@
-//! Compares roxe's links with the alternatives on this machine, interleaved in one run.
+//! Compares roxe's links with their alternatives on this machine, interleaved in one run.
 //!
 //! ```text
 //! cargo bench -p roxe-tests --bench compare [-- OPTION... WORD...]
-//!   --quick       only what the promises of the README need, in two minutes; without it fifteen
-//!   --rxe         against the kernel's rxe instead, both in one guest
-//!   --veth        between two network namespaces instead, over a veth pair and over a bridge,
-//!                 next to TCP; needs root
-//!   --against F   against another build of roxe instead, whose program is F, a full path
-//!   --free        without pinning servers to one processor and clients to another
-//!   --seconds N   another time
-//!   --rounds N    at most N rounds, and as many if the time lasts
-//!   WORD...       only lines that have every WORD in their name: 'ib_write_bw' 'udp' '64 KB'
+//!   --quick       only lines for the promises of the README; takes two minutes, not fifteen
+//!   --rxe         compare with the kernel's rxe, both in one guest
+//!   --veth        compare with TCP between two network namespaces, over a veth pair and over a
+//!                 bridge; needs root
+//!   --against F   compare with another build of roxe, whose program has the absolute path F
+//!   --free        do not pin servers to one processor and clients to another
+//!   --seconds N   run for N seconds
+//!   --rounds N    run at most N rounds
+//!   WORD...       only lines with every WORD in their name: 'ib_write_bw' 'udp' '64 KB'
 //! ```
 //!
-//! Stock perftest over roxe's links, raw UDP and TCP, a ring in shared memory, a RoCE-shaped
-//! yardstick (`yardstick.rs`), UCX and libfabric. Machines drift by a quarter within minutes: every
-//! line runs once in every round, medians and ratios count. What others took of the processors
-//! meanwhile is measured too: a disturbed run is repeated, and a figure that only has disturbed
-//! runs says so. A program that fails makes the benchmark fail; it never counts as a slow one. As
-//! root all of it happens in a network namespace of its own. Servers run on one processor, clients
-//! on another, each with all its threads. The result is printed and lies in
-//! `target/bench/`.
+//! The lines are perftest over roxe's links, raw UDP and TCP, a ring in shared memory, a RoCE-like
+//! yardstick (`yardstick.rs`), UCX and libfabric. The speed of machines varies within minutes, so
+//! every line runs once in every round, and medians and ratios count. The load by other processes
+//! is measured: a disturbed run is repeated, and a figure with only disturbed runs is marked. A
+//! program that fails makes the benchmark fail. Servers run on one processor, clients on another,
+//! each with all its threads. The results are printed and written to `target/bench/`.
 
-mod handed;
 mod line;
 mod middleware;
 mod network;
 mod peer;
 mod plan;
 mod plot;
+mod promises;
 mod raw;
 mod report;
 mod ring;
 mod rounds;
 mod rxe;
-mod shows;
 mod sys;
+mod transfer;
 mod work;
 mod yardstick;
 
 use line::{Line, Link, Work};
 use network::Namespaces;
+use promises::Promise;
 use rounds::{Measured, Rounds};
 use roxe_tests::build;
 use roxe_tests::cc;
 use roxe_tests::guest::link;
 use roxe_tests::measure::pin;
 use roxe_tests::pair;
-use shows::Show;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
@@ -78,8 +76,8 @@ fn main() -> ExitCode {
         ["ring-sink", fd] => ring::sink(fd).map(|()| true),
         ["ring-small-sink", fd] => ring::small_sink(fd).map(|()| true),
         ["ring-echo", fd] => ring::echo(fd).map(|()| true),
-        ["ring-source", size, written, fd] => handed::ring_source([size, written], fd).map(|()| true),
-        ["handed-source", size, written, fd] => handed::source([size, written], fd).map(|()| true),
+        ["ring-source", size, written, fd] => transfer::ring_source([size, written], fd).map(|()| true),
+        ["handed-source", size, written, fd] => transfer::source([size, written], fd).map(|()| true),
         ["write-sink", size, at] => yardstick::sink(size, at).map(|()| true),
         _ => options(&words).and_then(|options| compare(&options)),
     };
@@ -133,33 +131,33 @@ fn compare(options: &Options) -> io::Result<bool> {
     build::roxe();
     if options.rxe {
         return rxe::compare(options.time, &options.words)
-            .and_then(|all| conclude("rxe", &all, &shows::against_rxe(&all), &[]));
+            .and_then(|all| conclude("rxe", &all, &promises::against_rxe(&all), &[]));
     }
     link::isolate()?;
     let pinned = pin::begin(!options.free)?;
-    println!("servers and clients {}", if pinned { "on a processor each" } else { "wherever the system puts them" });
+    println!("servers and clients are {}", if pinned { "pinned to a processor each" } else { "not pinned" });
     let (lines, skipped) = choose(options)?;
-    skipped.iter().for_each(|what| println!("skipped  {what}"));
+    skipped.iter().for_each(|name| println!("skipped  {name}"));
     let most = options.rounds.unwrap_or(if options.quick { 9 } else { 5 });
     let rounds = Rounds { time: options.time, each: work::TIME, least: most.min(3), most, other: None };
     let namespaces = options.veth.then(Namespaces::build).transpose()?;
     let world = World { before: options.against.clone(), namespaces };
     let all = rounds::run(lines, &rounds, &mut |line, messages| work::once(&world, line, messages));
     match (&options.against, options.veth) {
-        (Some(_), _) => conclude("against", &all, &shows::against(&all), &skipped),
-        (None, true) => conclude("veth", &all, &shows::over_veth(&all), &skipped),
-        (None, false) => conclude("compare", &all, &shows::judge(&all), &skipped),
+        (Some(_), _) => conclude("against", &all, &promises::against(&all), &skipped),
+        (None, true) => conclude("veth", &all, &promises::over_veth(&all), &skipped),
+        (None, false) => conclude("compare", &all, &promises::judge(&all), &skipped),
     }
 }
 
 /// Prints the results and writes them to the file `name`. Returns true if nothing failed.
-fn conclude(name: &str, all: &[Measured], shows: &[Show], skipped: &[String]) -> io::Result<bool> {
-    let text = report::text(all) + &report::verdicts(shows);
+fn conclude(name: &str, all: &[Measured], promises: &[Promise], skipped: &[String]) -> io::Result<bool> {
+    let text = report::text(all) + &report::verdicts(promises);
     print!("{text}");
     let folder = build::target_dir().join("bench");
     fs::create_dir_all(&folder)?;
     fs::write(folder.join(format!("{name}.txt")), text)?;
-    fs::write(folder.join(format!("{name}.json")), report::json(all, shows, skipped))?;
+    fs::write(folder.join(format!("{name}.json")), report::json(all, promises, skipped))?;
     fs::write(folder.join(format!("{name}.svg")), plot::svg(all))?;
     println!("\nresult: {}/{name}.txt, {name}.json, {name}.svg", folder.display());
     let failed = all.iter().filter(|measured| !measured.failures.is_empty()).count();
@@ -167,7 +165,7 @@ fn conclude(name: &str, all: &[Measured], shows: &[Show], skipped: &[String]) ->
     Ok(failed == 0)
 }
 
-/// Lines to measure, and names of those that this machine does not support.
+/// Returns the lines to measure, and the names of those that this machine does not support.
 fn choose(options: &Options) -> io::Result<(Vec<Line>, Vec<String>)> {
     let mut lines = match (options.veth, options.quick) {
         (true, _) => plan::veth(),

@@ -1,4 +1,4 @@
-//! The second process of our own measurements: this program in another role.
+//! The second process of a measurement within this program: a copy of it in another role.
 
 use crate::network::Site;
 use roxe_tests::measure::load;
@@ -15,16 +15,17 @@ pub(crate) struct Peer {
     pub(crate) port: u16,
 }
 
-/// A peer on the other side of a network.
+/// A peer in the clients' namespace.
 pub(crate) struct FarPeer {
-    /// Address that it listens on.
+    /// Address on which it listens.
     pub(crate) address: SocketAddr,
-    /// Killed when dropped.
+    /// Kept because it is killed when dropped.
     _peer: Peer,
 }
 
 impl FarPeer {
-    /// Starts `role`, whose last word is the address to bind, where the clients of `site` are.
+    /// Starts `role` in the clients' namespace of `site`; the address to bind is added as its last
+    /// argument.
     pub(crate) fn start(site: &Site, role: &[&str]) -> io::Result<Self> {
         let peer = Peer::start_behind(site.peer_prefix(), &[role, &[site.far]].concat())?;
         let address = SocketAddr::new(site.far.parse().map_err(io::Error::other)?, peer.port);
@@ -58,7 +59,7 @@ impl Peer {
         Ok(peer)
     }
 
-    /// Number of the process.
+    /// Returns the process id.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
@@ -74,8 +75,8 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        load::note(self.child.id());
-        // Fails if it has ended already, which is fine.
+        load::record_wait(self.child.id());
+        // Fails if the peer has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,17 +1,19 @@
-//! Lines of a run: those that the Shows quote, or all.
+//! Selects the lines of a run: those that the promises need, or all.
 
-use crate::handed::Handed;
 use crate::line::{BUSY, Line, Link, Network, THREADS, Unit, Verbs, Work};
+use crate::transfer::Transfer;
 
-/// Group of the lines that move bytes one way without perftest.
+/// Program of perftest; its table also has the bandwidths of other transports.
 const WRITE_BW: &str = "ib_write_bw";
+/// Program of perftest; its table also has the latencies of other transports.
 const WRITE_LAT: &str = "ib_write_lat";
-/// Message sizes of bandwidths and of latencies.
+/// Message sizes of bandwidth lines, in bytes.
 const STREAM_SIZES: [usize; 9] = [8, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20];
+/// Message sizes of latency lines, in bytes.
 const LATENCY_SIZES: [usize; 6] = [8, 64, 512, 4 << 10, 16 << 10, 64 << 10];
 const MB: usize = 1 << 20;
 
-/// A program of perftest over roxe.
+/// Returns a line of a program over roxe.
 pub(crate) fn verbs(size: usize, verbs: Verbs) -> Line {
     let unit = match verbs.is_latency() {
         true => Unit::Microseconds,
@@ -21,22 +23,22 @@ pub(crate) fn verbs(size: usize, verbs: Verbs) -> Line {
     Line { group: verbs.tool, size, unit, work: Work::Verbs(verbs), network: Network::Loopback }
 }
 
-/// Another transport for the table of `ib_write_bw`.
+/// Returns a line of another transport for the table of `ib_write_bw`.
 fn stream(size: usize, work: Work) -> Line {
     Line { group: WRITE_BW, size, unit: Unit::GigabytesPerSecond, work, network: Network::Loopback }
 }
 
-/// Another transport for small messages in the table of `ib_write_bw`.
+/// Returns a line of another transport with small messages for the table of `ib_write_bw`.
 fn rate(size: usize, work: Work) -> Line {
     Line { unit: Unit::MillionsPerSecond, ..stream(size, work) }
 }
 
-/// Another transport for the table of `ib_write_lat`.
+/// Returns a line of another transport for the table of `ib_write_lat`.
 fn latency(size: usize, work: Work) -> Line {
     Line { group: WRITE_LAT, size, unit: Unit::Microseconds, work, network: Network::Loopback }
 }
 
-/// Lines for the promises that the README quotes, and for what these compare with.
+/// Returns the lines that the promises of the README need.
 pub(crate) fn quick() -> Vec<Line> {
     let mut lines = vec![
         stream(MB, Work::Yardstick(4096)),
@@ -74,7 +76,7 @@ pub(crate) fn quick() -> Vec<Line> {
     lines
 }
 
-/// Every line.
+/// Returns all lines.
 pub(crate) fn whole() -> Vec<Line> {
     let mut lines = quick();
     for size in STREAM_SIZES {
@@ -100,7 +102,7 @@ pub(crate) fn whole() -> Vec<Line> {
     all
 }
 
-/// Networks of two namespaces, with the largest path MTU that fits.
+/// Networks between two namespaces, with the largest path MTU that fits.
 pub(crate) const NETWORKS: [(Network, u32); 5] = [
     (Network::Veth { mtu: 1500, v6: false }, 1024),
     (Network::Veth { mtu: 9000, v6: false }, 4096),
@@ -109,7 +111,7 @@ pub(crate) const NETWORKS: [(Network, u32); 5] = [
     (Network::Bridge { mtu: 9000 }, 4096),
 ];
 
-/// Lines for two containers.
+/// Returns the lines between two network namespaces.
 pub(crate) fn veth() -> Vec<Line> {
     let lines = NETWORKS.into_iter().flat_map(|(network, mtu)| {
         let new = |tool| Verbs::new(tool, Link::Udp).mtu(mtu);
@@ -136,7 +138,7 @@ pub(crate) fn veth() -> Vec<Line> {
     lines.collect()
 }
 
-/// The lines of roxe among these, each with a twin for the other build.
+/// Returns roxe's lines among these, each with the same line for the other build.
 pub(crate) fn against(lines: Vec<Line>) -> Vec<Line> {
     let both = lines.into_iter().filter_map(|line| match &line.work {
         Work::Verbs(verbs) => {
@@ -148,7 +150,8 @@ pub(crate) fn against(lines: Vec<Line>) -> Vec<Line> {
     both.flatten().collect()
 }
 
-/// More queue pairs, processes, threads, connections, another MTU, events.
+/// Returns lines with more queue pairs, processes, threads and connections, another MTU, and
+/// events.
 fn variations(link: Link) -> Vec<Line> {
     let new = |tool| Verbs::new(tool, link);
     let mut lines = Vec::new();
@@ -166,7 +169,7 @@ fn variations(link: Link) -> Vec<Line> {
     lines
 }
 
-/// Alternatives to roxe.
+/// Returns the lines of alternatives to roxe.
 fn others() -> Vec<Line> {
     let mut lines = vec![
         stream(MB, Work::Yardstick(1024)),
@@ -178,8 +181,8 @@ fn others() -> Vec<Line> {
         latency(8, Work::Yardstick(4096)),
     ];
     for (one_copy, written) in [(false, false), (true, false), (false, true), (true, true)] {
-        let handed = Work::Handed(Handed { one_copy, written });
-        lines.extend([64 << 10, 256 << 10, MB, 4 * MB].map(|size| stream(size, handed.clone())));
+        let transfer = Work::Transfer(Transfer { one_copy, written });
+        lines.extend([64 << 10, 256 << 10, MB, 4 * MB].map(|size| stream(size, transfer.clone())));
     }
     for tls in ["tcp", "posix,cma"] {
         lines.extend([4 << 10, 64 << 10].map(|size| stream(size, Work::Ucx("tag_bw", tls))));

@@ -10,9 +10,11 @@ const AREA: (f64, f64) = (460.0, 300.0);
 const HEIGHT: f64 = 380.0;
 const LEFT: f64 = 64.0;
 const TOP: f64 = 34.0;
-/// The legend: where its names begin next to the area, the height of a line, the width of a letter.
+/// Distance of the legend's names from the plot area.
 const LEGEND: f64 = 56.0;
+/// Height of a name in the legend.
 const NAME: f64 = 17.0;
+/// Width of a letter in the legend.
 const LETTER: f64 = 7.0;
 /// Distinguishable colours, also for colour-blind readers.
 const COLOURS: [&str; 9] =
@@ -26,7 +28,7 @@ struct Curve {
     points: Vec<(f64, f64)>,
 }
 
-/// The picture of all groups.
+/// Returns the picture of all groups.
 pub(crate) fn svg(all: &[Measured]) -> String {
     let mut groups: Vec<&str> = all.iter().map(|m| m.line.group).collect();
     groups.sort_unstable();
@@ -55,7 +57,7 @@ const fn float(count: usize) -> f64 {
     count as f64
 }
 
-/// The curves of a group; message rates become bytes.
+/// Returns the curves of a group, with message rates as gigabytes per second.
 fn curves(all: &[Measured], group: &str) -> Vec<Curve> {
     let mut curves: Vec<Curve> = Vec::new();
     for measured in all.iter().filter(|m| m.line.group == group && m.failures.is_empty()) {
@@ -75,7 +77,7 @@ fn curves(all: &[Measured], group: &str) -> Vec<Curve> {
     curves
 }
 
-/// A logarithmic axis from a power of its base to another.
+/// A logarithmic axis between two powers of its base.
 struct Axis {
     base: f64,
     first: f64,
@@ -87,7 +89,7 @@ impl Axis {
     fn new(base: f64, values: impl Iterator<Item = f64> + Clone, length: f64) -> Self {
         let least = values.clone().fold(f64::INFINITY, f64::min).log(base);
         let most = values.fold(f64::NEG_INFINITY, f64::max).log(base);
-        // Tolerance: the logarithm of a power is seldom whole.
+        // A tolerance, because the computed logarithm of a power is rarely a whole number.
         let (first, last) = ((least + 1e-9).floor(), (most - 1e-9).ceil());
         Self { base, first, last: last.max(first + 1.0), length }
     }
@@ -96,7 +98,7 @@ impl Axis {
         (value.log(self.base) - self.first) / (self.last - self.first) * self.length
     }
 
-    /// The powers of the base on it.
+    /// Returns the powers of the base on the axis.
     fn marks(&self) -> impl Iterator<Item = f64> {
         let (base, last) = (self.base, self.last);
         std::iter::successors(Some(self.first), |power| Some(power + 1.0))

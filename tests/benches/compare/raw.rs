@@ -1,5 +1,5 @@
-//! Baseline: datagrams and TCP between two processes over the loopback interface, there and back
-//! and one way.
+//! Baseline: measures latency and bandwidth of UDP and TCP between two processes over the loopback
+//! interface.
 
 use crate::network::Site;
 use crate::peer::{FarPeer, Peer, say};
@@ -10,18 +10,18 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
-/// Payload of a datagram, bytes.
+/// Payload of a datagram in bytes.
 const DATAGRAM: usize = 4096;
-/// Datagrams in one segmented send: as many as fit below the 64 KiB limit of UDP.
+/// Number of datagrams in one segmented send: as many as UDP's limit of 64 KiB allows.
 const SEGMENTS: usize = 15;
 /// Bytes of one write to a TCP stream.
 const CHUNK: usize = 1 << 20;
-/// Receive buffer of a sink of datagrams.
+/// Receive buffer of the UDP receiver in bytes.
 const BUFFER: usize = 4 << 20;
-/// Bytes of a message that goes there and back.
+/// Bytes of a message in a latency measurement.
 const SMALL: usize = 8;
 
-/// Half the median round trip of so many 8-byte datagrams, each with a call, microseconds; both
+/// Measures half the round trip of `datagrams` of 8 bytes, with a call each, in microseconds. Both
 /// sides spin.
 pub(crate) fn udp_latency(site: &Site, datagrams: usize, time: Duration) -> io::Result<Sample> {
     let peer = FarPeer::start(site, &["udp-echo"])?;
@@ -35,7 +35,7 @@ pub(crate) fn udp_latency(site: &Site, datagrams: usize, time: Duration) -> io::
     })
 }
 
-/// Sends back every datagram of the first one that wrote, spinning, until killed.
+/// Returns every datagram to the sender of the first one, spinning, until killed.
 pub(crate) fn udp_echo(at: &str) -> io::Result<()> {
     let socket = UdpSocket::bind((at, 0))?;
     say(socket.local_addr()?.port())?;
@@ -53,8 +53,8 @@ pub(crate) fn udp_echo(at: &str) -> io::Result<()> {
     }
 }
 
-/// Half the median round trip of 8 bytes in a TCP connection without delay, microseconds; both
-/// sides spin.
+/// Measures half the round trip of 8 bytes in a TCP connection with TCP_NODELAY, in microseconds.
+/// Both sides spin.
 pub(crate) fn tcp_latency(time: Duration) -> io::Result<Sample> {
     let peer = Peer::start(&["tcp-echo"])?;
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, peer.port))?;
@@ -95,7 +95,8 @@ fn accept() -> io::Result<TcpStream> {
     Ok(listener.accept()?.0)
 }
 
-/// Half the time of `once`, microseconds, from one clock reading to the next as in perftest.
+/// Measures half the time of `once` in microseconds, from one clock reading to the next as in
+/// perftest.
 pub(crate) fn half_round_trip(time: Duration, mut once: impl FnMut() -> io::Result<()>) -> io::Result<Sample> {
     let (mut series, start) = (Series::default(), Instant::now());
     let mut last = start;
@@ -110,7 +111,7 @@ pub(crate) fn half_round_trip(time: Duration, mut once: impl FnMut() -> io::Resu
     Ok(Sample { figure, average: series.mean(), tails })
 }
 
-/// Received gigabytes per second of a stream of 4 KiB datagrams, with one or 15 per call.
+/// Measures received gigabytes per second of a stream of 4 KiB datagrams, with one or 15 per call.
 pub(crate) fn udp_stream(segmented: bool, time: Duration) -> io::Result<f64> {
     let mut peer = Peer::start(&["udp-sink"])?;
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
@@ -144,7 +145,7 @@ pub(crate) fn udp_sink() -> io::Result<()> {
     say(gigabytes_per_second(bytes, last - start))
 }
 
-/// Gigabytes per second of a TCP connection, written 1 MiB at a time.
+/// Measures gigabytes per second of a TCP connection with writes of 1 MiB.
 pub(crate) fn tcp_stream(time: Duration) -> io::Result<f64> {
     let mut peer = Peer::start(&["tcp-sink"])?;
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, peer.port))?;
@@ -168,7 +169,7 @@ pub(crate) fn tcp_sink() -> io::Result<()> {
     }
 }
 
-/// 10^9 bytes per second.
+/// Returns 10^9 bytes per second.
 #[expect(clippy::cast_precision_loss, reason = "a rate")]
 pub(crate) fn gigabytes_per_second(bytes: usize, time: Duration) -> f64 {
     bytes as f64 / time.as_secs_f64() / 1e9

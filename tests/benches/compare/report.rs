@@ -1,12 +1,12 @@
-//! Prints the figures as text and as JSON.
+//! Formats the figures as text and as JSON.
 
 use crate::line::human;
+use crate::promises::Promise;
 use crate::rounds::Measured;
-use crate::shows::Show;
 use roxe_tests::measure::Series;
 use std::fmt::Write as _;
 
-/// Tables, one for each group.
+/// Returns a table for each group.
 pub(crate) fn text(all: &[Measured]) -> String {
     let mut text = String::new();
     let mut groups: Vec<&str> = all.iter().map(|m| m.line.group).collect();
@@ -27,7 +27,7 @@ pub(crate) fn text(all: &[Measured]) -> String {
 }
 
 fn row(measured: &Measured) -> String {
-    let Measured { line, foreign, failures, .. } = measured;
+    let Measured { line, others, failures, .. } = measured;
     let head = format!("{:>14} {:<44}", human(line.size), line.label());
     let series = measured.counting();
     let of = |series: &Series| series.median().map_or_else(|| "-".to_owned(), |figure| format!("{figure:.3}"));
@@ -40,34 +40,34 @@ fn row(measured: &Measured) -> String {
             "{head} {median:>10.3} {:<4} [{least:>9.3} .. {most:>9.3}] {average:>9} {p99:>9} {p999:>9} {cost:>9} {:>4} {:>5.0} %{mark}\n",
             line.unit.to_string(),
             series.len(),
-            foreign * 100.0
+            others * 100.0
         ),
         _ => format!("{head}     nothing measured\n"),
     }
 }
 
-/// Verdicts of the promises; there is none for a promise with a disturbed figure.
-pub(crate) fn verdicts(shows: &[Show]) -> String {
-    let mut text = format!("\n{:<62} {:>10} {:>10} {:>7}\n", "show", "target", "reached", "ratio");
-    for show in shows {
+/// Returns the table of the promises. A promise with a disturbed figure has no verdict.
+pub(crate) fn verdicts(promises: &[Promise]) -> String {
+    let mut text = format!("\n{:<62} {:>10} {:>10} {:>7}\n", "promise", "target", "reached", "ratio");
+    for promise in promises {
         let number =
             |value: Option<f64>| value.filter(|v| !v.is_nan()).map_or_else(|| "-".to_owned(), |v| format!("{v:.3}"));
-        let ratio = show.reached.map(|reached| reached / show.target);
-        let [target, reached] = [Some(show.target), show.reached].map(number);
+        let ratio = promise.reached.map(|reached| reached / promise.target);
+        let [target, reached] = [Some(promise.target), promise.reached].map(number);
         let verdict = match ratio {
             None => "not measured",
             Some(ratio) if ratio.is_nan() => "nothing to compare with",
-            _ if show.disturbed => "disturbed",
-            _ if show.holds() => "ok",
+            _ if promise.disturbed => "disturbed",
+            _ if promise.holds() => "ok",
             _ => "MISSED",
         };
-        _ = writeln!(text, "{:<62} {target:>10} {reached:>10} {:>7} {verdict}", show.name, number(ratio));
+        _ = writeln!(text, "{:<62} {target:>10} {reached:>10} {:>7} {verdict}", promise.name, number(ratio));
     }
     text
 }
 
-/// One object with every figure of every line, and the verdicts.
-pub(crate) fn json(all: &[Measured], shows: &[Show], skipped: &[String]) -> String {
+/// Returns an object with every figure of every line, and the promises.
+pub(crate) fn json(all: &[Measured], promises: &[Promise], skipped: &[String]) -> String {
     let lines: Vec<String> = all
         .iter()
         .map(|m| {
@@ -85,12 +85,12 @@ pub(crate) fn json(all: &[Measured], shows: &[Show], skipped: &[String]) -> Stri
                 number(m.costs.median()),
                 m.clean.figures(),
                 m.disturbed.figures(),
-                m.foreign,
+                m.others,
                 m.failures.len()
             )
         })
         .collect();
-    let shows: Vec<String> = shows
+    let promises: Vec<String> = promises
         .iter()
         .map(|s| {
             let (target, reached) = (number(Some(s.target)), number(s.reached));
@@ -104,14 +104,14 @@ pub(crate) fn json(all: &[Measured], shows: &[Show], skipped: &[String]) -> Stri
         .collect();
     let skipped: Vec<String> = skipped.iter().map(|name| format!("\"{name}\"")).collect();
     format!(
-        "{{\"lines\":[\n{}\n],\n\"shows\":[\n{}\n],\n\"skipped\":[{}]}}\n",
+        "{{\"lines\":[\n{}\n],\n\"promises\":[\n{}\n],\n\"skipped\":[{}]}}\n",
         lines.join(",\n"),
-        shows.join(",\n"),
+        promises.join(",\n"),
         skipped.join(",")
     )
 }
 
-/// A JSON number; null for infinities.
+/// Formats a JSON number; null if there is none or it is not finite.
 fn number(value: Option<f64>) -> String {
     value.filter(|value| value.is_finite()).map_or_else(|| "null".to_owned(), |value| value.to_string())
 }

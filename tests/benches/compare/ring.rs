@@ -1,4 +1,5 @@
-//! Baseline: a ring in shared memory between two spinning processes; one copies in, the other out.
+//! Baseline: measures a ring in shared memory between two spinning processes. One copies messages
+//! into the ring, the other copies them out.
 
 use crate::peer::{Peer, say};
 use crate::raw::{gigabytes_per_second, half_round_trip};
@@ -9,25 +10,26 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes of a chunk of a long message. The chunks of a ring together fill half of a second-level
-/// cache.
+/// Bytes of a chunk of a long message. All chunks of a ring fill half of a second-level cache.
 pub(crate) const CHUNK: usize = 32 << 10;
+/// Number of chunks for long messages.
 const CHUNKS: usize = 16;
-/// Bytes of a chunk of small messages.
+/// Bytes of a chunk for a small message.
 const SMALL: usize = 64;
+/// Number of chunks for small messages.
 const SMALLS: usize = 4096;
-/// Bytes that the producer sends repeatedly.
+/// Bytes of a long message.
 const MESSAGE: usize = 1 << 20;
 
 pub(crate) type LongRings = Rings<CHUNK, CHUNKS>;
 pub(crate) type SmallRings = Rings<SMALL, SMALLS>;
 
-/// The ring of one direction. Each word has cache lines of its own.
+/// The ring of one direction. Each word is in its own cache lines.
 #[repr(C, align(4096))]
 struct Ring<const CHUNK: usize, const CHUNKS: usize> {
-    /// Chunks that the producer has filled since the beginning.
+    /// Number of chunks that the producer has filled since the start.
     filled: Word,
-    /// Chunks that the consumer has emptied.
+    /// Number of chunks that the consumer has emptied since the start.
     emptied: Word,
     chunks: [[u8; CHUNK]; CHUNKS],
 }
@@ -44,37 +46,36 @@ impl<const CHUNK: usize, const CHUNKS: usize> Rings<CHUNK, CHUNKS> {
     /// Length of both rings, in bytes.
     const TOTAL: usize = 2 * size_of::<Ring<CHUNK, CHUNKS>>();
 
-    /// Starts the other process on new rings.
+    /// Creates rings and starts the other process on them.
     fn start(role: &str) -> io::Result<(Self, Peer)> {
         Self::start_with(role, &[])
     }
 
-    /// Starts the other process as [`Rings::start`] does, with additional arguments.
+    /// Creates rings and starts the other process on them, with additional arguments.
     pub(crate) fn start_with(role: &str, words: &[&str]) -> io::Result<(Self, Peer)> {
         let shared = Shared::new(Self::TOTAL)?;
         let peer = Peer::start(&[&[role], words, &[&shared.fd().to_string()]].concat())?;
         Ok((Self { shared }, peer))
     }
 
-    /// Returns the parent's rings, in the other process.
+    /// In the other process: maps the parent's rings.
     pub(crate) fn inherited(fd: &str) -> io::Result<Self> {
         let rings = Self { shared: Shared::inherited(fd.parse().map_err(io::Error::other)?, Self::TOTAL)? };
         say(0)?;
         Ok(rings)
     }
 
-    /// The ring towards the child, or the one from it.
+    /// Returns the ring towards the child, or the one `back` from it.
     fn ring(&self, back: bool) -> NonNull<Ring<CHUNK, CHUNKS>> {
         // SAFETY: the memory is TOTAL bytes long, so both rings lie in it.
         unsafe { self.shared.start().cast::<Ring<CHUNK, CHUNKS>>().add(usize::from(back)) }
     }
 
-    /// Puts `part` into a ring once there is room.
+    /// Copies `part` into the next chunk of a ring once there is room.
     pub(crate) fn put(&self, back: bool, part: &[u8]) {
         let ring = self.ring(back).as_ptr();
-        // SAFETY: the rings live as long as `self`; both words are atomics; the producer alone
-        // touches the chunk between `emptied` and `filled`, which the words say is this one; `part`
-        // is no longer than a chunk.
+        // SAFETY: the rings live as long as `self`; both words are atomics; by these words the
+        // chunk is empty, so only the producer accesses it; `part` is no longer than a chunk.
         unsafe {
             let at = (*ring).filled.0.load(Ordering::Relaxed);
             while at - (*ring).emptied.0.load(Ordering::Acquire) == CHUNKS {
@@ -86,10 +87,10 @@ impl<const CHUNK: usize, const CHUNKS: usize> Rings<CHUNK, CHUNKS> {
         }
     }
 
-    /// Takes the next chunk out of a ring into `part`.
+    /// Copies the next chunk of a ring to `part` once it is filled.
     pub(crate) fn take(&self, back: bool, part: &mut [u8]) {
         let ring = self.ring(back).as_ptr();
-        // SAFETY: as in `put`, with the consumer and the chunks that are filled.
+        // SAFETY: as in `put`; by the words the chunk is filled, so only the consumer accesses it.
         unsafe {
             let at = (*ring).emptied.0.load(Ordering::Relaxed);
             while (*ring).filled.0.load(Ordering::Acquire) == at {
@@ -108,7 +109,7 @@ impl<const CHUNK: usize, const CHUNKS: usize> Rings<CHUNK, CHUNKS> {
     }
 }
 
-/// Gigabytes per second of messages of 1 MiB.
+/// Measures gigabytes per second of messages of 1 MiB.
 pub(crate) fn stream(time: Duration) -> io::Result<f64> {
     let (rings, _peer) = LongRings::start("ring-sink")?;
     let (data, start) = (vec![0x5a; MESSAGE], Instant::now());
@@ -121,7 +122,7 @@ pub(crate) fn stream(time: Duration) -> io::Result<f64> {
     Ok(gigabytes_per_second(bytes, start.elapsed()))
 }
 
-/// Copies out what comes, until killed.
+/// Copies long messages out of the ring, until killed.
 pub(crate) fn sink(fd: &str) -> io::Result<()> {
     let (rings, mut data) = (LongRings::inherited(fd)?, vec![0; MESSAGE]);
     loop {
@@ -129,7 +130,7 @@ pub(crate) fn sink(fd: &str) -> io::Result<()> {
     }
 }
 
-/// Million messages of 64 bytes per second, each passed alone.
+/// Measures million messages of 64 bytes per second, each in its own chunk.
 pub(crate) fn messages(time: Duration) -> io::Result<f64> {
     let (rings, _peer) = SmallRings::start("ring-small-sink")?;
     let (start, mut sent) = (Instant::now(), 0);
@@ -142,7 +143,7 @@ pub(crate) fn messages(time: Duration) -> io::Result<f64> {
     Ok(sent as f64 / start.elapsed().as_secs_f64() / 1e6)
 }
 
-/// Takes small messages, until killed.
+/// Copies small messages out of the ring, until killed.
 pub(crate) fn small_sink(fd: &str) -> io::Result<()> {
     let (rings, mut message) = (SmallRings::inherited(fd)?, [0; SMALL]);
     loop {
@@ -150,7 +151,7 @@ pub(crate) fn small_sink(fd: &str) -> io::Result<()> {
     }
 }
 
-/// Half the median round trip of 8 bytes, microseconds.
+/// Measures half the round trip of 8 bytes in microseconds.
 pub(crate) fn latency(time: Duration) -> io::Result<Sample> {
     let (rings, _peer) = LongRings::start("ring-echo")?;
     half_round_trip(time, || {
@@ -160,7 +161,7 @@ pub(crate) fn latency(time: Duration) -> io::Result<Sample> {
     })
 }
 
-/// Sends back what comes, until killed.
+/// Returns messages of 8 bytes, until killed.
 pub(crate) fn echo(fd: &str) -> io::Result<()> {
     let (rings, mut message) = (LongRings::inherited(fd)?, [0; 8]);
     loop {

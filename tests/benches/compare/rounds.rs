@@ -1,9 +1,10 @@
-//! Rounds: each round runs every line once, so that a slow minute of the machine slows all lines.
+//! Runs the rounds. Each round runs every line once, so that a slow minute of the machine affects
+//! all lines.
 
 use crate::line::Line;
 use crate::work::{self, Sample};
 use roxe_tests::measure::Series;
-use roxe_tests::measure::load::{Foreign, Interval};
+use roxe_tests::measure::load::{Disturbance, Interval};
 use std::time::{Duration, Instant};
 
 /// Number of failures after which a line is skipped.
@@ -22,10 +23,11 @@ pub(crate) struct Rounds {
     pub(crate) time: Duration,
     /// Time of one figure, without starting and ending programs.
     pub(crate) each: Duration,
-    /// Minimum and maximum number of rounds.
+    /// Least number of rounds.
     pub(crate) least: usize,
+    /// Largest number of rounds.
     pub(crate) most: usize,
-    /// Another process whose work counts as the benchmark's, by id.
+    /// Id of another process whose work is part of the benchmark.
     pub(crate) other: Option<u32>,
 }
 
@@ -40,14 +42,15 @@ pub(crate) struct Measured {
     pub(crate) averages: Series,
     /// 99th and 99.9th percentiles of times, disturbed or not.
     pub(crate) tails: [Series; 2],
-    /// Processor time of a message in microseconds: both sides, user and system.
+    /// Processor time of a message in microseconds: of both sides, user and system.
     pub(crate) costs: Series,
-    /// Maximum share of the machine that other processes used during an undisturbed figure.
-    pub(crate) foreign: f64,
-    /// One text for each failed run.
+    /// Largest share of the processors that other processes used during an undisturbed figure.
+    pub(crate) others: f64,
+    /// The error of each failed run.
     pub(crate) failures: Vec<String>,
+    /// Number of messages of the next run.
     messages: u64,
-    /// Messages of the first run, and the seconds of the processors that it used.
+    /// Number of messages of the first run, and its processor time in seconds.
     first: Option<(u64, f64)>,
 }
 
@@ -56,7 +59,7 @@ impl Measured {
         let messages = work::first_guess(&line);
         let [clean, disturbed, averages, p99, p999, costs] = [const { Series::new() }; 6];
         let (tails, failures) = ([p99, p999], Vec::new());
-        Self { line, clean, disturbed, averages, tails, costs, foreign: 0.0, failures, messages, first: None }
+        Self { line, clean, disturbed, averages, tails, costs, others: 0.0, failures, messages, first: None }
     }
 
     /// Returns the undisturbed figures, or all if there are none.
@@ -69,36 +72,36 @@ impl Measured {
         self.clean.is_empty() && !self.disturbed.is_empty()
     }
 
-    fn is_lost(&self) -> bool {
+    fn has_failed(&self) -> bool {
         self.failures.len() >= MAX_FAILURES
     }
 
     /// Runs the line once with the number of messages that the previous run suggests.
-    fn run(&mut self, rounds: &Rounds, once: &mut Once<'_>) -> Option<(Sample, Foreign)> {
+    fn run(&mut self, rounds: &Rounds, once: &mut Once<'_>) -> Option<(Sample, Disturbance)> {
         let run_start = Instant::now();
         let measured = Interval::begin(rounds.other).map_err(|e| e.to_string()).and_then(|interval| {
             let sample = once(&self.line, self.messages)?;
             Ok((sample, interval.end().map_err(|e| e.to_string())?))
         });
         match measured {
-            Ok((sample, foreign)) => {
-                self.note_cost(foreign.own);
+            Ok((sample, load)) => {
+                self.record_cost(load.own);
                 self.messages = work::messages(&self.line, sample, (self.messages, run_start.elapsed()), rounds.each);
-                Some((sample, foreign))
+                Some((sample, load))
             }
             Err(why) => {
                 eprintln!("FAILED   {}\n{why}", self.line);
                 self.failures.push(why);
-                // It may be that there was not enough time for all of them.
+                // The run may have failed because of too many messages for its time limit.
                 self.messages = (self.messages / 8).max(64);
                 None
             }
         }
     }
 
-    /// Starting and ending programs costs as much as many messages, so the cost of a message is the
-    /// difference to the first run, which had few.
-    fn note_cost(&mut self, seconds: f64) {
+    /// Records the processor time of a message: the difference to the first run, which had few
+    /// messages, because programs need much time to start and end.
+    fn record_cost(&mut self, seconds: f64) {
         let Some(pairs) = self.line.work.counting_pairs() else { return };
         let (fewest, least) = *self.first.get_or_insert((self.messages, seconds));
         if self.messages >= 2 * fewest {
@@ -108,48 +111,48 @@ impl Measured {
         }
     }
 
-    /// A run that counts. Whether it is worth repeating.
-    fn take(&mut self, rounds: &Rounds, once: &mut Once<'_>) -> bool {
-        let Some((Sample { figure, average, tails }, foreign)) = self.run(rounds, once) else { return false };
+    /// Runs the line and records its figures. Returns true if the run was disturbed.
+    fn measure(&mut self, rounds: &Rounds, once: &mut Once<'_>) -> bool {
+        let Some((Sample { figure, average, tails }, load)) = self.run(rounds, once) else { return false };
         if let Some(average) = average {
             self.averages.push(average);
         }
         for (series, tail) in self.tails.iter_mut().zip(tails.into_iter().flatten()) {
             series.push(tail);
         }
-        if foreign.disturbs() {
+        if load.disturbs() {
             self.disturbed.push(figure);
             if self.clean.is_empty() {
-                self.foreign = self.foreign.max(foreign.used + foreign.stolen);
+                self.others = self.others.max(load.used + load.stolen);
             }
             return true;
         }
         if self.clean.is_empty() {
-            self.foreign = 0.0;
+            self.others = 0.0;
         }
         self.clean.push(figure);
-        self.foreign = self.foreign.max(foreign.used + foreign.stolen);
+        self.others = self.others.max(load.used + load.stolen);
         false
     }
 }
 
-/// Measures the lines in as many rounds as fit.
+/// Measures the lines in as many rounds as the time allows.
 pub(crate) fn run(lines: Vec<Line>, rounds: &Rounds, once: &mut Once<'_>) -> Vec<Measured> {
     let (run_start, mut all): (_, Vec<Measured>) = (Instant::now(), lines.into_iter().map(Measured::new).collect());
-    // Once for nothing: it finds out how many messages fill the time, and warms everything up.
+    // A warm-up run, which also finds the number of messages that fill the time.
     all.iter_mut().for_each(|line| _ = line.run(rounds, once));
     report_progress(0, run_start);
     for round in 1..=rounds.most {
         let start = Instant::now();
         let mut again = Vec::new();
-        for (index, line) in all.iter_mut().enumerate().filter(|(_, line)| !line.is_lost()) {
-            if line.take(rounds, once) {
+        for (index, line) in all.iter_mut().enumerate().filter(|(_, line)| !line.has_failed()) {
+            if line.measure(rounds, once) {
                 again.push(index);
             }
         }
         // Each round repeats disturbed runs once.
         for index in again {
-            all[index].take(rounds, once);
+            all[index].measure(rounds, once);
         }
         report_progress(round, run_start);
         let next = run_start.elapsed() + start.elapsed();

@@ -1,9 +1,9 @@
-//! roxe compared with the Linux kernel's rxe: the same programs of perftest, two processes in one
+//! Compares roxe with the Linux kernel's rxe: the same programs of perftest, two processes in one
 //! guest, over either.
 //!
-//! The guest is emulated, so its figures are small; what says something are their ratios, which
-//! compare how much work a message is. rxe holds port 4791 of all addresses, so roxe has a network
-//! namespace of its own in the guest. Needs what `tests/tests/suites/protocol/kernel_rxe.rs` needs.
+//! The guest is emulated, so only ratios of its figures matter: they compare the work per message.
+//! rxe uses port 4791 of all addresses, so roxe has its own network namespace in the guest. Has the
+//! requirements of `tests/tests/suites/protocol/kernel_rxe.rs`.
 
 use crate::line::{Line, Link, Network, Unit, Verbs, Work};
 use crate::rounds::{self, Measured, Rounds};
@@ -17,16 +17,16 @@ use std::fs;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// The command before a command that leads into roxe's network namespace.
+/// Command prefix that enters roxe's network namespace.
 const INSIDE: &str = "ip netns exec roxe ";
-/// Processors of the guest: one for each process.
+/// Number of processors of the guest: one for each process.
 const PROCESSORS: u32 = 2;
-/// Longest time for a pair of programs; emulated ones start slowly.
+/// Time limit of a pair of programs, which start slowly on an emulated processor.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Time of one figure. An emulated processor first has to translate the code that it runs.
+/// Duration of one figure: long, because the emulator must translate the code first.
 const EACH: Duration = Duration::from_secs(2);
 
-/// Measures in one guest all lines that have every word in their name.
+/// Measures all lines with every word in their name, in one guest.
 pub(crate) fn compare(time: Duration, words: &[String]) -> io::Result<Vec<Measured>> {
     let kernel = Kernel::prepare().map_err(|why| io::Error::other(why.0))?;
     let has_links = has_links()?;
@@ -57,8 +57,8 @@ fn lines() -> Vec<Line> {
     .collect()
 }
 
-/// Puts roxe where the guest finds it, as where it was built may be hidden there, and makes its
-/// namespace.
+/// Copies roxe to the shared folder, because the guest may not see the build folder, and creates
+/// its namespace.
 fn install(guest: &Guest) -> io::Result<()> {
     let roxe = build::roxe();
     for name in ["roxe", "libroxe.so"] {
@@ -83,16 +83,16 @@ fn once(guest: &Guest, line: &Line, messages: u64) -> Result<work::Sample, Strin
         let ready = format!("{inside}grep -qs ':{port:04X} .* 0A ' /proc/net/tcp /proc/net/tcp6");
         pair(guest, &command(End::Server), &format!("{} {host}", command(End::Client)), &ready)
     };
-    // On an emulated processor with a busy machine below it the clock is not always learned.
-    let output = perftest::with_clock(run, |output| perftest::lacks_clock(output))?;
+    // In a guest on a busy machine perftest often cannot measure the clock rate.
+    let output = perftest::retry_without_clock_rate(run, |output| perftest::lacks_clock_rate(output))?;
     if let Work::Verbs(verbs) = &line.work {
-        work::went_by(verbs.link, &output)?;
+        work::check_link(verbs.link, &output)?;
     }
     work::figure(&output, line.size as u64, line.unit)
 }
 
-/// Runs a server in the guest and, once it is `ready`, a client; what the client printed. Both must
-/// end well.
+/// Runs a server in the guest and, once it is `ready`, a client. Returns the client's output if
+/// both exit with 0.
 fn pair(guest: &Guest, server: &str, client: &str, ready: &str) -> Result<String, String> {
     let deadline = Instant::now() + LIMIT;
     let run = || {

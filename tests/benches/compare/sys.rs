@@ -1,5 +1,5 @@
-//! The few system calls that the standard library does not have: socket options, and memory of two
-//! processes.
+//! System calls that the standard library lacks: socket options, and memory that two processes
+//! share.
 
 use std::fs::File;
 use std::io;
@@ -7,18 +7,17 @@ use std::net::UdpSocket;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr::NonNull;
 
-/// Segments of a datagram that is longer than this leave as datagrams of their own; 0 switches that
-/// off.
+/// Splits longer datagrams into datagrams of this size (UDP_SEGMENT); 0 turns this off.
 pub(crate) fn set_segment(socket: &UdpSocket, bytes: usize) -> io::Result<()> {
     set_option(socket, libc::SOL_UDP, libc::UDP_SEGMENT, bytes)
 }
 
-/// Segments of one send arrive together.
+/// Receives the segments of one send together (UDP_GRO).
 pub(crate) fn set_gro(socket: &UdpSocket) -> io::Result<()> {
     set_option(socket, libc::SOL_UDP, libc::UDP_GRO, 1)
 }
 
-/// Asks for a receive buffer of so many bytes.
+/// Requests a receive buffer of this number of bytes.
 pub(crate) fn set_rcvbuf(socket: &UdpSocket, bytes: usize) -> io::Result<()> {
     set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, bytes)
 }
@@ -31,8 +30,8 @@ fn set_option(socket: &UdpSocket, level: libc::c_int, name: libc::c_int, value: 
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Fills `buffer` from an address of the child `process`.
-pub(crate) fn read_of(process: u32, at: u64, buffer: &mut [u8]) -> io::Result<()> {
+/// Fills `buffer` from the address `at` in the child `process`.
+pub(crate) fn read_process(process: u32, at: u64, buffer: &mut [u8]) -> io::Result<()> {
     let process = libc::pid_t::try_from(process).map_err(io::Error::other)?;
     let here = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     let there = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(at as usize), ..here };
@@ -45,7 +44,7 @@ pub(crate) fn read_of(process: u32, at: u64, buffer: &mut [u8]) -> io::Result<()
     }
 }
 
-/// Memory that children inherit by the number of its descriptor.
+/// Memory that child processes inherit by its descriptor.
 pub(crate) struct Shared {
     file: File,
     start: NonNull<u8>,
@@ -53,10 +52,9 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// New memory, all zero.
+    /// Creates memory that is all zero.
     pub(crate) fn new(len: usize) -> io::Result<Self> {
-        // SAFETY: the name is a C string; without flags the descriptor is inherited, which is what
-        // it is for.
+        // SAFETY: the name is a C string. Without flags the descriptor is inherited, as intended.
         let fd = unsafe { libc::memfd_create(c"roxe-bench".as_ptr(), 0) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
@@ -69,8 +67,8 @@ impl Shared {
 
     /// Maps the memory of an inherited descriptor.
     pub(crate) fn inherited(fd: libc::c_int, len: usize) -> io::Result<Self> {
-        // SAFETY: the parent opened this descriptor for us and says so on the command line; nothing
-        // else here owns it.
+        // SAFETY: the parent opened this descriptor for this process, and nothing else here owns
+        // it.
         Self::map(unsafe { File::from_raw_fd(fd) }, len)
     }
 
@@ -85,12 +83,12 @@ impl Shared {
         Ok(Self { file, start, len })
     }
 
-    /// The descriptor's number.
+    /// Returns the descriptor.
     pub(crate) fn fd(&self) -> libc::c_int {
         self.file.as_raw_fd()
     }
 
-    /// Where it begins in this process: on a page of its own.
+    /// Returns the address of the memory in this process, which is at a page boundary.
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
     }
@@ -98,7 +96,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, of this length, and no pointer into it is left.
+        // SAFETY: this value owns the mapping of this length, and no pointer into it is left.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }

@@ -2,10 +2,10 @@
 
 use crate::line::{BUSY, Line, Link, THREADS, Unit, Verbs, Work};
 use crate::network::{Namespaces, Site};
-use crate::{handed, middleware, raw, ring, yardstick};
+use crate::{middleware, raw, ring, transfer, yardstick};
 use roxe_tests::cc;
 use roxe_tests::measure::pin::End;
-use roxe_tests::pair::{self, Outcome, Place, Program};
+use roxe_tests::pair::{self, Launch, Program};
 use roxe_tests::perftest;
 use std::collections::BTreeMap;
 use std::io;
@@ -15,21 +15,21 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Time of one measurement, if the program accepts a time.
+/// Duration of one measurement.
 pub(crate) const TIME: Duration = Duration::from_millis(250);
-/// Longest time for a pair of programs.
+/// Time limit of a pair of programs.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
-/// Factor by which the number of messages may grow from run to run.
-const STEP: f64 = 20.0;
-/// Factor by which a run may exceed its time, with start and end, before it counts as having had
-/// too many messages.
-const TOO_LONG: f64 = 8.0;
-/// Busy connections of [`BUSY`].
-const BUSY_ONES: u32 = 10;
-/// perftest and UCX count in MiB.
+/// Largest factor by which the number of messages grows from run to run.
+const MAX_GROWTH: f64 = 20.0;
+/// Largest factor by which a run, with start and end of the programs, may exceed its time before
+/// the next run has fewer messages.
+const MAX_OVERRUN: f64 = 8.0;
+/// Number of busy connections in [`BUSY`].
+const BUSY_CONNECTIONS: u32 = 10;
+/// 10^9 bytes in a MiB, the unit of perftest and UCX.
 const MIB: f64 = 1_048_576.0 / 1e9;
 
-/// Programs that lines may need in addition to this tree's build of roxe.
+/// What lines may need in addition to this tree's build of roxe.
 #[derive(Default)]
 pub(crate) struct World {
     /// The program `roxe` of the other build.
@@ -40,9 +40,9 @@ pub(crate) struct World {
 /// Figures of one run of a line.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sample {
-    /// The figure; the median of times.
+    /// The figure; of latencies the median.
     pub(crate) figure: f64,
-    /// Average of times, if known: it shows outliers, which the median hides.
+    /// Average of latencies, if known. Unlike the median it shows outliers.
     pub(crate) average: Option<f64>,
     /// 99th and 99.9th percentiles, if the program prints them.
     pub(crate) tails: Option<[f64; 2]>,
@@ -54,7 +54,7 @@ impl From<f64> for Sample {
     }
 }
 
-/// Runs a line's work with so many messages, or for [`TIME`] if the program accepts a time.
+/// Runs a line's work with this number of messages, or for [`TIME`] if the program accepts a time.
 pub(crate) fn once(world: &World, line: &Line, messages: u64) -> Result<Sample, String> {
     let Line { size, unit, .. } = *line;
     let site = Site::ready(world.namespaces.as_ref(), line.network).map_err(|e| e.to_string())?;
@@ -77,12 +77,12 @@ pub(crate) fn once(world: &World, line: &Line, messages: u64) -> Result<Sample, 
         Work::RingStream if unit == Unit::MillionsPerSecond => own(ring::messages(TIME)),
         Work::RingStream => own(ring::stream(TIME)),
         Work::RingLatency => timed(ring::latency(TIME)),
-        Work::Handed(handed) => own(handed::stream(*handed, size, TIME)),
+        Work::Transfer(transfer) => own(transfer::stream(*transfer, size, TIME)),
         Work::Rxe(_) => Err("only a guest has rxe".to_owned()),
     }
 }
 
-/// Number of messages for the first run of a line.
+/// Returns the number of messages for the first run of a line.
 pub(crate) fn first_guess(line: &Line) -> u64 {
     match line.unit {
         Unit::Microseconds => 2000,
@@ -90,11 +90,11 @@ pub(crate) fn first_guess(line: &Line) -> u64 {
     }
 }
 
-/// Number of messages for the next run, which is to take `each`, after one of `messages` that took
-/// `wall` with start and end.
+/// Returns the number of messages for the next run, which should take `each`. The previous run of
+/// `messages` took `wall` with start and end of the programs.
 ///
-/// Other processes may have disturbed the sample, so the number changes in steps only, and ignores
-/// a sample of a run that took far too long.
+/// The growth is limited, because other processes may have disturbed the sample. After a run that
+/// took far too long the sample is ignored.
 pub(crate) fn messages(line: &Line, sample: Sample, (messages, wall): (u64, Duration), each: Duration) -> u64 {
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
     let (size, messages) = (line.size as f64, messages as f64);
@@ -104,14 +104,14 @@ pub(crate) fn messages(line: &Line, sample: Sample, (messages, wall): (u64, Dura
         Unit::GigabytesPerSecond => figure * 1e9 / size,
         Unit::MillionsPerSecond => figure * 1e6,
     };
-    let too_long = wall.as_secs_f64() / (each.as_secs_f64() * TOO_LONG);
-    let most = if too_long > 1.0 { messages / too_long } else { messages * STEP };
+    let too_long = wall.as_secs_f64() / (each.as_secs_f64() * MAX_OVERRUN);
+    let most = if too_long > 1.0 { messages / too_long } else { messages * MAX_GROWTH };
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped before")]
     let next = (per_second * each.as_secs_f64()).min(most).clamp(64.0, 5e6) as u64;
     next
 }
 
-/// Each pair gets a new port, so that leftovers of a failed pair cannot disturb the next.
+/// Returns a new port for each pair, so that leftovers of a failed pair cannot disturb the next.
 pub(crate) fn port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(20_000);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -119,70 +119,70 @@ pub(crate) fn port() -> u16 {
 
 fn verbs(world: &World, site: &Site, verbs: &Verbs, [size, messages]: [u64; 2], unit: Unit) -> Result<Sample, String> {
     let roxe = world.before.clone().filter(|_| verbs.before);
-    let mut place = Place { envs: verbs.link.envs(), roxe, ..Place::default() };
-    place.envs.extend(site.netdev.map(|name| ("ROXE_NETDEV".to_owned(), name.to_owned())));
+    let mut launch = Launch { envs: verbs.link.envs(), roxe, ..Launch::default() };
+    launch.envs.extend(site.netdev.map(|name| ("ROXE_NETDEV".to_owned(), name.to_owned())));
     let (program, args) = match verbs.tool {
-        BUSY => (own(BUSY)?, format!("-c {} -b {BUSY_ONES} -n {messages}", verbs.qps)),
+        BUSY => (own(BUSY)?, format!("-c {} -b {BUSY_CONNECTIONS} -n {messages}", verbs.qps)),
         THREADS => (own(THREADS)?, format!("-t {} -s {size} -n {messages}", verbs.qps)),
         tool => (tool.to_owned(), format!("-x {} {}", site.gid, arguments(verbs, size, messages))),
     };
     let programs = || {
         let port = port();
         let args = format!("-p {port} {args}");
-        // They connect over IPv4; the GID selects the network of the data.
-        run(site, [&args, &format!("{args} {}", site.meet)], &program, &place, port)
+        // The programs connect over IPv4; the GID selects the network of the data.
+        run(site, [&args, &format!("{args} {}", site.meet)], &program, &launch, port)
     };
     let once = || {
-        let output = perftest::with_clock(programs, |output| perftest::lacks_clock(output))?;
-        went_by(verbs.link, &output)?;
+        let output = perftest::retry_without_clock_rate(programs, |output| perftest::lacks_clock_rate(output))?;
+        check_link(verbs.link, &output)?;
         figure(&output, size, unit)
     };
     if verbs.processes == 1 { once() } else { in_parallel(verbs.processes, once) }
 }
 
-/// Sum of the rates of so many pairs of programs that run in parallel.
+/// Runs `pairs` of programs in parallel and returns the sum of their rates.
 fn in_parallel(pairs: u32, once: impl Fn() -> Result<Sample, String> + Sync) -> Result<Sample, String> {
     thread::scope(|scope| {
         let runs: Vec<_> = (0..pairs).map(|_| scope.spawn(&once)).collect();
-        let died = |_| Err("the thread of a pair died".to_owned());
-        let sum = runs.into_iter().map(|run| run.join().unwrap_or_else(died).map(|sample| sample.figure)).sum();
+        let panicked = |_| Err("the thread of a pair panicked".to_owned());
+        let sum = runs.into_iter().map(|run| run.join().unwrap_or_else(panicked).map(|sample| sample.figure)).sum();
         Result::<f64, String>::map(sum, Sample::from)
     })
 }
 
-/// The path of one of the programs in `tests/clients/rates`.
+/// Returns the path of a program in `tests/clients/rates`; compiles it on first use.
 fn own(tool: &'static str) -> Result<String, String> {
     static BUILT: Mutex<BTreeMap<&str, Result<String, String>>> = Mutex::new(BTreeMap::new());
     let build = || {
-        let built = cc::kept("gcc", &[], &format!("rates/{tool}.c"), &["ibverbs", "pthread"]);
+        let built = cc::compile_shared("gcc", &[], &format!("rates/{tool}.c"), &["ibverbs", "pthread"]);
         built.map(|path| path.to_string_lossy().into())
     };
-    let mut built = BUILT.lock().map_err(|_| "a thread of the benchmark died".to_owned())?;
+    let mut built = BUILT.lock().map_err(|_| "a thread of the benchmark panicked".to_owned())?;
     built.entry(tool).or_insert_with(build).clone()
 }
 
-/// Checks that the packets used the requested link: roxe falls back to UDP silently.
-pub(crate) fn went_by(link: Link, output: &str) -> Result<(), String> {
+/// Checks that the packets used the requested link, because roxe silently falls back to UDP.
+pub(crate) fn check_link(link: Link, output: &str) -> Result<(), String> {
     let counter = |name: &str| {
         let mut words = output.split_whitespace();
         words.find_map(|word| word.strip_prefix(name)?.strip_prefix('=')?.parse().ok()).unwrap_or(0_u64)
     };
     let (sent, by_ring) = (counter("sent_packets"), counter("sent_by_ring"));
-    // With few messages, those sent before the ring exists may be many of all.
+    // Packets before the ring exists use UDP: up to half if there are few messages.
     let fits = if link == Link::Shm { by_ring > sent / 2 } else { sent > 0 && by_ring == 0 };
     if fits { Ok(()) } else { Err(format!("{by_ring} of {sent} packets by shared memory over {link}\n{output}")) }
 }
 
-/// Common arguments of server and client of a perftest program, except port and GID.
+/// Returns the common arguments of server and client of a perftest program, except port and GID.
 pub(crate) fn arguments(verbs: &Verbs, size: u64, messages: u64) -> String {
     // With several queue pairs perftest 4.5 counts every completion as 100 messages, even the last
-    // one of a queue pair that stands for fewer. If the sum is reached while a queue pair still
-    // waits for room, perftest stops polling and never ends (seen with 16 queue pairs and 16384
-    // messages each).
+    // one of a queue pair, which may stand for fewer. If it reaches the sum while a queue pair
+    // still waits for room, it stops polling and never ends. So the number must be a multiple of
+    // 100.
     let messages = if verbs.qps > 1 { messages.next_multiple_of(100) } else { messages };
     let mut args = format!("-F -s {size} -n {messages} -m {}", verbs.mtu);
     if !verbs.is_latency() {
-        // Without the peak, because measuring it times every message.
+        // No peak bandwidth, because its measurement reads the clock for every message.
         args += " -N";
     }
     if verbs.qps > 1 {
@@ -223,8 +223,8 @@ fn ucx(site: &Site, [test, tls]: [&str; 2], [size, messages]: [u64; 2], unit: Un
         ("UCX_TCP_AF_PRIO", site.family()),
     ];
     let envs = envs.map(|(a, b)| (a.to_owned(), b.to_owned())).into();
-    let place = Place { bare: true, envs, prefix: site.sysfs(), ..Place::default() };
-    let output = run(site, [&args, &format!("{args} {}", site.meet)], "ucx_perftest", &place, port)?;
+    let launch = Launch { without_roxe: true, envs, prefix: site.sysfs(), ..Launch::default() };
+    let output = run(site, [&args, &format!("{args} {}", site.meet)], "ucx_perftest", &launch, port)?;
     // Messages; typical, average and overall time; average and overall MiB per second; average and
     // overall messages.
     let sample = perftest::rows(&output).pop().and_then(|row| {
@@ -237,11 +237,12 @@ fn ucx(site: &Site, [test, tls]: [&str; 2], [size, messages]: [u64; 2], unit: Un
     sample.ok_or_else(|| format!("ucx_perftest gave no result:\n{output}"))
 }
 
-/// One TCP connection that sends so many bytes; received bytes count.
+/// Runs iperf3 with one TCP connection that sends this number of bytes. Returns the receiver's
+/// rate.
 fn iperf(site: &Site, bytes: u64) -> Result<Sample, String> {
-    let (port, place) = (port(), Place { bare: true, ..Place::default() });
+    let (port, launch) = (port(), Launch { without_roxe: true, ..Launch::default() });
     let words = [format!("-s -1 -p {port}"), format!("-c {} -p {port} -n {bytes} -f m", site.host)];
-    let output = run(site, [&words[0], &words[1]], "iperf3", &place, port)?;
+    let output = run(site, [&words[0], &words[1]], "iperf3", &launch, port)?;
     // "... 4.66 GBytes  39962 Mbits/sec                  receiver"
     let rate = output.lines().rfind(|line| line.ends_with("receiver")).and_then(|line| {
         let mut words = line.split_whitespace().rev().skip_while(|word| *word != "Mbits/sec");
@@ -258,12 +259,12 @@ fn fabric(
 ) -> Result<Sample, String> {
     let port = port();
     let args = format!("-p {provider} -e {endpoint} -I {messages} -S {size}");
-    let place = Place { bare: true, ..Place::default() };
+    let launch = Launch { without_roxe: true, ..Launch::default() };
     let output = run(
         site,
         [&format!("{args} -B {port}"), &format!("{args} -P {port} {}", site.host)],
         "fi_pingpong",
-        &place,
+        &launch,
         port,
     )?;
     // The last line ends with MB per second, microseconds and million messages, all one way and on
@@ -285,21 +286,16 @@ fn fabric(
 }
 
 /// Runs a server and a client, which must both end well; returns the client's output.
-fn run(site: &Site, [server, client]: [&str; 2], name: &str, place: &Place, port: u16) -> Result<String, String> {
+fn run(site: &Site, [server, client]: [&str; 2], name: &str, launch: &Launch, port: u16) -> Result<String, String> {
     let program =
         |args: &str| Program { name: name.to_owned(), args: args.split_whitespace().map(str::to_owned).collect() };
-    let prefix = |end| [site.prefix(end), place.prefix.clone()].concat();
-    let at = |end| Place { prefix: prefix(end), measures: true, ..place.clone() };
+    let prefix = |end| [site.prefix(end), launch.prefix.clone()].concat();
+    let at = |end| Launch { prefix: prefix(end), calibrate_clock: true, ..launch.clone() };
     let programs = [(&program(server), &at(End::Server)), (&program(client), &at(End::Client))];
-    let ends = pair::run_pair_at(programs, &port.to_string(), || pair::listens(port), LIMIT);
+    let ends = pair::run_pair_with(programs, &port.to_string(), || pair::listens(port), LIMIT);
     let [server, client] = ends.map_err(|e| e.to_string())?;
     if server.ok && client.ok {
         return Ok(client.output);
     }
-    Err(format!("{}\n{}", transcript(&server), transcript(&client)))
-}
-
-/// Command and output of a program, for messages.
-pub(crate) fn transcript(end: &Outcome) -> String {
-    format!("$ {}\n{}", end.command, end.output)
+    Err(format!("{}\n{}", server.transcript(), client.transcript()))
 }

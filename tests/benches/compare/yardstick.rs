@@ -1,11 +1,11 @@
-//! Upper bound of RDMA WRITE over UDP on this machine: right headers, right ICRCs, real
+//! Measures an upper bound of RDMA WRITE over UDP on this machine: correct headers, ICRCs and
 //! acknowledgements, and nothing else.
 //!
-//! One process writes messages of one size into the memory of another, a window ahead of the
-//! acknowledgements. A message is a FIRST packet alone and then runs of packets of equal size, each
-//! run one segmented send out of a staging buffer; the other side takes runs as they arrive, checks
-//! every packet and copies it to its destination. There are no queues, no keys, no retries: a
-//! packet that is lost or wrong ends the measurement with an error.
+//! One process writes messages of one size into the memory of another, with a window of
+//! unacknowledged bytes. A message is a FIRST packet alone and then runs of packets of equal size,
+//! each run one segmented send from a staging buffer. The other process receives runs, checks every
+//! packet and copies it to its destination. There are no queues, keys and retries: a lost or wrong
+//! packet ends the measurement with an error.
 
 use crate::network::Site;
 use crate::peer::{FarPeer, say};
@@ -19,54 +19,56 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-/// Bytes in flight.
+/// Largest number of bytes in flight.
 const WINDOW: usize = 1 << 20;
-/// Small messages per call, and in flight, as in roxe and perftest.
+/// Number of small messages per call, as in roxe.
 const BATCH: usize = 32;
+/// Largest number of small messages in flight, as in perftest.
 const MESSAGES: usize = 128;
-/// Runs between two acknowledgements within a message.
+/// Number of runs between two acknowledgements within a message.
 const RUNS_PER_ACK: usize = 4;
-/// Longest payload of a UDP datagram, so the longest run.
-const LONGEST: usize = 65_507;
-/// Longest packet: headers, payload and ICRC.
-const LARGEST: usize = Bth::LEN + Reth::LEN + 4096 + icrc::LEN;
+/// Longest payload of a UDP datagram, and thus of a run, in bytes.
+const MAX_RUN: usize = 65_507;
+/// Longest packet with headers and ICRC, in bytes.
+const MAX_PACKET: usize = Bth::LEN + Reth::LEN + 4096 + icrc::LEN;
 /// Time within which an acknowledgement must arrive.
 const TIME_LIMIT: Duration = Duration::from_secs(2);
-/// Both queue pairs.
+/// Number of both queue pairs.
 const QPN: Qpn = Qpn::new(17);
-/// Port that the ICRC is computed for; the sockets have others, which does not matter.
+/// Source port for the ICRC. Both sides use it instead of the sockets' ports.
 const PORT: u16 = roxe_wire::ROCE_PORT;
 
-/// Gigabytes per second of messages of `size` bytes.
+/// Measures gigabytes per second of messages of `size` bytes.
 pub(crate) fn stream(site: &Site, size: usize, mtu: usize, time: Duration) -> io::Result<f64> {
     let peer = FarPeer::start(site, &["write-sink", &size.to_string()])?;
     let mut writer = Writer::new(&peer, mtu)?;
-    let (source, idle_since) = (vec![0x5a; size], Instant::now());
+    let (source, start) = (vec![0x5a; size], Instant::now());
     let mut bytes = 0;
-    while idle_since.elapsed() < time {
+    while start.elapsed() < time {
         writer.write(&source)?;
         bytes += size;
     }
     writer.await_acks(0)?;
-    Ok(gigabytes_per_second(bytes, idle_since.elapsed()))
+    Ok(gigabytes_per_second(bytes, start.elapsed()))
 }
 
-/// Million messages of `size` bytes per second, [`BATCH`] with one call.
+/// Measures million messages of `size` bytes per second, with [`BATCH`] per call.
 pub(crate) fn messages(site: &Site, size: usize, time: Duration) -> io::Result<f64> {
     let peer = FarPeer::start(site, &["write-sink", &size.to_string()])?;
     let mut writer = Writer::new(&peer, size)?;
-    let (source, idle_since) = (vec![0x5a; size * BATCH], Instant::now());
+    let (source, start) = (vec![0x5a; size * BATCH], Instant::now());
     let mut calls = 0;
-    while idle_since.elapsed() < time {
+    while start.elapsed() < time {
         writer.write_each(&source)?;
         calls += 1;
     }
     writer.await_acks(0)?;
     #[expect(clippy::cast_precision_loss, reason = "a rate")]
-    Ok((calls * BATCH) as f64 / idle_since.elapsed().as_secs_f64() / 1e6)
+    Ok((calls * BATCH) as f64 / start.elapsed().as_secs_f64() / 1e6)
 }
 
-/// Half the median time from posting a message of 8 bytes to its acknowledgement, microseconds.
+/// Measures half the time from posting a message of 8 bytes to its acknowledgement, in
+/// microseconds.
 pub(crate) fn latency(site: &Site, time: Duration) -> io::Result<Sample> {
     let peer = FarPeer::start(site, &["write-sink", "8"])?;
     let mut writer = Writer::new(&peer, 4096)?;
@@ -100,7 +102,7 @@ impl Writer {
         let (first, rest) = message.split_at(self.mtu);
         self.send_run_within(first, |_| Request::WriteFirst(reth), 0)?;
         let segment = Bth::LEN + self.mtu + icrc::LEN;
-        let run = LONGEST / segment * self.mtu;
+        let run = MAX_RUN / segment * self.mtu;
         let last = rest.len().div_ceil(run) - 1;
         for (index, run) in rest.chunks(run).enumerate() {
             let packets = run.len().div_ceil(self.mtu);
@@ -126,7 +128,7 @@ impl Writer {
         self.send_run(payload, kind, segment)
     }
 
-    /// Sends packets that hold `payload`, in segments of this size (0: it is one packet).
+    /// Sends packets that hold `payload`, in segments of this size; 0 for a single packet.
     fn send_run(&mut self, payload: &[u8], kind: impl Fn(usize) -> Request, segment: usize) -> io::Result<()> {
         let (mut end, packets) = (0, payload.len().div_ceil(self.mtu));
         for (index, part) in payload.chunks(self.mtu).enumerate() {
@@ -141,7 +143,7 @@ impl Writer {
         self.socket.send(&self.stage[..end]).map(drop)
     }
 
-    /// Receives acknowledgements until at most so many packets are in flight.
+    /// Receives acknowledgements until at most this number of packets is in flight.
     fn await_acks(&mut self, packets: usize) -> io::Result<()> {
         let mut idle_since = None;
         let packets = i32::try_from(packets).unwrap_or(i32::MAX);
@@ -159,7 +161,7 @@ impl Writer {
     }
 }
 
-/// PSN of an acknowledgement.
+/// Returns the PSN of an acknowledgement.
 fn acknowledged(datagram: &[u8]) -> io::Result<Psn> {
     let packet = Packet::parse(datagram).map_err(io::Error::other)?;
     match packet.header.kind {
@@ -168,7 +170,7 @@ fn acknowledged(datagram: &[u8]) -> io::Result<Psn> {
     }
 }
 
-/// Writes a packet into the front of `out`; returns its length.
+/// Writes a packet to the beginning of `out`, and returns its length.
 fn seal(header: Header, payload: &[u8], index: usize, out: &mut [u8]) -> io::Result<usize> {
     let covered = header.padded_len(payload.len());
     let (packet, _) = out.split_at_mut(covered + icrc::LEN);
@@ -178,14 +180,14 @@ fn seal(header: Header, payload: &[u8], index: usize, out: &mut [u8]) -> io::Res
     Ok(packet.len())
 }
 
-/// Network header of packet `index` of a send.
+/// Returns the network header of packet `index` of a send.
 fn net(index: usize) -> NetHeader {
     let here = Gid::from(IpAddr::from(Ipv4Addr::LOCALHOST));
     #[expect(clippy::cast_possible_truncation, reason = "at most 64 packets")]
     NetHeader { src: here, dst: here, src_port: PORT, hop_limit: 64, ident: index as u16, ..NetHeader::default() }
 }
 
-/// The responder at this address: receives messages of `size` bytes until killed.
+/// Runs the responder at this address: receives messages of `size` bytes until killed.
 pub(crate) fn sink(size: &str, at: &str) -> io::Result<()> {
     let (socket, size) = (UdpSocket::bind((at, 0))?, size.parse().map_err(io::Error::other)?);
     sys::set_rcvbuf(&socket, 4 * WINDOW)?;
@@ -228,8 +230,8 @@ impl Memory {
     /// Processes the packets of one receive. Returns true if one of them requests an
     /// acknowledgement.
     fn take_run(&mut self, run: &[u8]) -> io::Result<bool> {
-        // All packets of a run have the same length: a packet with a RETH is alone, and those
-        // without are cut from the front.
+        // All packets of a run have the same length, except that the last one may be shorter. A
+        // FIRST packet is alone.
         let mut ack_requested = false;
         let only = only_len(self.bytes.len());
         let segment = if run.len().is_multiple_of(only) { only } else { segment_of(run) };
@@ -256,16 +258,17 @@ impl Memory {
     }
 }
 
-/// Length of a packet that is a message of so many bytes.
+/// Returns the length of a packet that is a message of `size` bytes.
 const fn only_len(size: usize) -> usize {
     Bth::LEN + Reth::LEN + size + icrc::LEN
 }
 
-/// Length of the packets in a run: all of it, or what two path MTUs make without a RETH.
+/// Returns the length of the packets in a run: a single packet, or packets of the path MTU 1024 or
+/// 4096 without a RETH.
 fn segment_of(run: &[u8]) -> usize {
     let of = |mtu| Bth::LEN + mtu + icrc::LEN;
     match run.len() {
-        len if len <= LARGEST && len % of(1024) != 0 => len,
+        len if len <= MAX_PACKET && len % of(1024) != 0 => len,
         len if len % of(4096) == 0 => of(4096),
         _ => of(1024),
     }

@@ -1,6 +1,6 @@
-//! Queue pairs towards the threads of another process.
+//! Queue pairs connected with those of threads of another process.
 
-use super::{EACH, LONGEST, OUTSTANDING, REMOTE, Result, TIME, open, queue_pair};
+use super::{MAX_SIZE, OUTSTANDING, OUTSTANDING_EACH, REMOTE, Result, TIME, open, queue_pair};
 use roxe::{CompletionQueue, Endpoint, MemoryRegion, QueuePair, RemoteAddr, WorkCompletion, WorkRequest};
 use roxe_tests::measure::pin::{self, End};
 use std::io::{self, BufRead, BufReader, Lines, Write};
@@ -11,14 +11,16 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Instant;
 
-/// A process of the passive side; each of its threads has the same number of queue pairs.
+/// A process that is the target of WRITEs; each of its threads has the same number of queue pairs.
 pub(crate) struct Server {
     child: Child,
-    /// Endpoints of our queue pairs, then numbers of threads that start or stop polling.
+    /// Standard input: endpoints of our queue pairs, then numbers of threads that start or stop
+    /// polling.
     input: ChildStdin,
+    /// Standard output, see [`Server::connect_thread`].
     output: Lines<BufReader<ChildStdout>>,
     /// Number of its threads whose queue pairs are connected.
-    met: usize,
+    connected: usize,
 }
 
 impl Server {
@@ -29,7 +31,7 @@ impl Server {
         let mut child =
             Command::new(&words[0]).args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let (input, output) = (child.stdin.take().ok_or("no input")?, child.stdout.take().ok_or("no output")?);
-        Ok(Self { child, input, output: BufReader::new(output).lines(), met: 0 })
+        Ok(Self { child, input, output: BufReader::new(output).lines(), connected: 0 })
     }
 
     pub(crate) fn id(&self) -> u32 {
@@ -40,9 +42,10 @@ impl Server {
         Ok(self.output.next().ok_or("the server ended early")??)
     }
 
-    /// Connects all queue pairs with those of the server's next thread, which prints an endpoint
-    /// per line, and its memory on the first.
-    fn meet(&mut self, qps: &[QueuePair]) -> Result<RemoteAddr> {
+    /// Connects all queue pairs with those of the server's next thread, and returns its memory.
+    ///
+    /// The thread prints its memory on the first line, then an endpoint per line.
+    fn connect_thread(&mut self, qps: &[QueuePair]) -> Result<RemoteAddr> {
         let target = self.line()?.parse()?;
         let peers = qps.iter().map(|_| Ok(self.line()?.parse()?)).collect::<Result<Vec<Endpoint>>>()?;
         for (qp, peer) in qps.iter().zip(&peers) {
@@ -51,11 +54,11 @@ impl Server {
         }
         self.input.flush()?;
         self.line()?;
-        self.met += 1;
+        self.connected += 1;
         Ok(target)
     }
 
-    /// Starts or stops polling by the fleet's thread.
+    /// Lets the server's thread of this fleet start or stop polling.
     pub(crate) fn toggle(&mut self, fleet: &Fleet) -> Result<()> {
         Ok(writeln!(self.input, "{}", fleet.thread)?)
     }
@@ -63,37 +66,39 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Fails if it has ended already, which is fine.
+        // Fails only if the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A number of queue pairs that are connected with those of a thread of a server.
+/// Queue pairs of this process, connected with those of one thread of a server.
 pub(crate) struct Fleet {
     pub(crate) qps: Vec<QueuePair>,
     cq: CompletionQueue,
     region: MemoryRegion,
     target: RemoteAddr,
-    /// Number of the thread at the other end.
+    /// Number of the server's thread.
     thread: usize,
-    /// Index of the next queue pair.
+    /// Number of messages posted so far, on the queue pairs in turn.
     pub(crate) turn: usize,
 }
 
 impl Fleet {
     pub(crate) fn connect(count: usize, server: &mut Server) -> Result<Self> {
-        let (_, pd, cq) = open(EACH * count)?;
-        let region = pd.alloc_mr(LONGEST, REMOTE)?;
+        let (_, pd, cq) = open(OUTSTANDING_EACH * count)?;
+        let region = pd.alloc_mr(MAX_SIZE, REMOTE)?;
         let qps = (0..count).map(|_| queue_pair(&pd, &cq)).collect::<Result<Vec<_>>>()?;
-        let thread = server.met;
-        let target = server.meet(&qps)?;
+        let thread = server.connected;
+        let target = server.connect_thread(&qps)?;
         Ok(Self { qps, cq, region, target, thread, turn: 0 })
     }
 
-    /// Million messages per second round all queue pairs. Only completions within the time count,
-    /// because with many in flight the last ones take long.
-    pub(crate) fn rate(&mut self, size: usize, under_way: usize) -> Result<f64> {
+    /// Measures the rate of messages on all queue pairs in turn, in million per second.
+    ///
+    /// Completions after the end of the measurement do not count: with many outstanding, the last
+    /// ones take long.
+    pub(crate) fn rate(&mut self, size: usize, outstanding: usize) -> Result<f64> {
         let source = [self.region.slice(..size)?];
         let (start, mut posted, mut done, mut rate) = (Instant::now(), 0_u32, 0_u32, None);
         let mut out = [WorkCompletion::default(); OUTSTANDING];
@@ -102,8 +107,8 @@ impl Fleet {
             if taken >= TIME && rate.is_none() {
                 rate = Some(f64::from(done) / taken.as_secs_f64() / 1e6);
             }
-            // Post only a few between two polls.
-            let room = if rate.is_none() { under_way - (posted - done) as usize } else { 0 };
+            // Bounds the number posted between two polls.
+            let room = if rate.is_none() { outstanding - (posted - done) as usize } else { 0 };
             for _ in 0..room.min(OUTSTANDING) {
                 let qp = &self.qps[self.turn % self.qps.len()];
                 qp.post_send(&WorkRequest::write(&source, self.target).signaled())?;
@@ -119,19 +124,19 @@ impl Fleet {
     }
 }
 
-/// The passive side: threads with as many queue pairs and memory each, until killed.
+/// Runs the server, with this number of queue pairs for each thread, until its input ends.
 pub(crate) fn serve(count: usize, threads: usize) -> Result<()> {
     thread::scope(|scope| {
         let mut polls = Vec::new();
         for _ in 0..threads {
             let (ready, is_ready) = channel();
             let flag = Arc::new(AtomicBool::new(false));
-            let theirs = flag.clone();
+            let flag_of_thread = flag.clone();
             let poller = scope.spawn(move || {
                 let connected = accept(count).inspect_err(|e| eprintln!("scale: {e}"));
                 let Ok((_qps, _region, cq)) = connected else { std::process::exit(1) };
                 let _ = ready.send(());
-                poll_while(&theirs, &cq)
+                poll_while(&flag_of_thread, &cq)
             });
             is_ready.recv()?;
             polls.push((flag, poller));
@@ -147,10 +152,10 @@ pub(crate) fn serve(count: usize, threads: usize) -> Result<()> {
     })
 }
 
-/// Queue pairs of this thread that are connected with those of a client.
+/// Creates queue pairs and connects them with those of the client.
 fn accept(count: usize) -> Result<(Vec<QueuePair>, MemoryRegion, CompletionQueue)> {
     let (_context, pd, cq) = open(0)?;
-    let region = pd.alloc_mr(LONGEST, REMOTE)?;
+    let region = pd.alloc_mr(MAX_SIZE, REMOTE)?;
     let qps = (0..count).map(|_| queue_pair(&pd, &cq)).collect::<Result<Vec<_>>>()?;
     let mut out = io::BufWriter::new(io::stdout().lock());
     writeln!(out, "{}", region.remote())?;

@@ -1,4 +1,4 @@
-//! Costs of many objects: connected queue pairs, registered regions, threads.
+//! Measures what many objects cost: connected queue pairs, registered regions, threads, processes.
 //!
 //! ```text
 //! cargo bench -p roxe-tests --bench scale [-- [OPTION=N...] [WORD...]]
@@ -6,18 +6,18 @@
 //!   WORD    only "qps", "busy", "mrs", "threads", "pairs" or "processes"
 //! ```
 //!
-//! - `qps`: two processes; WRITEs go round all queue pairs, the same number outstanding with 16 of
-//!   them and with N (10,000).
-//! - `busy`: the same, and every queue pair always has four messages outstanding.
+//! - `qps`: two processes; WRITEs on all queue pairs in turn, compared between 16 and N (10,000)
+//!   queue pairs, with the same total of outstanding messages.
+//! - `busy`: the same, but every queue pair always has four messages outstanding.
 //! - `mrs`: one process; every message uses other keys out of 1, 1,000, ... N (1,000,000) regions.
 //! - `threads`: one process; every thread has two queue pairs and a completion queue of its own.
 //! - `pairs`: two processes; every thread has a queue pair and a completion queue of its own, and
-//!   sends to another thread of the other process, which polls. Not pinned: a pair of threads wants
-//!   two processors.
-//! - `processes`: N (1,000) start together, and each writes to another one; how long it takes.
+//!   sends to a polling thread of the other process. Not pinned: a pair of threads needs two
+//!   processors.
+//! - `processes`: the time in which N (1,000) processes start together and each writes to another.
 //!
-//! Compared runs are interleaved in rounds, and medians and ratios count. The report says how many
-//! figures other processes disturbed. `ROXE_*` variables apply to all processes.
+//! Compared runs take turns in every round; the report gives their medians and ratios, and how many
+//! measurements other processes disturbed. `ROXE_*` variables apply to all processes.
 
 mod fleet;
 mod processes;
@@ -40,17 +40,17 @@ use std::time::{Duration, Instant};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Time of one figure.
+/// Duration of one measurement.
 const TIME: Duration = Duration::from_millis(100);
-/// Messages in flight in all.
+/// Outstanding messages of all queue pairs together.
 const OUTSTANDING: usize = 64;
-/// Messages in flight on every queue pair, where all are busy.
-const EACH: usize = 4;
-/// Number of queue pairs to compare with.
+/// Outstanding messages of each queue pair in the comparison `busy`.
+const OUTSTANDING_EACH: usize = 4;
+/// Number of queue pairs of the baseline.
 const FEW: usize = 16;
-/// Message sizes, the last is the longest.
+/// Message sizes in bytes, ascending.
 const SIZES: [usize; 3] = [64, 4 << 10, 64 << 10];
-const LONGEST: usize = SIZES[SIZES.len() - 1];
+const MAX_SIZE: usize = SIZES[SIZES.len() - 1];
 const REMOTE: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 
 fn main() -> ExitCode {
@@ -111,23 +111,23 @@ impl Options {
         // Last, because from then on this process has one processor, and its servers have another.
         if wants("qps") || wants("busy") {
             pin::begin(true)?;
-            let mut both = [Served::launch(FEW)?, Served::launch(self.qps)?];
+            let mut both = [ServedFleet::launch(FEW)?, ServedFleet::launch(self.qps)?];
             if wants("qps") {
-                println!("WRITEs round all queue pairs of two processes, {OUTSTANDING} outstanding");
+                println!("WRITEs on all queue pairs of two processes in turn, {OUTSTANDING} outstanding");
                 queue_pairs(&mut both, |_| OUTSTANDING, self.rounds)?;
             }
             if wants("busy") {
-                println!("WRITEs on all queue pairs of two processes, {EACH} outstanding on each");
-                queue_pairs(&mut both, |fleet| EACH * fleet.qps.len(), self.rounds)?;
+                println!("WRITEs on all queue pairs of two processes, {OUTSTANDING_EACH} outstanding on each");
+                queue_pairs(&mut both, |fleet| OUTSTANDING_EACH * fleet.qps.len(), self.rounds)?;
             }
         }
         Ok(())
     }
 }
 
-/// Compares alternatives, measured in turns.
+/// Measures each alternative once per round, prints medians and ranges, and returns the medians.
 ///
-/// Each has a name, and may have a server process.
+/// Each has a name and, optionally, the id of its server process.
 fn compare(
     names: &[(String, Option<u32>)],
     rounds: usize,
@@ -147,54 +147,54 @@ fn compare(
         let (least, most) = series.range().unwrap_or_default();
         println!("  {name:<28} {median:>9.3} M/s  [{least:.3} .. {most:.3}]  {:.2} of the first", median / medians[0]);
     }
-    println!("  figures that others disturbed: {disturbed} of {}", rounds * names.len());
+    println!("  measurements disturbed by other processes: {disturbed} of {}", rounds * names.len());
     Ok(medians)
 }
 
-/// A server of one thread, with a number of connected queue pairs.
-struct Served {
+/// A server of one thread, and the queue pairs of this process that are connected with it.
+struct ServedFleet {
     server: Server,
     fleet: Fleet,
-    /// Resident bytes of this process before.
-    resident: usize,
+    /// Resident bytes of this process before it made the queue pairs.
+    resident_before: usize,
 }
 
-impl Served {
+impl ServedFleet {
     fn launch(count: usize) -> Result<Self> {
-        let (start, resident) = (Instant::now(), resident()?);
+        let (start, resident_before) = (Instant::now(), resident()?);
         let mut server = Server::launch(count, 1)?;
         let fleet = Fleet::connect(count, &mut server)?;
-        let served = Self { server, fleet, resident };
+        let served = Self { server, fleet, resident_before };
         println!(
             "{count} queue pairs connected in {:.1} s, {} bytes each",
             start.elapsed().as_secs_f32(),
-            served.each()?
+            served.bytes_per_qp()?
         );
         Ok(served)
     }
 
-    /// Resident bytes that each queue pair has added.
-    fn each(&self) -> Result<usize> {
-        Ok(resident()?.saturating_sub(self.resident) / self.fleet.qps.len())
+    /// Returns how many resident bytes each queue pair has added.
+    fn bytes_per_qp(&self) -> Result<usize> {
+        Ok(resident()?.saturating_sub(self.resident_before) / self.fleet.qps.len())
     }
 
-    /// Million messages per second; the server polls meanwhile.
-    fn rate(&mut self, size: usize, under_way: usize) -> Result<f64> {
+    /// Measures the rate, in million messages per second, while the server polls.
+    fn rate(&mut self, size: usize, outstanding: usize) -> Result<f64> {
         self.server.toggle(&self.fleet)?;
-        let rate = self.fleet.rate(size, under_way);
+        let rate = self.fleet.rate(size, outstanding);
         self.server.toggle(&self.fleet)?;
         rate
     }
 }
 
-/// Resident bytes of this process.
+/// Returns the resident bytes of this process.
 fn resident() -> Result<usize> {
     let statm = std::fs::read_to_string("/proc/self/statm")?;
     let pages: usize = statm.split(' ').nth(1).ok_or("statm is short")?.parse()?;
     Ok(pages * 4096)
 }
 
-/// The completion queue has room for `completions` and those of [`OUTSTANDING`].
+/// Opens the first device, with a completion queue of at least this capacity.
 fn open(completions: usize) -> Result<(Context, ProtectionDomain, CompletionQueue)> {
     let context = Context::open_first()?;
     let pd = context.alloc_pd()?;
@@ -206,28 +206,28 @@ fn queue_pair(pd: &ProtectionDomain, cq: &CompletionQueue) -> Result<QueuePair> 
     Ok(pd.create_qp(cq, cq).max_send_wr(OUTSTANDING as u32).max_recv_wr(1).build()?)
 }
 
-fn queue_pairs(both: &mut [Served; 2], under_way: impl Fn(&Fleet) -> usize, rounds: usize) -> Result<()> {
+fn queue_pairs(both: &mut [ServedFleet; 2], outstanding: impl Fn(&Fleet) -> usize, rounds: usize) -> Result<()> {
     // The first messages of a queue pair allocate its memory.
     for served in both.iter_mut() {
         let all = served.fleet.qps.len();
-        while served.fleet.turn < EACH * all {
-            served.rate(SIZES[0], under_way(&served.fleet))?;
+        while served.fleet.turn < OUTSTANDING_EACH * all {
+            served.rate(SIZES[0], outstanding(&served.fleet))?;
         }
     }
     let [_, many] = &*both;
     println!(
-        "  {} queue pairs take {} bytes each once they have sent {EACH} messages",
+        "  {} queue pairs take {} bytes each once they have sent {OUTSTANDING_EACH} messages",
         many.fleet.qps.len(),
-        many.each()?
+        many.bytes_per_qp()?
     );
     for size in SIZES {
         println!(" {size} bytes");
         let names =
             both.each_ref().map(|served| (format!("{} queue pairs", served.fleet.qps.len()), Some(served.server.id())));
-        let under_way = both.each_ref().map(|served| under_way(&served.fleet));
-        let medians = compare(&names, rounds, |index| both[index].rate(size, under_way[index]))?;
+        let outstanding = both.each_ref().map(|served| outstanding(&served.fleet));
+        let medians = compare(&names, rounds, |index| both[index].rate(size, outstanding[index]))?;
         let ratio = medians[1] / medians[0];
-        println!("  show: {ratio:.2} of {FEW} (0.80 promised): {}", if ratio >= 0.8 { "ok" } else { "MISSED" });
+        println!("  {ratio:.2} of the rate with {FEW} (0.80 promised): {}", if ratio >= 0.8 { "ok" } else { "MISSED" });
     }
     Ok(())
 }
@@ -249,7 +249,8 @@ impl Pair {
         Ok(Self { from, _to: to, cq })
     }
 
-    /// Million messages of 64 bytes per second, one after the other, each from and to other memory.
+    /// Measures the rate, in million messages per second, of one message after the other; `ends`
+    /// returns source and target of the next one.
     fn rate<'r>(&self, mut ends: impl FnMut() -> &'r ([Sge; 1], RemoteAddr)) -> Result<f64> {
         let (start, mut done, mut out) = (Instant::now(), 0, [WorkCompletion::default(); 4]);
         while start.elapsed() < TIME {
@@ -268,10 +269,11 @@ impl Pair {
     }
 }
 
-/// A page that regions are made on.
+/// A page of memory, which all regions register.
 #[repr(align(4096))]
 struct Page([u8; 4096]);
 
+/// Compares WRITEs that use the keys of few and of many regions.
 fn regions(most: usize, rounds: usize) -> Result<()> {
     println!("WRITEs of 64 bytes within a process, every one with other keys");
     let (context, pd, _cq) = open(0)?;
@@ -286,8 +288,8 @@ fn regions(most: usize, rounds: usize) -> Result<()> {
     let mut counts: Vec<usize> = [1, 1000, 100_000, most].into_iter().filter(|count| *count <= most).collect();
     counts.dedup();
     let names: Vec<_> = counts.iter().map(|count| (format!("keys of {count} regions"), None)).collect();
-    // In the order of the messages, because the lookup of keys is measured, not where the program
-    // keeps them. The step visits all of them, far apart.
+    // The keys lie in the order of the messages, so that the lookup of a key is measured, and not
+    // the program's access to its own list. The prime step visits all regions, far apart.
     let ends = |count: usize| {
         let at = (0..count).map(|at| at * 7_919 % count);
         at.map(|at| Ok(([all[at].slice(..64)?], all[count - 1 - at].remote()))).collect::<Result<Vec<_>>>()
@@ -301,7 +303,7 @@ fn regions(most: usize, rounds: usize) -> Result<()> {
     Ok(())
 }
 
-/// Every thread has its own queues.
+/// Compares numbers of threads, each of which writes within this process, on its own queues.
 fn threads(most: usize, rounds: usize) -> Result<()> {
     println!("WRITEs of 64 bytes within a process, every thread with queues of its own; the sum of all threads");
     let context = Context::open_first()?;
@@ -318,7 +320,7 @@ fn threads(most: usize, rounds: usize) -> Result<()> {
     side_by_side(&counts, rounds, &[64], worker)
 }
 
-/// Every thread sends to a thread of the other process.
+/// Compares numbers of threads, each of which writes to a thread of another process.
 fn pairs(most: usize, rounds: usize) -> Result<()> {
     println!("WRITEs from threads to threads of another process, each with queues of its own; the sum of all threads");
     let server = Mutex::new(Server::launch(1, most)?);
@@ -336,8 +338,9 @@ fn pairs(most: usize, rounds: usize) -> Result<()> {
     side_by_side(&counts, rounds, &SIZES, worker)
 }
 
-/// Runs this many threads in parallel, each of which calls `worker` once, with messages of each of
-/// the sizes.
+/// Compares the sums of the rates of these numbers of parallel threads, for each message size.
+///
+/// Each thread calls `worker` once, which returns a function that measures the thread's rate.
 fn side_by_side<R: FnMut(usize) -> Result<f64>>(
     counts: &[usize],
     rounds: usize,

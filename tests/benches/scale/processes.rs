@@ -1,4 +1,4 @@
-//! Many processes on one address: each opens the device, and writes to another one.
+//! Many processes on one address; each opens the device and writes to another process.
 
 use super::{REMOTE, Result, open, queue_pair};
 use roxe::{Endpoint, RemoteAddr, WorkCompletion, WorkRequest};
@@ -24,7 +24,7 @@ impl Member {
         Ok(self.output.next().ok_or("a process ended early")??)
     }
 
-    /// Bytes of memory of this process, with its share of shared ones.
+    /// Returns the bytes of memory of this process, shared pages divided by their number of users.
     fn memory(&self) -> Result<usize> {
         let text = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.child.id()))?;
         let kib = text.lines().find_map(|line| line.strip_prefix("Pss:")?.split_whitespace().next()?.parse().ok());
@@ -34,13 +34,13 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        // Fails if it has ended already, which is fine.
+        // Fails only if the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Starts so many processes together, an even number, each of which writes to another one.
+/// Starts an even number of processes together, and lets each write to another one.
 pub(crate) fn processes(count: usize) -> Result<()> {
     println!("{count} processes on one address, each of which writes to another one");
     let start = Instant::now();
@@ -69,18 +69,18 @@ pub(crate) fn processes(count: usize) -> Result<()> {
 pub(crate) fn member() -> Result<()> {
     let (_context, pd, cq) = open(0)?;
     let (region, qp) = (pd.alloc_mr(64, REMOTE)?, queue_pair(&pd, &cq)?);
-    let say = |what: String| -> Result<()> {
+    let print = |line: String| -> Result<()> {
         let mut out = io::stdout().lock();
-        writeln!(out, "{what}")?;
+        writeln!(out, "{line}")?;
         Ok(out.flush()?)
     };
-    say(format!("{}\n{}", qp.endpoint(), region.remote()))?;
+    print(format!("{}\n{}", qp.endpoint(), region.remote()))?;
     let mut lines = io::stdin().lock().lines();
     let mut next_line =
         || -> Result<String> { Ok(lines.next().ok_or("the other process has closed its end of the pipe")??) };
     let (peer, target): (Endpoint, RemoteAddr) = (next_line()?.parse()?, next_line()?.parse()?);
     qp.connect(&peer)?;
-    say("connected".to_owned())?;
+    print("connected".to_owned())?;
     next_line()?;
     qp.post_send(&WorkRequest::write(&[region.slice(..)?], target).signaled())?;
     let mut out = [WorkCompletion::default()];
@@ -90,6 +90,6 @@ pub(crate) fn member() -> Result<()> {
             break;
         }
     }
-    say("written".to_owned())?;
+    print("written".to_owned())?;
     next_line().map(drop)
 }

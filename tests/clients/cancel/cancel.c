@@ -1,12 +1,12 @@
-// Cancels threads (man pthread_cancel) at random moments: the call of a cancelled thread completes,
-// and other threads continue.
+// Cancels threads (man pthread_cancel) at random moments. The call of a cancelled thread must
+// complete, and other threads must be able to continue.
 //
 //     cancel spins|waits|makes ROUNDS
 //
-// Each round starts a thread, cancels it after some steps, joins it, and makes its calls again.
-// "spins": the thread posts and polls, and ends in pthread_testcancel. "waits": the thread sleeps
-// for completions, and ends there. "makes": the thread creates and destroys objects.
-// The peer is an idle process.
+// Each round starts a thread, cancels it after some steps, joins it, and makes its calls once more.
+// "spins": the thread posts and polls, and ends in pthread_testcancel. "waits": the thread ends
+// while it sleeps until a completion. "makes": the thread creates and destroys objects. The peer is
+// a process that makes no calls after connecting.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -21,9 +21,9 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PORT = 1, DEPTH = 64, SIZE = 64, LIMIT_S = 20, STEPS_PER_CHECK = 64, FARTHEST = 200 };
+enum { PORT = 1, DEPTH = 64, SIZE = 64, LIMIT_S = 20, STEPS_PER_CHECK = 64, MAX_STEPS = 200 };
 
-// Addresses that one end sends to the other.
+// What one side tells the other to connect.
 struct end {
     union ibv_gid gid;
     uint64_t address;
@@ -38,7 +38,7 @@ static struct ibv_qp *qp;
 static struct ibv_mr *mr;
 static char memory[SIZE];
 static struct end peer;
-// Progress of the thread of this round.
+// Steps that the thread of this round has completed.
 static atomic_int steps;
 
 static void die(const char *what)
@@ -78,7 +78,7 @@ static int find_gid(union ibv_gid *gid)
     return -1;
 }
 
-// Opens the device and connects a queue pair with that of the other end of the socket.
+// Opens the device and connects a queue pair with that of the peer at the other end of the socket.
 static void connect_over(int socket)
 {
     struct ibv_device **list = ibv_get_device_list(NULL);
@@ -116,9 +116,9 @@ static void connect_over(int socket)
     attr.qp_state = IBV_QPS_RTS;
     int rts = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
     check(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | rts), "RTS");
-    // Both ends are ready to receive.
-    char go = 'g';
-    check(write(socket, &go, 1) == 1 && read(socket, &go, 1) == 1, "the peer");
+    // Waits until the peer is ready to receive, too.
+    char ready = 'r';
+    check(write(socket, &ready, 1) == 1 && read(socket, &ready, 1) == 1, "the peer");
 }
 
 // Posts a WRITE to the peer, unless the queue is full.
@@ -133,7 +133,7 @@ static int post(uint64_t id)
     return !error;
 }
 
-// Polls a completion and returns its id; 0 if there is none.
+// Polls a completion and returns its wr_id, or 0 if there is none.
 static uint64_t poll_one(void)
 {
     struct ibv_wc wc;
@@ -142,8 +142,8 @@ static uint64_t poll_one(void)
     return count ? wc.wr_id : 0;
 }
 
-// Posts and polls. Checks for cancellation only now and then, so that many calls start with a
-// pending cancellation.
+// Posts and polls. Checks for cancellation only after many steps, so that calls are made while a
+// cancellation is pending.
 static void *spin(void *unused)
 {
     for (;;) {
@@ -198,8 +198,8 @@ static void *make(void *unused)
     return unused;
 }
 
-// Prints the result of a round after its thread is gone.
-static void show(void *(*work)(void *), uint64_t id)
+// Makes the calls of a cancelled thread once more; `id` is the wr_id of a new request.
+static void repeat(void *(*work)(void *), uint64_t id)
 {
     if (work == make) {
         make_all();
@@ -222,17 +222,17 @@ static void run(void *(*work)(void *), int rounds)
         pthread_t thread;
         void *result;
         struct timespec limit;
-        int far = rand() % (work == make ? 2 : FARTHEST);
+        int steps_before = rand() % (work == make ? 2 : MAX_STEPS);
         steps = 0;
         check(!pthread_create(&thread, NULL, work, NULL), "pthread_create");
-        while (steps < far)
+        while (steps < steps_before)
             sched_yield();
         check(!pthread_cancel(thread), "pthread_cancel");
         clock_gettime(CLOCK_REALTIME, &limit);
         limit.tv_sec += LIMIT_S;
         check(!pthread_timedjoin_np(thread, &result, &limit), "a cancelled thread does not end");
-        check(result == PTHREAD_CANCELED, "a thread has ended otherwise");
-        show(work, (uint64_t)round + 2);
+        check(result == PTHREAD_CANCELED, "a thread has ended without being cancelled");
+        repeat(work, (uint64_t)round + 2);
     }
     printf("%d rounds\n", rounds);
 }
@@ -248,9 +248,9 @@ int main(int argc, char **argv)
     close(sockets[child == 0]);
     connect_over(socket);
     if (child == 0) {
-        // Until the other process ends.
-        char end;
-        return read(socket, &end, 1) == 0 ? 0 : 1;
+        // Lives until the other process ends, which closes the socket.
+        char byte;
+        return read(socket, &byte, 1) == 0 ? 0 : 1;
     }
     run(!strcmp(argv[1], "spins") ? spin : !strcmp(argv[1], "waits") ? wait_for_events : make, atoi(argv[2]));
     return 0;

@@ -1,5 +1,6 @@
-/* Ends main by pthread_exit while a worker runs that never calls verbs: the process has to end with
-   status 0 when the worker returns. "later" opens the device in a third thread that ends first. */
+/* Ends main by pthread_exit while another thread runs that never calls verbs: the process must end
+   with status 0 when that thread returns. The device is opened by main, or, with the argument
+   "later", by a third thread, which ends before main. */
 #include <infiniband/verbs.h>
 #include <pthread.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
-// Calls verbs, librdmacm and rsockets in an exit handler, which runs after the destruction of the
-// thread's thread-local variables. Prints "end" and exits with 0 if each call had the expected
-// result.
+// Calls verbs, librdmacm and rsockets in an exit handler, which runs after the thread-local
+// variables of the thread are destroyed. Prints "end" and exits with 0 if each call had the
+// expected result.
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
@@ -32,7 +32,7 @@ static int post(void) {
     return ibv_post_recv(qp, &wr, &bad);
 }
 
-// Waits for a connection that does not come.
+// Listens, and waits for a connection, which nobody requests.
 static void use_rsockets(void) {
     struct pollfd poll = {.events = POLLIN};
     require((poll.fd = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0 && !rlisten(poll.fd, 1), "rlisten");

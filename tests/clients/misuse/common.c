@@ -1,4 +1,4 @@
-// Common code of the twins.
+// Common code of the cases.
 #include "misuse.h"
 #include <unistd.h>
 #include <fcntl.h>
@@ -153,7 +153,7 @@ pid_t fork_peer(void) {
     return child;
 }
 
-void meet_peer(struct side sides[2], struct options options, void (*change)(struct ibv_qp_attr *, enum ibv_qp_state)) {
+void connect_with_peer(struct side sides[2], struct options options, void (*change)(struct ibv_qp_attr *, enum ibv_qp_state)) {
     static struct ibv_qp other;
     memset(sides, 0, 2 * sizeof *sides);
     make_side(&sides[0], options);
@@ -209,7 +209,7 @@ void done(struct side *side) {
     }
 }
 
-// Closes standard error and opens a file, which gets its number.
+// Closes standard error and opens a file, which gets its descriptor number.
 static void replace_standard_error(const char *file) {
     close(2);
     check(open(file, O_CREAT | O_WRONLY, 0600) == 2, "the number of standard error");

@@ -17,7 +17,7 @@ static struct rdma_cm_id *new_id(void) {
     return id;
 }
 
-// Gets the next event, which must be of this kind, and copies its text.
+// Gets the next event, which must be of this type, and returns its id.
 static struct rdma_cm_id *expect(enum rdma_cm_event_type expected) {
     struct rdma_cm_event *event;
     check(!rdma_get_cm_event(events, &event), "rdma_get_cm_event");
@@ -58,9 +58,9 @@ static void resolve(struct rdma_cm_id *id, unsigned port) {
     expect(RDMA_CM_EVENT_ROUTE_RESOLVED);
 }
 
-// A client that has requested a connection to this port; without a queue pair of the id for
-// `qp_num`.
-static struct rdma_cm_id *ask(unsigned port, unsigned qp_num) {
+// Requests a connection to this port: from a new queue pair, or, unless 0, in the name of the queue
+// pair `qp_num`.
+static struct rdma_cm_id *request_connection(unsigned port, unsigned qp_num) {
     struct rdma_cm_id *id = new_id();
     resolve(id, port);
     if (!qp_num)
@@ -72,7 +72,7 @@ static struct rdma_cm_id *ask(unsigned port, unsigned qp_num) {
 
 static unsigned port_of(struct rdma_cm_id *id) { return ntohs(rdma_get_src_port(id)); }
 
-// Tests choose the address: that of another interface, or one without a route.
+// PEER is an address of another interface, or one without a route.
 static void cm_address(bool wrong) {
     (void)wrong;
     struct rdma_cm_id *id = new_id();
@@ -83,13 +83,13 @@ static void cm_address(bool wrong) {
 
 static void cm_nobody_listens(bool wrong) {
     (void)wrong;
-    ask(7, 0);
+    request_connection(7, 0);
     expect(RDMA_CM_EVENT_REJECTED);
 }
 
 static void cm_refused(bool wrong) {
     (void)wrong;
-    ask(port_of(listener(1)), 0);
+    request_connection(port_of(listener(1)), 0);
     struct rdma_cm_id *request = expect(RDMA_CM_EVENT_CONNECT_REQUEST);
     check(!rdma_reject(request, "no such tenant", 14), "rdma_reject");
     expect(RDMA_CM_EVENT_REJECTED);
@@ -97,34 +97,34 @@ static void cm_refused(bool wrong) {
 
 static void cm_backlog(bool wrong) {
     (void)wrong;
-    // The listener does not get its events, so its requests wait.
+    // The program does not get the listener's events, so requests stay in its backlog.
     struct rdma_cm_id *waiting = listener(1);
     struct rdma_event_channel *unread = rdma_create_event_channel();
     check(!rdma_migrate_id(waiting, unread), "rdma_migrate_id");
-    ask(port_of(waiting), 0);
-    ask(port_of(waiting), 0);
+    request_connection(port_of(waiting), 0);
+    request_connection(port_of(waiting), 0);
     expect(RDMA_CM_EVENT_REJECTED);
 }
 
 static void cm_stale(bool wrong) {
     (void)wrong;
     struct rdma_cm_id *server = listener(4);
-    ask(port_of(server), 0x1234);
+    request_connection(port_of(server), 0x1234);
     struct rdma_cm_id *request = expect(RDMA_CM_EVENT_CONNECT_REQUEST);
     create_qp(request);
     check(!rdma_accept(request, &(struct rdma_conn_param){0}), "rdma_accept");
     expect(RDMA_CM_EVENT_CONNECT_RESPONSE);
-    ask(port_of(server), 0x1234);
+    request_connection(port_of(server), 0x1234);
     struct rdma_cm_event *event;
     do {
         check(!rdma_get_cm_event(events, &event), "rdma_get_cm_event");
     } while (event->event != RDMA_CM_EVENT_REJECTED && !rdma_ack_cm_event(event));
 }
 
-// The queue pair is in a state in which it cannot be connected.
+// The client's queue pair is in ERR, so it cannot be connected.
 static void cm_own_queue_pair(bool wrong) {
     (void)wrong;
-    struct rdma_cm_id *id = ask(port_of(listener(1)), 0);
+    struct rdma_cm_id *id = request_connection(port_of(listener(1)), 0);
     struct rdma_cm_id *request = expect(RDMA_CM_EVENT_CONNECT_REQUEST);
     create_qp(request);
     check(!ibv_modify_qp(id->qp, &(struct ibv_qp_attr){.qp_state = IBV_QPS_ERR}, IBV_QP_STATE), "ibv_modify_qp");
@@ -137,10 +137,10 @@ static void cm_create_qp(bool wrong) {
     struct rdma_cm_id *id = new_id();
     resolve(id, 7);
     struct ibv_qp_init_attr init = {.qp_type = IBV_QPT_RC, .cap = {.max_send_wr = 4, .max_send_sge = 1000}};
-    check(rdma_create_qp(id, NULL, &init), "so long a list is refused");
+    check(rdma_create_qp(id, NULL, &init), "a list of 1000 elements is refused");
 }
 
-// A host without a card, which rejects the request.
+// PEER is a host without a card.
 static void cm_no_card(bool wrong) {
     (void)wrong;
     struct rdma_cm_id *id = new_id();

@@ -9,11 +9,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-// The wrong twin fails soon; the right one does not fail, however busy the machine is.
+// Returns options with which the wrong program fails soon, and the right one does not fail, however
+// busy the machine is.
 static struct options ack_timeout(bool wrong) {
     return wrong ? (struct options){.timeout = 13, .retry_cnt = 7} : (struct options){.timeout = 18, .retry_cnt = 7};
 }
-
 
 // Connects two sides; `first` and `second` change their attributes.
 static void make_changed(struct side sides[2], struct options options,
@@ -25,14 +25,14 @@ static void make_changed(struct side sides[2], struct options options,
     connect_side(&sides[1], &sides[0], options, second);
 }
 
-// Posts a request of the first side, whose completion must succeed except in the wrong twin.
+// Posts a request of the first side, whose completion must succeed except in the wrong program.
 static void request(struct side sides[2], enum ibv_wr_opcode opcode, unsigned length, bool wrong) {
     check(!post_send(&sides[0], 1, opcode, IBV_SEND_SIGNALED, 0, length, &sides[1]), "ibv_post_send");
     enum ibv_wc_status status = completion(&sides[0], NULL);
     check((status != IBV_WC_SUCCESS) == wrong, ibv_wc_status_str(status));
 }
 
-// A common copied example: each side starts with a random PSN but sends another number to its peer.
+// Each side starts with a random PSN but tells its peer another one, as in a popular example.
 static void from_other_psn(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
     (void)state;
     attr->sq_psn = 1000;
@@ -82,7 +82,7 @@ static void dest_mismatch(bool wrong) {
     close_sides(sides);
 }
 
-// A host with several addresses, and the index of a fixed one.
+// A host has several addresses, and the program always uses the same GID index.
 // Seen in NVIDIA/nccl#426, NVIDIA/nccl#769.
 static void expect_other_address(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
     (void)state;
@@ -156,38 +156,38 @@ static void qkey_mismatch(bool wrong) {
     send_datagram(wrong ? QKEY + 1 : QKEY, 104, !wrong);
 }
 
-// No room for the GRH.
+// The receive has no room for the GRH.
 // Seen in ska-sa/spead2#134.
 static void ud_receive_too_small(bool wrong) {
     send_datagram(QKEY, wrong ? 64 : 104, !wrong);
 }
 
 // True if the interface has an IPv4 address and cannot carry packets of 4096 bytes.
-static bool is_narrow(const char *name) {
+static bool has_low_mtu(const char *name) {
     struct ifreq ask = {0};
     strncpy(ask.ifr_name, name, IFNAMSIZ - 1);
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     check(fd >= 0, "socket");
     bool is_up = !ioctl(fd, SIOCGIFFLAGS, &ask) && ask.ifr_flags & IFF_UP;
-    bool is = is_up && !ioctl(fd, SIOCGIFMTU, &ask) && ask.ifr_mtu < 4096 && !ioctl(fd, SIOCGIFADDR, &ask);
+    bool is_low = is_up && !ioctl(fd, SIOCGIFMTU, &ask) && ask.ifr_mtu < 4096 && !ioctl(fd, SIOCGIFADDR, &ask);
     close(fd);
-    return is;
+    return is_low;
 }
 
-// Chooses an interface with an MTU below that of the port. If there is none, shortens the MTU of lo
-// in a network of its own, which needs privileges.
-static void choose_narrow_interface(void) {
+// Selects an interface with an MTU below the largest path MTU. If there is none, lowers the MTU of
+// lo in a network namespace of its own, which needs privileges.
+static void choose_low_mtu(void) {
     struct if_nameindex *all = if_nameindex();
     check(all, "if_nameindex");
     for (struct if_nameindex *one = all; one->if_name; one++) {
-        if (is_narrow(one->if_name)) {
+        if (has_low_mtu(one->if_name)) {
             check(!setenv("ROXE_NETDEV", one->if_name, 1), "setenv");
             if_freenameindex(all);
             return;
         }
     }
     if_freenameindex(all);
-    check(!unshare(CLONE_NEWNET), "no interface with short packets, and no right to make one");
+    check(!unshare(CLONE_NEWNET), "there is no interface with a low MTU, and no right to make one");
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     check(fd >= 0, "socket");
     struct ifreq lo = {.ifr_name = "lo", .ifr_mtu = 1500};
@@ -198,10 +198,10 @@ static void choose_narrow_interface(void) {
     close(fd);
 }
 
-// path_mtu is a constant of the program.
+// The program has a constant path_mtu.
 // Seen in ROCm/rocSHMEM#214.
 static void mtu_over_port(bool wrong) {
-    choose_narrow_interface();
+    choose_low_mtu();
     struct side sides[2];
     make_side(&sides[0], ack_timeout(wrong));
     make_side(&sides[1], ack_timeout(wrong));
@@ -228,14 +228,14 @@ static void timeout_zero(bool wrong) {
     connect_side(&sides[0], &sides[1], options, NULL);
     check(!post_send(&sides[0], 1, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, 0, 64, &sides[1]), "ibv_post_send");
     if (wrong)
-        check(completion(&sides[0], NULL) == IBV_WC_RETRY_EXC_ERR, "a WRITE that comes early");
+        check(completion(&sides[0], NULL) == IBV_WC_RETRY_EXC_ERR, "a WRITE before the peer is ready");
     connect_side(&sides[1], &sides[0], options, NULL);
     if (!wrong)
         done(&sides[0]);
     close_sides(sides);
 }
 
-// An attribute structure that was never initialised as a whole. Seen in NVIDIA/nvshmem#21,
+// The attributes were never initialised as a whole. Seen in NVIDIA/nvshmem#21,
 // llm-d/llm-d#406.
 static void attr_garbage(bool wrong) {
     struct side sides[2];
@@ -274,8 +274,8 @@ static void garbage_cq(bool wrong) {
     check(!ibv_close_device(context), "ibv_close_device");
 }
 
-// The peer is another process, and its PSNs are a few ahead of what this end expects.
-static void few_ahead(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
+// The peer is another process, and its PSNs are behind those that this side expects.
+static void expect_later_psn(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
     (void)state;
     attr->rq_psn = 2;
 }
@@ -283,7 +283,7 @@ static void few_ahead(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
 static void psn_mismatch_near(bool wrong) {
     pid_t child = fork_peer();
     struct side sides[2];
-    meet_peer(sides, (struct options){.timeout = 10}, wrong && child ? few_ahead : NULL);
+    connect_with_peer(sides, (struct options){.timeout = 10}, wrong && child ? expect_later_psn : NULL);
     check(post_recv(&sides[0], 1, 0, 64) == 0, "ibv_post_recv");
     wait_for_peer();
     // The parent receives and determines the exit status.

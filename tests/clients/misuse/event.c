@@ -6,8 +6,8 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-// A completion queue smaller than the requests in flight, about to overrun. Seen in spdk/spdk#1747,
-// ofiwg/libfabric#4250.
+// The completion queue is smaller than the number of outstanding requests, but is polled in time.
+// Seen in spdk/spdk#1747, ofiwg/libfabric#4250.
 static void cq_too_small(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){.cqe = wrong ? 10 : 32});
@@ -39,7 +39,7 @@ static void arm(struct side *side) {
     check(!ibv_req_notify_cq(side->cq, 0), "ibv_req_notify_cq");
 }
 
-// Waits for an event, and acknowledges `acknowledged` of them.
+// Gets an event, and acknowledges `acknowledged` events.
 static void take_event(struct side *side, unsigned acknowledged) {
     struct ibv_cq *cq;
     void *user;
@@ -52,7 +52,7 @@ static void write_one(struct side sides[2]) {
     check(!post_send(&sides[0], 1, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, 0, 64, &sides[1]), "ibv_post_send");
 }
 
-// Gets the event, arms, and waits again without polling the queue. Seen in apache/brpc#3415,
+// Gets an event, arms the queue, and waits again without polling it. Seen in apache/brpc#3415,
 // ofiwg/libfabric#796, ThinkParQ/beegfs#133.
 static void *sleeper(void *of) {
     struct side *sides = of;
@@ -84,7 +84,7 @@ static void sleep_with_completions(bool wrong) {
     close_sides(sides);
 }
 
-// Polls one of two completions and sleeps until the next event without arming.
+// Polls one of two completions, and waits for an event of a queue that is not armed.
 static void sleep_in(bool wrong, void (*wait)(int fd, int ms)) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -119,7 +119,8 @@ static void in_poll(int fd, int ms) {
 static void sleep_in_epoll(bool wrong) { sleep_in(wrong, in_epoll); }
 static void sleep_in_poll(bool wrong) { sleep_in(wrong, in_poll); }
 
-// Polls until the queue is empty, arms, and waits: a completion between the two may raise no event.
+// Polls the queue until it is empty, arms it, and waits: a completion between polling and arming
+// raises no event.
 static void sleep_armed_late(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -171,8 +172,8 @@ static void acked_too_many(bool wrong) {
     close_sides(sides);
 }
 
-// Two events arrive before the program looks; it gets one and sleeps until the next edge. Seen in
-// kvcache-ai/Mooncake#3236.
+// Two events arrive; with edge-triggered epoll, the program gets only one of them before it waits
+// again. Seen in kvcache-ai/Mooncake#3236.
 static void event_unread(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -200,8 +201,8 @@ static void event_unread(bool wrong) {
     close_sides(sides);
 }
 
-// Leaves events of the device context unread. Queue pairs of a shared receive queue raise an event
-// when they hold none of its receives any more, as soon as they are in the state ERR.
+// The same with events of the device context: each queue pair with a shared receive queue raises
+// QP_LAST_WQE_REACHED when it is in ERR and has no receive of that queue any more.
 static void event_unread_async(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -252,10 +253,10 @@ static void event_unread_async(bool wrong) {
 static void async_unread(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
-    struct ibv_mr nobodys = *sides[1].mr;
-    nobodys.rkey = 0x12345678;
-    struct side stranger = {.memory = sides[1].memory, .mr = &nobodys};
-    check(!post_send(&sides[0], 1, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, 0, 64, &stranger), "ibv_post_send");
+    struct ibv_mr unknown = *sides[1].mr;
+    unknown.rkey = 0x12345678;
+    struct side target = {.memory = sides[1].memory, .mr = &unknown};
+    check(!post_send(&sides[0], 1, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, 0, 64, &target), "ibv_post_send");
     check(completion(&sides[0], NULL) == IBV_WC_REM_ACCESS_ERR, "the status of the completion");
     struct ibv_async_event event;
     if (wrong) {

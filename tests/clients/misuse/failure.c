@@ -1,5 +1,5 @@
-// Requests that fail, each for a different reason, which `roxe run --explain` must name. sides[0]
-// sends the request, and sides[1] is its peer.
+// Requests that fail, each for another reason, which `roxe run --explain` must name. sides[0] sends
+// the request, and sides[1] is its peer.
 #include "misuse.h"
 #include <arpa/inet.h>
 #include <errno.h>
@@ -13,7 +13,7 @@ enum { ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOT
 
 static const struct options quick = {.timeout = 10, .retry_cnt = 1, .rnr_retry = 1};
 
-// Posts one request of sides[0] and expects its completion to have this status.
+// Posts one request of sides[0] and requires its completion to have this status.
 static void fails(struct side sides[2], enum ibv_wr_opcode opcode, unsigned offset, unsigned length,
                   enum ibv_wc_status expected) {
     check(!post_send(&sides[0], 0x17, opcode, IBV_SEND_SIGNALED, offset, length, &sides[1]), "ibv_post_send");
@@ -24,7 +24,7 @@ static void fails(struct side sides[2], enum ibv_wr_opcode opcode, unsigned offs
     }
 }
 
-// The upper 12 bits of a QPN name the process: none has these.
+// The upper 12 bits of a QPN identify the process; no process has these.
 static void no_process(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
     if (state == IBV_QPS_RTR)
         attr->dest_qp_num ^= 0x800000;
@@ -40,8 +40,8 @@ static void other_psn(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
         attr->rq_psn = 0x500000;
 }
 
-// A send that the peer does not acknowledge. `change` changes the attributes of the sender. The
-// peer stays in INIT, or reaches the state `peer` with attributes that `peer_change` changes.
+// Sends a message that the peer does not acknowledge. `change` changes the attributes of the
+// sender. The peer reaches the state `peer`; `peer_change` changes its attributes.
 static void unacknowledged(void (*change)(struct ibv_qp_attr *, enum ibv_qp_state), enum ibv_qp_state peer,
                            void (*peer_change)(struct ibv_qp_attr *, enum ibv_qp_state)) {
     struct side sides[2];
@@ -107,7 +107,7 @@ static void retry_far(bool wrong) { (void)wrong; unreachable(quick); }
 // The peer's host limits the rate of its ICMP errors, so few retries get one.
 static void retry_often(bool wrong) { (void)wrong; unreachable((struct options){.timeout = 10, .retry_cnt = 7}); }
 
-// The network passes short requests and drops long ones (ROXE_FAULTS).
+// ROXE_FAULTS is set so that short requests arrive and long ones are lost.
 static void retry_long(bool wrong) {
     (void)wrong;
     struct side sides[2];
@@ -121,13 +121,13 @@ static void retry_long(bool wrong) {
 }
 
 // The peer is another process, which gets `signal` once both are connected. If `signal` is 0, the
-// peer lives but has no receive posted, and records no reasons for `--explain`.
+// peer goes on without a posted receive, and records no reasons for `--explain`.
 static void lost_peer(int signal) {
     pid_t child = fork_peer();
     check(child || !prctl(PR_SET_PDEATHSIG, SIGKILL), "prctl");
     check(child || signal || !setenv("ROXE_EXPLAIN", "off", 1), "setenv");
     struct side sides[2];
-    meet_peer(sides, quick, NULL);
+    connect_with_peer(sides, quick, NULL);
     wait_for_peer();
     if (!child)
         for (;;)
@@ -218,7 +218,7 @@ static void access_dead(bool wrong) {
     fails(sides, IBV_WR_RDMA_WRITE, 0, 64, IBV_WC_REM_ACCESS_ERR);
 }
 
-// A copy of the region below the window, with the rkey of the window.
+// A copy of the region of a window, with the rkey of the window.
 static struct ibv_mr window_key;
 
 // Binds a type 2 window to the memory of `side` over the queue pair of `binder`; returns the window
@@ -283,8 +283,8 @@ static void window_right(bool wrong) {
     fails(sides, IBV_WR_RDMA_WRITE, 0, 64, IBV_WC_REM_ACCESS_ERR);
 }
 
-// A bind that fails, because the region lacks IBV_ACCESS_MW_BIND, or because the window is bound
-// already (`twice`).
+// Posts a bind that must fail: `access` lacks IBV_ACCESS_MW_BIND, or, with `twice`, the window is
+// bound already.
 static void bad_bind(struct side sides[2], int access, bool twice) {
     make_pair(sides, quick);
     struct ibv_mr *mr = ibv_reg_mr(sides[0].pd, sides[0].memory, MEMORY, access);
@@ -414,8 +414,9 @@ static void send_datagram(struct side sides[2], unsigned length, enum ibv_wc_sta
     check(completion(&sides[0], NULL) == expected, "the datagram");
 }
 
-// Sends a datagram that fails with `expected`, or one that the peer drops, because its receive has
-// only `room` bytes. A second datagram, which fits, uses that receive: so the first was dropped.
+// Sends a datagram that fails with `expected`, or, if that is IBV_WC_SUCCESS, one that the peer
+// drops because its receive has only `room` bytes. A second datagram, which fits, gets that
+// receive, which shows that the first one was dropped.
 static void datagram(unsigned length, unsigned room, enum ibv_wc_status expected) {
     struct side sides[2];
     make_pair(sides, (struct options){.type = IBV_QPT_UD});
@@ -456,7 +457,7 @@ static void flushed(bool wrong) {
     check(completion(&sides[0], NULL) == IBV_WC_WR_FLUSH_ERR, "IBV_WC_WR_FLUSH_ERR");
 }
 
-// The receives of the responder are flushed because its peer sent an invalid request.
+// An invalid request of the peer flushes the receives of the responder.
 static void flushed_by_peer(bool wrong) {
     (void)wrong;
     struct side sides[2];
@@ -529,7 +530,7 @@ static void local_right(bool wrong) {
     fails(sides, IBV_WR_RDMA_READ, 0, 64, IBV_WC_LOC_PROT_ERR);
 }
 
-// From here on, the verb itself is refused.
+// In this and the following cases, the verb itself is refused.
 static void queue_full(bool wrong) {
     (void)wrong;
     struct side sides[2];

@@ -1,4 +1,4 @@
-// The life of objects.
+// Creation and destruction of objects.
 #include "misuse.h"
 #include <errno.h>
 #include <rdma/rdma_cma.h>
@@ -22,7 +22,7 @@ static void destroy_order(bool wrong) {
     close_sides(sides);
 }
 
-// Destroys a queue pair whose send has no receive yet. Seen in spdk/spdk#3859.
+// Destroys a queue pair while its SEND waits for a receive of the peer. Seen in spdk/spdk#3859.
 static void destroy_with_outstanding(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){.min_rnr_timer = 20});
@@ -60,8 +60,8 @@ static void closed_twice(bool wrong) {
     context = NULL;
 }
 
-// Objects still exist at the end. Those that librdmacm creates itself are not the program's to
-// destroy. Seen in linux-rdma/perftest#77.
+// A region still exists at the end. The program need not destroy objects that librdmacm has created
+// itself. Seen in linux-rdma/perftest#77.
 static void leak(bool wrong) {
     struct rdma_cm_id *id = NULL;
     struct rdma_addrinfo hints = {.ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP}, *info;
@@ -80,7 +80,7 @@ static void leak(bool wrong) {
     check(!rdma_destroy_id(id), "rdma_destroy_id");
 }
 
-// Forks while the card uses memory. Seen in ofiwg/libfabric#6241.
+// Forks while a receive is posted. Seen in ofiwg/libfabric#6241.
 static void fork_in_flight(bool wrong) {
     if (!wrong)
         check(!ibv_fork_init(), "ibv_fork_init");

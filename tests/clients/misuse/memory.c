@@ -1,4 +1,4 @@
-// Keys, and memory that the card works with.
+// Keys, and memory that requests use.
 #include "misuse.h"
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -34,7 +34,7 @@ static void key_of_other_pd(bool wrong) {
     close_sides(sides);
 }
 
-// Registers the region that the peer knows again.
+// Registers memory again, and the peer uses the old key.
 static void key_stale(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -154,14 +154,14 @@ static void receive_changed_early(bool wrong) {
     close_sides(sides);
 }
 
-// Posts a SEND on the first queue pair; with `late`, its receive follows later.
+// Posts a SEND on the first queue pair, and its receive, unless the caller posts that later.
 static void send_first(struct side sides[2], bool late) {
     if (!late)
         check(!post_recv(&sides[1], 1, 4096, 64), "ibv_post_recv");
     check(!post_send(&sides[0], 1, IBV_WR_SEND, IBV_SEND_SIGNALED, 8192, 64, &sides[1]), "ibv_post_send");
 }
 
-// Two queue pairs write data, as if requests were executed in posting order.
+// Two queue pairs write to one region, as if their requests were executed in the order of posting.
 static void remote_overlap(bool wrong) {
     struct side sides[2], others[2];
     make_pair(sides, (struct options){0});
@@ -192,7 +192,7 @@ static void count(struct side sides[2], unsigned result) {
           "ibv_post_send");
 }
 
-// The owner resets a counter while a peer counts.
+// The owner writes to a counter while its peer adds to it.
 static void atomic_mixed(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -211,7 +211,7 @@ static void atomic_mixed(bool wrong) {
     close_sides(sides);
 }
 
-// The receives of an XRC target.
+// Creates the shared receive queue of an XRC target.
 static struct ibv_srq *make_srq(struct side *side, struct ibv_xrcd *domain) {
     struct ibv_srq_init_attr_ex init = {
         .attr = {.max_wr = 16, .max_sge = 1},
@@ -226,7 +226,7 @@ static struct ibv_srq *make_srq(struct side *side, struct ibv_xrcd *domain) {
     return srq;
 }
 
-// A counter is reset while a peer counts: by its owner, or by a message of that peer.
+// A counter is overwritten while a peer adds to it: by its owner, or by a message of that peer.
 static void atomic_mixed_xrc(bool wrong) {
     struct side sides[2];
     open_context();
@@ -260,8 +260,8 @@ static void atomic_mixed_xrc(bool wrong) {
     close_sides(sides);
 }
 
-// Unmaps or replaces the source of a SEND before its completion was polled.
-static void gone(bool wrong, bool replaced) {
+// Unmaps or replaces memory that is still registered.
+static void unmap_registered(bool wrong, bool replaced) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
     unsigned char *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -277,8 +277,8 @@ static void gone(bool wrong, bool replaced) {
     close_sides(sides);
 }
 
-static void memory_unmapped(bool wrong) { gone(wrong, false); }
-static void memory_replaced(bool wrong) { gone(wrong, true); }
+static void memory_unmapped(bool wrong) { unmap_registered(wrong, false); }
+static void memory_replaced(bool wrong) { unmap_registered(wrong, true); }
 
 const struct misuse memory_cases[] = {
     {"memory-unmapped", memory_unmapped},

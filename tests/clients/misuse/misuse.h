@@ -1,6 +1,6 @@
 // Common code of the misuse cases: two connected queue pairs of one process, and a table of cases.
-// Each case is a pair of twins: `misuse RULE wrong` breaks the rule, `misuse RULE right` does the
-// same work correctly.
+// Each case is a pair of programs: `misuse RULE wrong` breaks the rule, `misuse RULE right` does
+// the same work correctly.
 #ifndef MISUSE_H
 #define MISUSE_H
 
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Parameters of a side. Zero fields have the values of `plain`.
+// Parameters of a side. Zero selects the default; -1 in one of the four timers and counts is zero.
 struct options {
     enum ibv_qp_type type;
     unsigned max_send_wr, max_recv_wr, max_inline_data;
@@ -21,8 +21,8 @@ struct options {
     int qp_access; // of the queue pair
     int min_rnr_timer, timeout, retry_cnt, rnr_retry;
     int max_rd_atomic, max_dest_rd_atomic;
-    bool no_events; // no completion channel
-    struct ibv_xrcd *domain; // of the target that IBV_QPT_XRC_RECV is
+    bool no_events; // without a completion channel
+    struct ibv_xrcd *domain; // XRC domain of an IBV_QPT_XRC_RECV queue pair
 };
 
 struct side {
@@ -31,13 +31,13 @@ struct side {
     struct ibv_cq *cq;
     struct ibv_qp *qp;
     struct ibv_mr *mr;
-    uint32_t srqn; // of the SRQ that XRC messages to this side carry
+    uint32_t srqn; // number of the SRQ for XRC messages to this side
     unsigned char *memory; // MEMORY bytes, the whole region
 };
 
 enum { MEMORY = 65536, QKEY = 0x1234567 };
 
-// The device context of both sides, which close_sides closes.
+// The device of both sides; close_sides closes it.
 extern struct ibv_context *context;
 
 struct misuse {
@@ -49,31 +49,33 @@ struct misuse {
 extern const struct misuse beginner_cases[], connect_cases[], connection_cases[], event_cases[], failure_cases[],
     life_cases[], memory_cases[], queue_cases[], refused_cases[];
 
-// Ends the program with a message unless `holds`.
+// Ends the program with a message unless `holds` is true.
 void check(bool holds, const char *what);
 // Opens the device if it is not open.
 void open_context(void);
-// A side that is not connected.
+// Makes a side whose queue pair is in INIT.
 void make_side(struct side *side, struct options options);
-// A queue pair for a side that has none, in INIT.
+// Makes a queue pair in INIT for a side that has none.
 void make_qp(struct side *side, struct options options);
-// Two sides that are connected to each other; UD ones only reach RTS.
+// Makes two sides that are connected to each other, or, with UD, only in RTS.
 void make_pair(struct side sides[2], struct options options);
 // Takes `side` to RTR and RTS towards `peer`. `change` may change the attributes of either step.
 void connect_side(struct side *side, struct side *peer, struct options options,
                   void (*change)(struct ibv_qp_attr *, enum ibv_qp_state));
 void destroy_side(struct side *side);
-// Destroys both, and closes the device.
+// Destroys both sides and closes the device.
 void close_sides(struct side sides[2]);
 
 // Starts a process that is the peer of this one, and returns as `fork` does.
 pid_t fork_peer(void);
-// Makes the side of this process, sides[0], and connects it with sides[1], which the peer made.
-void meet_peer(struct side sides[2], struct options options, void (*change)(struct ibv_qp_attr *, enum ibv_qp_state));
-// Returns once the peer calls this too.
+// Makes sides[0] in this process and connects it with the side that the peer makes. sides[1] stands
+// for that side.
+void connect_with_peer(struct side sides[2], struct options options,
+                       void (*change)(struct ibv_qp_attr *, enum ibv_qp_state));
+// Returns once the peer has called this too.
 void wait_for_peer(void);
 
-// Requests on the first `length` bytes from `offset` of the memory of the side.
+// These two post a request on `length` bytes of the side's memory, from `offset` on.
 int post_recv(struct side *side, uint64_t wr_id, unsigned offset, unsigned length);
 int post_send(struct side *side, uint64_t wr_id, enum ibv_wr_opcode opcode, int flags, unsigned offset, unsigned length,
               struct side *peer);

@@ -20,7 +20,8 @@ static void never_signaled(bool wrong) {
     close_sides(sides);
 }
 
-// Counts free slots by the peer's answers, not by completions. Seen in apache/brpc#3132.
+// Counts free entries of the send queue by the peer's answers, not by completions. Seen in
+// apache/brpc#3132.
 static void slots_without_completion(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){.cqe = 256});
@@ -37,7 +38,7 @@ static void slots_without_completion(bool wrong) {
     close_sides(sides);
 }
 
-// Seen in ydb-platform/nbs#2690, ydb-platform/nbs#4533.
+// Posts a request in the state ERR. Seen in ydb-platform/nbs#2690, ydb-platform/nbs#4533.
 static void post_in_error(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -55,8 +56,8 @@ static void post_in_error(bool wrong) {
     close_sides(sides);
 }
 
-// A message with or without a receive posted before it: the sender's failure shows that the message
-// has arrived. Seen in meta-pytorch/torchcomms#3345.
+// Sends a message before or after (`late`) the receive is posted. The status of the sender shows
+// that the message has arrived. Seen in meta-pytorch/torchcomms#3345.
 static void receive(struct options options, bool late) {
     struct side sides[2];
     if (late)
@@ -78,12 +79,12 @@ static void receive_late(bool wrong) {
     receive((struct options){0}, wrong);
 }
 
-// Timer code 0 is the longest wait, not the shortest. Seen in ydb-platform/nbs#5790.
+// Timer code 0 means the longest wait, not the shortest. Seen in ydb-platform/nbs#5790.
 static void rnr_timer_zero(bool wrong) {
     receive((struct options){.min_rnr_timer = -1}, wrong);
 }
 
-// The author's card grants more inline data than requested. Seen in ROCm/mori#424,
+// Sends more inline data than requested; some cards grant more. Seen in ROCm/mori#424,
 // linux-rdma/perftest#139.
 static void inline_over_grant(bool wrong) {
     struct side sides[2];

@@ -1,18 +1,17 @@
-// Each row makes one call that must fail, and `roxe run --explain` must give the reason. Each table
-// runs in one process, and a line before each row says which row it is.
+// Each row of a table makes one call that must fail; `roxe run --explain` must give the reason. A
+// table runs in one process, which prints the name of each row before its call.
 #include "misuse.h"
 #include <errno.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 static struct side side; // in INIT
-static struct side ready; // an RC one in RTS, connected to itself
-static struct ibv_context *other; // the device, opened once more
+static struct side ready; // in RTS, connected to itself
+static struct ibv_context *other; // the device, opened a second time
 
-// A row returns true if the verb was refused.
 struct row {
     const char *name;
-    bool (*is_refused)(void);
+    bool (*is_refused)(void); // makes the call, and returns true if it was refused
 };
 
 static void run(const struct row *rows) {

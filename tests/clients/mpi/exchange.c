@@ -1,21 +1,22 @@
-// An MPI program whose ranks exchange bytes that both ends can compute, and compare every received
-// byte: a ring, all pairs at once, and the collectives broadcast, allreduce and alltoall, from
-// one byte to several megabytes, so that short, eager and rendezvous protocols are used.
+// An MPI program whose ranks exchange bytes that sender and receiver can compute, and compare every
+// received byte: a ring, all pairs at once, and the collectives broadcast, allreduce and alltoall.
+// The sizes, from one byte to several megabytes, use short, eager and rendezvous protocols.
 //
 // Prints "exchanged N bytes as expected, M of them from other ranks" on rank 0; a wrong byte ends
-// all ranks. The M bytes are at least what the ranks must have sent to each other.
+// all ranks. The ranks must have sent at least M bytes to each other.
 #include <mpi.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 static const int SIZES[] = {1, 8, 1000, 1024, 4096, 8191, 65536, 300001, 4 << 20};
-enum { LARGEST = 4 << 20, AT_ONCE = 4, ROUNDS = 20 };
+enum { MAX_SIZE = 4 << 20, OUTSTANDING = 4, ROUNDS = 20 };
 
 static int rank, ranks;
+// Bytes that this rank has compared, and those of them that came from other ranks.
 static unsigned long long compared, crossed;
 
-// The byte at `at` of the message number `serial` from `from` to `to`.
+// Returns the byte at the index `at` of message number `serial` from rank `from` to rank `to`.
 static unsigned char expected(int from, int to, unsigned serial, size_t at)
 {
     uint32_t pair = (uint32_t)(from * 131 + to * 17 + 1);
@@ -45,7 +46,7 @@ static void compare(const char *what, const unsigned char *bytes, size_t count, 
         crossed += count;
 }
 
-static unsigned char *room(size_t count)
+static unsigned char *allocate(size_t count)
 {
     unsigned char *bytes = malloc(count);
     if (!bytes) {
@@ -59,7 +60,7 @@ static unsigned char *room(size_t count)
 static void ring(size_t size, unsigned serial)
 {
     int next = (rank + 1) % ranks, previous = (rank + ranks - 1) % ranks;
-    unsigned char *out = room(size), *in = room(size);
+    unsigned char *out = allocate(size), *in = allocate(size);
     fill(out, size, rank, next, serial);
     MPI_Sendrecv(out, (int)size, MPI_BYTE, next, 1, in, (int)size, MPI_BYTE, previous, 1, MPI_COMM_WORLD,
                  MPI_STATUS_IGNORE);
@@ -68,14 +69,14 @@ static void ring(size_t size, unsigned serial)
     free(in);
 }
 
-// Every rank has several messages in flight to and from every other one; receives are posted after
+// Every rank has several outstanding messages to and from every rank. It posts its receives after
 // half of the sends, so that some messages arrive unexpected.
 static void pairs(size_t size, unsigned serial)
 {
-    int count = ranks * AT_ONCE;
-    unsigned char *out = room(size * (size_t)count), *in = room(size * (size_t)count);
-    MPI_Request *requests = (MPI_Request *)room(sizeof(MPI_Request) * 2 * (size_t)count);
-    MPI_Status *statuses = (MPI_Status *)room(sizeof(MPI_Status) * 2 * (size_t)count);
+    int count = ranks * OUTSTANDING;
+    unsigned char *out = allocate(size * (size_t)count), *in = allocate(size * (size_t)count);
+    MPI_Request *requests = (MPI_Request *)allocate(sizeof(MPI_Request) * 2 * (size_t)count);
+    MPI_Status *statuses = (MPI_Status *)allocate(sizeof(MPI_Status) * 2 * (size_t)count);
     for (int at = 0; at < count; at++)
         fill(out + size * (size_t)at, size, rank, at % ranks, serial + (unsigned)at);
     int half = count / 2, used = 0;
@@ -101,7 +102,7 @@ static void pairs(size_t size, unsigned serial)
 static void broadcast(size_t size, unsigned serial)
 {
     int root = (int)(serial % (unsigned)ranks);
-    unsigned char *bytes = room(size);
+    unsigned char *bytes = allocate(size);
     if (rank == root)
         fill(bytes, size, root, root, serial);
     MPI_Bcast(bytes, (int)size, MPI_BYTE, root, MPI_COMM_WORLD);
@@ -112,7 +113,7 @@ static void broadcast(size_t size, unsigned serial)
 static void all_to_all(size_t size, unsigned serial)
 {
     size_t all = size * (size_t)ranks;
-    unsigned char *out = room(all), *in = room(all);
+    unsigned char *out = allocate(all), *in = allocate(all);
     for (int to = 0; to < ranks; to++)
         fill(out + size * (size_t)to, size, rank, to, serial);
     MPI_Alltoall(out, (int)size, MPI_BYTE, in, (int)size, MPI_BYTE, MPI_COMM_WORLD);
@@ -125,7 +126,7 @@ static void all_to_all(size_t size, unsigned serial)
 static void all_reduce(size_t size, unsigned serial)
 {
     size_t count = size / 8 + 1;
-    int64_t *mine = (int64_t *)room(count * 8), *sum = (int64_t *)room(count * 8);
+    int64_t *mine = (int64_t *)allocate(count * 8), *sum = (int64_t *)allocate(count * 8);
     for (size_t at = 0; at < count; at++)
         mine[at] = (int64_t)(at * (unsigned)(rank + 1) + serial);
     MPI_Allreduce(mine, sum, (int)count, MPI_INT64_T, MPI_SUM, MPI_COMM_WORLD);
@@ -151,11 +152,10 @@ int main(int argc, char **argv)
     unsigned serial = 0;
     for (size_t at = 0; at < sizeof SIZES / sizeof *SIZES; at++) {
         size_t size = (size_t)SIZES[at];
-        // Fewer rounds of long messages.
         int rounds = size > 65536 ? 1 : size > 8192 ? 4 : ROUNDS;
         for (int round = 0; round < rounds; round++) {
             ring(size, serial++);
-            if (size < LARGEST)
+            if (size < MAX_SIZE)
                 pairs(size, serial++);
             broadcast(size, serial++);
             all_to_all(size, serial++);

@@ -1,9 +1,10 @@
 /*
- * gettimeofday for perftest, by LD_PRELOAD. To know how many cycles are a microsecond, perftest
- * compares this clock with the processor's cycles 200 times, and again for each message size: a
- * quarter of a second of processor time. Here 64 cycles are a microsecond, so that takes less, and
- * the comparison rarely fails while other processes are busy. The times that perftest prints are
- * wrong by the same factor: only for tests that do not read them.
+ * Replaces gettimeofday for perftest, by LD_PRELOAD. To determine the number of cycles in a
+ * microsecond, perftest compares this clock with the processor's cycle counter 200 times, and again
+ * for each message size, which takes a quarter of a second of processor time. Here a microsecond
+ * has 64 cycles, so that takes less time, and rarely fails while other processes are busy. All
+ * times that perftest prints are wrong by the same factor, so this is only for tests that ignore
+ * them.
  */
 #include <sys/time.h>
 #include <x86intrin.h>

@@ -1,18 +1,18 @@
 /*
- * A server that sleeps until messages raise events, with many RC connections of which a few are
- * busy: busy_connections -p PORT -c CONNECTIONS -b BUSY -n MESSAGES [SERVER]
+ * A client and a server with many RC connections, of which a few are busy:
+ * busy_connections -p PORT -c CONNECTIONS -b BUSY -n MESSAGES [SERVER]
  *
- * Each connection of the server has a completion queue of its own, all on one channel. The client
- * polls one completion queue, keeps one SEND outstanding on each busy connection, and sends the
- * next after the answer. It prints a line as perftest does: bytes, messages, 0, 0, million messages
- * a second in each direction.
+ * The server sleeps until messages raise events; each of its connections has a completion queue of
+ * its own, all on one channel. The client polls one completion queue, keeps one SEND outstanding on
+ * each busy connection, and sends the next one after the answer. It prints a line as perftest does:
+ * bytes, messages, 0, 0, million messages per second in each direction.
  */
 #define _GNU_SOURCE
 #include "endpoint.h"
 #include <getopt.h>
 
 #define BYTES 64
-/* Entries of each queue of a connection, and receives posted to it. */
+/* Capacity of each queue of a connection, and number of receives posted to it. */
 #define DEPTH 4
 
 struct connection {

@@ -1,6 +1,6 @@
 /*
- * Shared by the programs of this folder: errors, the socket over which both ends exchange the
- * addresses of their queue pairs, and the transitions of a queue pair to RTS.
+ * Shared by the programs of this folder: errors, the socket over which client and server exchange
+ * the addresses of their queue pairs, and the transitions of a queue pair to RTS.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Address of one end of a connection, and its memory that the peer may write. */
+/* Address of a queue pair, and the memory that its peer may write. */
 struct address {
 	union ibv_gid gid;
 	uint32_t qpn;
@@ -80,14 +80,14 @@ static inline void transfer(int sock, void *data, size_t bytes, int sends)
 	}
 }
 
-/* Sends bytes from own, and receives as many into peer. */
+/* Sends this number of bytes from own, and receives the same number into peer. */
 static inline void exchange(int sock, void *own, void *peer, size_t bytes)
 {
 	transfer(sock, own, bytes, 1);
 	transfer(sock, peer, bytes, 0);
 }
 
-/* Returns once both ends have called it. */
+/* Returns once the peer has called this too. */
 static inline void wait_for_peer(int sock)
 {
 	char ready = 0;
@@ -103,7 +103,7 @@ static inline double seconds(void)
 	return now.tv_sec + now.tv_nsec / 1e9;
 }
 
-/* Prints a line as perftest does: bytes, messages, 0, 0, million messages a second. */
+/* Prints a line as perftest does: bytes, messages, 0, 0, million messages per second. */
 static inline void print_rate(int bytes, long messages, double begun)
 {
 	printf("%d %ld 0 0 %.6f\n", bytes, messages, messages / (seconds() - begun) / 1e6);

@@ -1,10 +1,9 @@
 /*
- * Threads that stream RDMA WRITEs, each over a queue pair with a completion queue of its own to a
- * thread of the other end that polls: write_threads -p PORT -t THREADS -s BYTES -n MESSAGES
- * [SERVER]
+ * Threads that stream RDMA WRITEs to polling threads of another process, each with a queue pair and
+ * a completion queue of its own: write_threads -p PORT -t THREADS -s BYTES -n MESSAGES [SERVER]
  *
- * The messages are those of all threads together. Prints a line as perftest does: bytes, messages,
- * 0, 0, million messages a second.
+ * MESSAGES counts those of all threads. The client prints a line as perftest does: bytes, messages,
+ * 0, 0, million messages per second.
  */
 #define _GNU_SOURCE
 #include "endpoint.h"
@@ -26,7 +25,7 @@ struct worker {
 
 static int port = 18515, threads = 1, bytes = 64;
 static long messages = 10000;
-static atomic_int ends;
+static atomic_int is_over;
 static struct ibv_context *context;
 static struct ibv_pd *pd;
 
@@ -65,7 +64,7 @@ static int poll(struct worker *worker)
 
 static void *serve(void *of)
 {
-	while (!atomic_load(&ends))
+	while (!atomic_load(&is_over))
 		poll(of);
 	return NULL;
 }
@@ -134,7 +133,7 @@ int main(int argc, char **argv)
 			start(&workers[index], stream);
 	else
 		wait_for_peer(sock);
-	atomic_store(&ends, 1);
+	atomic_store(&is_over, 1);
 	for (int index = 0; index < threads; index++)
 		pthread_join(workers[index].thread, NULL);
 	if (server) {

@@ -1,10 +1,10 @@
-"""An ordinary program with sockets, which knows nothing of RDMA: a server that echoes, and clients that judge what comes back.
+"""A program with ordinary sockets: a server that echoes, and clients that compare the echo with what they have sent.
 
-    sockets.py KIND server ADDRESS PORT CLIENTS     serves so many clients one after the other or at once, then ends
-    sockets.py KIND client ADDRESS PORT NUMBER      prints "good" when every byte was right
+    sockets.py KIND server ADDRESS PORT CLIENTS     ends once this number of clients has been served
+    sockets.py KIND client ADDRESS PORT NUMBER      client NUMBER; prints "good" if every byte was right
 
-KIND: blocking, select, poll, epoll, edge (edge-triggered epoll), asyncio, fork, datagram, spawn (starts programs meanwhile),
-addressed (answers with sendto and sendmsg to an address that Linux ignores).
+KIND: blocking, select, poll, epoll, edge (edge-triggered epoll), asyncio, fork, datagram, spawn (starts programs between
+messages), addressed (answers with sendto and sendmsg to an address that Linux ignores).
 """
 
 import asyncio
@@ -21,8 +21,8 @@ import threading
 SIZE = 300_000
 
 
-def letter(number, size=SIZE):
-    """What client `number` says."""
+def message(number, size=SIZE):
+    """Returns the bytes that client `number` sends."""
     return random.Random(number).randbytes(size)
 
 
@@ -56,7 +56,7 @@ def serve_one(connection):
 
 
 def serve_spawn(address, port, clients):
-    """A child that is on its way to another program closes what it has inherited; that must not end the parent's connection."""
+    """A child closes its inherited sockets before it calls exec; that must not end the connection of its parent."""
     with listener(address, port) as server:
         for _ in range(clients):
             connection, _ = server.accept()
@@ -67,7 +67,7 @@ def serve_spawn(address, port, clients):
 
 
 def serve_addressed(address, port, clients):
-    """Of a connected stream Linux ignores the address, here one at which nobody listens."""
+    """Answers to an address at which nobody listens; Linux ignores the address, because the stream is connected."""
     other = (address, 1)
     with listener(address, port) as server:
         for _ in range(clients):
@@ -84,7 +84,7 @@ def serve_addressed(address, port, clients):
 
 
 def serve_ready(make, address, port, clients):
-    """All clients in one thread, by one of the ways to wait for several sockets."""
+    """Serves all clients in one thread, with the selector that `make` returns."""
     waiting, done = {}, 0
     with make() as selector, listener(address, port) as server:
         server.setblocking(False)
@@ -101,7 +101,7 @@ def serve_ready(make, address, port, clients):
 
 
 def step(selector, connection, waiting, events):
-    """Moves what can be moved; returns 1 when the client has left."""
+    """Receives and sends what is possible without blocking; returns 1 if the client has left."""
     out = waiting[connection]
     if events & selectors.EVENT_READ:
         data = connection.recv(65536)
@@ -121,7 +121,7 @@ def step(selector, connection, waiting, events):
 
 
 def serve_edge(address, port, clients):
-    """Edge-triggered: everything is read until there is no more, or nobody says so again."""
+    """Serves with edge-triggered epoll, so that each socket must be read until it would block."""
     connections, done = {}, 0
     with select.epoll() as epoll, listener(address, port) as server:
         server.setblocking(False)
@@ -212,26 +212,26 @@ def serve_datagram(address, port, clients):
 
 
 def ask_stream(address, port, number):
-    data = letter(number)
+    data = message(number)
     with socket.create_connection((address, port)) as connection:
         assert connection.getpeername()[1] == port
-        teller = threading.Thread(target=tell, args=(connection, data))
-        teller.start()
-        heard = bytearray()
+        sender = threading.Thread(target=send_all, args=(connection, data))
+        sender.start()
+        received = bytearray()
         while chunk := connection.recv(65536):
-            heard += chunk
-        teller.join()
-    return heard == data
+            received += chunk
+        sender.join()
+    return received == data
 
 
-def tell(connection, data):
+def send_all(connection, data):
     connection.sendall(data)
     connection.shutdown(socket.SHUT_WR)
 
 
 def ask_turns(address, port, number):
-    """Speaks first and waits for each answer."""
-    data = letter(number)
+    """Sends in parts, and waits for the echo of each part before the next."""
+    data = message(number)
     with socket.create_connection((address, port)) as connection:
         for at in range(0, len(data), 50_000):
             part = data[at : at + 50_000]
@@ -246,21 +246,21 @@ def ask_asyncio(address, port, number):
 
 
 async def ask_task(address, port, number):
-    data = letter(number)
+    data = message(number)
     reader, writer = await asyncio.open_connection(address, port)
     writer.write(data)
     writer.write_eof()
-    heard = await reader.read()
+    received = await reader.read()
     writer.close()
     await writer.wait_closed()
-    return heard == data
+    return received == data
 
 
 def ask_datagram(address, port, number):
     with socket.socket(family(address), socket.SOCK_DGRAM) as client:
         client.connect((address, port))
         for size in (1, 100, 1000):
-            data = letter(number, size)
+            data = message(number, size)
             client.send(data)
             if client.recv(65536) != data:
                 return False

@@ -1,6 +1,6 @@
 // Programs for `roxe sweep`: `sweep CASE wrong` has one mistake on an error path, `sweep CASE
-// right` is the same program without it. Both pass when nothing fails. Each right twin ends with 0,
-// or with 1, a message and no object left.
+// right` is the same program without it. Both exit with 0 when nothing fails. Otherwise a right
+// program exits with 0, or with 1 after a message, and has destroyed all objects.
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <poll.h>
@@ -27,7 +27,8 @@ struct pair {
     struct ibv_mr *mr;
     struct ibv_qp *qp[2];
     unsigned char *memory;
-    bool unacked, ignores_events;
+    bool unacked; // an event of the completion queue must still be acknowledged
+    bool ignores_events; // asynchronous events are not read
 };
 
 static bool failed(const char *what) {
@@ -35,8 +36,7 @@ static bool failed(const char *what) {
     return false;
 }
 
-// Takes the asynchronous events that are there. Returns false for one that the device does not
-// survive.
+// Reads the pending asynchronous events. Returns false if the device has failed.
 static bool take_events(struct ibv_context *context) {
     struct pollfd events = {.fd = context->async_fd, .events = POLLIN};
     bool good = true;
@@ -179,7 +179,7 @@ static bool write_once(struct pair *pair) {
     return post(pair, 64) && wait_wc(pair, &wc) && succeeded(&wc);
 }
 
-// The result of a memory registration is used without a look.
+// The result of a memory registration is used without a check.
 static bool unchecked_null(void) {
     struct pair pair = {0};
     bool good = make_pair(&pair);
@@ -230,7 +230,7 @@ static bool make_under_lock(struct pair *pair) {
     return true;
 }
 
-// A failure returns with the lock held, which the end of the program takes.
+// An error path keeps the lock, which the program takes once more before it ends.
 static bool lock_held(void) {
     struct pair pair = {0};
     bool good = make_pair(&pair) && make_under_lock(&pair);
@@ -240,7 +240,7 @@ static bool lock_held(void) {
     return good;
 }
 
-// The path of a failed queue pair forgets the domain of the region.
+// If a queue pair cannot be made, an additional protection domain is not freed.
 static bool leak(void) {
     struct pair pair = {0};
     if (!make_objects(&pair)) {
@@ -256,7 +256,7 @@ static bool leak(void) {
     return good;
 }
 
-// A request that was not posted is waited for.
+// The program waits for a request that was not posted.
 static bool failed_post(void) {
     struct pair pair = {0};
     struct ibv_wc wc = {0};
@@ -306,7 +306,7 @@ static bool wc_status(void) {
     return good;
 }
 
-// The error path of RTR destroys in the wrong order: objects that are still used stay.
+// The error path of RTR destroys in the wrong order, so objects that are still in use are left.
 static bool order(void) {
     struct pair pair = {0};
     if (!make_objects(&pair) || !make_qps(&pair)) {
@@ -328,7 +328,8 @@ static bool order(void) {
     return false;
 }
 
-// The event of a failed request is not acknowledged, and the queue waits for that.
+// The event of a failed request is not acknowledged, so the destruction of the completion queue
+// waits forever.
 static bool unacked(void) {
     struct pair pair = {0};
     struct ibv_wc wc;
@@ -347,7 +348,7 @@ static bool unacked(void) {
     return good;
 }
 
-// Takes the next event of `channel`; fails if it is another one, unless that is to be ignored.
+// Gets the next event of `channel`, which must be `wanted`; the wrong program ignores others.
 static bool next_event(struct rdma_event_channel *channel, enum rdma_cm_event_type wanted, struct rdma_cm_id **id) {
     for (;;) {
         struct rdma_cm_event *event;
@@ -412,7 +413,7 @@ static bool rejected(void) {
     return good;
 }
 
-// The last byte of a WRITE is taken as a sign that the others are there.
+// The program takes the last byte of a WRITE as a sign that all bytes have arrived.
 static bool early_read(void) {
     struct pair pair = {0};
     bool good = make_pair(&pair);
@@ -429,7 +430,7 @@ static bool early_read(void) {
             fprintf(stderr, "WRITE: no completion, or a failed one\n");
             good = false;
         } else if (memcmp(pair.memory, pair.memory + SIZE, SIZE)) {
-            fprintf(stderr, "round %d: the memory is not whole\n", round);
+            fprintf(stderr, "round %d: the memory is incomplete\n", round);
             good = false;
         }
         if (good && !found && wait_wc(&pair, &wc))
@@ -439,8 +440,8 @@ static bool early_read(void) {
     return good;
 }
 
-// After the first of two completions the queue is armed again, and the second one may be there
-// already.
+// After the first of two completions the program waits for an event, but the second completion may
+// have arrived before the queue was armed.
 static bool late_arm(void) {
     struct pair pair = {0};
     struct ibv_wc wc;

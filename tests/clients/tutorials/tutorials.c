@@ -1,16 +1,15 @@
 // Three programs that make the calls of a well-known tutorial on librdmacm ("The geek in the
-// corner"), in the same order: a message each way; memory that both write to or read from each
-// other; a file, sent piece by piece.
+// corner"), in the same order: a message in each direction; memory that both sides write or read; a
+// file, sent in pieces.
 //
 //   tutorials {basic|write|read|file} server PORT CONNECTIONS
 //   tutorials {basic|write|read|file} client ADDRESS PORT [FILE]
 //
-// One thread waits for the events of the connection manager and frees everything at DISCONNECTED,
-// another waits for completions. Only that event tells the first thread that the second is done. So
-// earlier completions must be reported before it: at DISCONNECTED either the exchange is complete,
-// or the completion channel has an event that the other thread has not read yet. Otherwise the
-// event has overtaken earlier completions. The server of `write` and `read` listens on the IPv6
-// wildcard.
+// One thread waits for the events of the connection manager, another for completions. At
+// DISCONNECTED, the first thread frees everything, so all earlier completions must have been
+// reported before that event: either the exchange is complete, or the completion channel has an
+// event that the second thread has not read yet. The server of `write` and `read` listens on the
+// IPv6 wildcard.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <libgen.h>
@@ -42,7 +41,8 @@ struct connection {
     int sent, received, complete;
     struct message *out, *in;
     struct ibv_mr *out_mr, *in_mr;
-    // Memory that this side sends and that the peer writes; pieces of a file are in `local`.
+    // Memory that this side sends, and that the peer accesses; pieces of a file are always in
+    // `local`.
     char *local, *remote;
     struct ibv_mr *local_mr, *remote_mr;
     struct message peer;
@@ -54,12 +54,12 @@ static enum program program;
 static int is_server;
 static const char *file_path;
 
-// Made with the first connection, for all of them.
+// Created with the first connection, and shared by all.
 static struct ibv_context *verbs;
 static struct ibv_pd *pd;
 static struct ibv_comp_channel *channel;
 static struct ibv_cq *cq;
-// Held from getting an event of the channel until all completions are handled.
+// Held from getting an event of the completion channel until all completions are handled.
 static pthread_mutex_t handling = PTHREAD_MUTEX_INITIALIZER;
 
 static void die(const char *format, ...)
@@ -78,7 +78,7 @@ static void die(const char *format, ...)
             die("%s: %m", #call);             \
     } while (0)
 
-static void *room(size_t size)
+static void *allocate(size_t size)
 {
     void *bytes = calloc(1, size);
     if (!bytes)
@@ -122,7 +122,7 @@ static void send_message(struct connection *c, enum message_kind kind)
     struct ibv_send_wr wr = {.opcode = IBV_WR_SEND};
     struct ibv_mr *tell = program == FILE_TRANSFER ? c->local_mr : c->remote_mr;
     *c->out = (struct message){kind, (uintptr_t)tell->addr, tell->rkey};
-    // A request's answer may arrive before the ESTABLISHED event.
+    // A completion of the peer's first message may come before the ESTABLISHED event.
     while (!c->established)
         ;
     post(c, &wr, c->out, sizeof *c->out, c->out_mr);
@@ -136,7 +136,7 @@ static void send_piece(struct connection *c, uint32_t length)
     post(c, &wr, c->local, length, c->local_mr);
 }
 
-// --- a message each way ---
+// --- a message in each direction ---
 
 static void basic_completed(struct connection *c, const struct ibv_wc *wc)
 {
@@ -249,7 +249,7 @@ static void handle_completions(void)
     }
 }
 
-// Returns true if the channel has an event within so many milliseconds.
+// Returns true if the completion channel has an event within this time.
 static int has_completions(int milliseconds)
 {
     struct pollfd readable = {.fd = channel->fd, .events = POLLIN};
@@ -294,7 +294,7 @@ static void make_context(struct ibv_context *of)
 static void make_connection(struct rdma_cm_id *id)
 {
     struct ibv_qp_init_attr attr = {.qp_type = IBV_QPT_RC, .cap = {10, 10, 1, 1, 0}};
-    struct connection *c = room(sizeof *c);
+    struct connection *c = allocate(sizeof *c);
     size_t size = program == FILE_TRANSFER ? CHUNK : TEXT;
     int local = IBV_ACCESS_LOCAL_WRITE, writable = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
 
@@ -304,10 +304,10 @@ static void make_connection(struct rdma_cm_id *id)
     id->context = c;
     c->id = id;
     c->file = -1;
-    c->local = room(size);
-    c->remote = room(size);
-    c->out = room(sizeof *c->out);
-    c->in = room(sizeof *c->in);
+    c->local = allocate(size);
+    c->remote = allocate(size);
+    c->out = allocate(sizeof *c->out);
+    c->in = allocate(sizeof *c->in);
     c->out_mr = registered(c->out, sizeof *c->out, 0);
     c->in_mr = registered(c->in, sizeof *c->in, local);
     c->local_mr = registered(c->local, size, program == WRITE ? 0 : program == READ ? local : writable);
@@ -340,7 +340,7 @@ static void disconnected(struct connection *c)
     if (!c->complete && has_completions(0))
         handle_completions();
     if (!c->complete)
-        die("DISCONNECTED has overtaken what came before it: %d sent, %d received", c->sent, c->received);
+        die("DISCONNECTED came before earlier completions: %d sent, %d received", c->sent, c->received);
     rdma_destroy_qp(c->id);
     OK(ibv_dereg_mr(c->out_mr));
     OK(ibv_dereg_mr(c->in_mr));
@@ -391,7 +391,7 @@ static void handle_events(struct rdma_event_channel *events, int connections)
     }
 }
 
-static void serve(const char *port, int connections)
+static void run_server(const char *port, int connections)
 {
     struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(port))};
     struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_port = v4.sin_port};
@@ -409,7 +409,7 @@ static void serve(const char *port, int connections)
     rdma_destroy_event_channel(events);
 }
 
-static void visit(const char *address, const char *port)
+static void run_client(const char *address, const char *port)
 {
     struct addrinfo *found;
     struct rdma_event_channel *events;
@@ -440,8 +440,8 @@ int main(int argc, char **argv)
     is_server = strcmp(argv[2], "server") == 0;
     file_path = argc > 5 ? argv[5] : "";
     if (is_server)
-        serve(argv[3], atoi(argv[4]));
+        run_server(argv[3], atoi(argv[4]));
     else
-        visit(argv[3], argv[4]);
+        run_client(argv[3], argv[4]);
     return 0;
 }

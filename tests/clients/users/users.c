@@ -1,11 +1,11 @@
-// A verbs program as people build it with -fsanitize=address, -fsanitize=thread or run it under
-// valgrind: two processes, in each a thread that posts and one that reads completions. Judges every
-// byte and exits with 0 if all was well.
+// A verbs program to be built with -fsanitize=address or -fsanitize=thread, or to be run under
+// valgrind: two processes, each with a thread that posts and one that polls. Compares every byte
+// and exits with 0 if all bytes and completions were right.
 //
 //   users ROUNDS [MISTAKE]
 //
-// MISTAKE is one that the checker has to report, or not: race, use-after-free, leak, uninitialised
-// (bytes that are sent), unmapped (memory that is registered).
+// MISTAKE is one that a checker of the three may have to report: race, use-after-free, leak,
+// uninitialised (sends such bytes), unmapped (unmaps registered memory).
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <pthread.h>
@@ -23,7 +23,8 @@ enum { SIZE = 8192, PSN = 0x1234 };
 // Context of a request, allocated by the posting thread and freed by the polling thread.
 struct request { int is_receive; };
 
-struct place { uint32_t qpn, rkey; uint64_t addr; union ibv_gid gid; };
+// What one process tells the other to connect.
+struct endpoint { uint32_t qpn, rkey; uint64_t addr; union ibv_gid gid; };
 
 struct side {
     struct ibv_context *context;
@@ -33,12 +34,12 @@ struct side {
     struct ibv_qp *qp;
     struct ibv_mr *in_mr, *out_mr;
     uint8_t *in, *out;
-    // Completions that the polling thread has seen, for the posting one.
+    // Numbers of completions that the polling thread has counted for the posting thread.
     pthread_mutex_t lock;
     pthread_cond_t changed;
     int received, sent, failed;
     enum ibv_wc_status first_failure;
-    // Written by both threads without a lock if that mistake is selected.
+    // Written by both threads without a lock if the mistake "race" is selected.
     int unlocked;
 };
 
@@ -50,10 +51,11 @@ static void fail(const char *what)
     _exit(1);
 }
 
+// Returns true if this mistake is selected.
 static int is(const char *name) { return !strcmp(mistake, name); }
 
-// Polls completions until the last send, if it has to fail, and the receive that is flushed after
-// it have failed.
+// Polls completions until the last receive is flushed, and with "unmapped" also until the last send
+// has failed.
 static void *poll_completions(void *argument)
 {
     struct side *side = argument;
@@ -112,7 +114,7 @@ static void post_receive(struct side *side)
         fail("ibv_post_recv");
 }
 
-static void post(struct side *side, enum ibv_wr_opcode opcode, void *from, uint32_t lkey, const struct place *to)
+static void post(struct side *side, enum ibv_wr_opcode opcode, void *from, uint32_t lkey, const struct endpoint *to)
 {
     struct ibv_sge sge = { (uintptr_t)from, SIZE, lkey };
     struct ibv_send_wr wr = { .wr_id = new_request(0), .sg_list = &sge, .num_sge = 1, .opcode = opcode, .send_flags = IBV_SEND_SIGNALED };
@@ -121,18 +123,19 @@ static void post(struct side *side, enum ibv_wr_opcode opcode, void *from, uint3
     wr.wr.rdma.rkey = to->rkey;
     if (ibv_post_send(side->qp, &wr, &bad))
         fail("ibv_post_send");
-    // After the post: before it, the write would be ordered before the completion.
+    // After the post, because before it, the write would happen before the one of the polling
+    // thread.
     if (is("race"))
         side->unlocked++;
 }
 
-static void exchange(int fd, const struct place *here, struct place *there)
+static void exchange(int fd, const struct endpoint *here, struct endpoint *there)
 {
     if (write(fd, here, sizeof *here) != sizeof *here || read(fd, there, sizeof *there) != sizeof *there)
         fail("exchange of addresses");
 }
 
-static struct place open_side(struct side *side)
+static struct endpoint open_side(struct side *side)
 {
     struct ibv_device **list = ibv_get_device_list(NULL);
     if (!list || !list[0] || !(side->context = ibv_open_device(list[0])))
@@ -152,13 +155,13 @@ static struct place open_side(struct side *side)
     if (!(side->qp = ibv_create_qp(side->pd, &init)) || ibv_req_notify_cq(side->cq, 0) ||
         ibv_modify_qp(side->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS))
         fail("queue pair");
-    struct place here = { .qpn = side->qp->qp_num, .rkey = side->in_mr->rkey, .addr = (uintptr_t)side->in };
+    struct endpoint here = { .qpn = side->qp->qp_num, .rkey = side->in_mr->rkey, .addr = (uintptr_t)side->in };
     if (ibv_query_gid(side->context, 1, 0, &here.gid))
         fail("ibv_query_gid");
     return here;
 }
 
-static void connect_side(struct side *side, const struct place *there)
+static void connect_side(struct side *side, const struct endpoint *there)
 {
     struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = there->qpn, .rq_psn = PSN,
         .max_dest_rd_atomic = 1, .min_rnr_timer = 12,
@@ -166,7 +169,7 @@ static void connect_side(struct side *side, const struct place *there)
     if (ibv_modify_qp(side->qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                       IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER))
         fail("to RTR");
-    // Under valgrind a peer may take its time.
+    // A long timeout, because under valgrind a peer may be slow.
     attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 18, .retry_cnt = 7, .rnr_retry = 7, .sq_psn = PSN,
         .max_rd_atomic = 1 };
     if (ibv_modify_qp(side->qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
@@ -174,7 +177,7 @@ static void connect_side(struct side *side, const struct place *there)
         fail("to RTS");
 }
 
-static void ping_pong(struct side *side, const struct place *there, int rounds, int first)
+static void ping_pong(struct side *side, const struct endpoint *there, int rounds, int first)
 {
     for (int round = 0; round < rounds; round++) {
         for (int turn = 0; turn < 2; turn++) {
@@ -197,15 +200,15 @@ static void ping_pong(struct side *side, const struct place *there, int rounds, 
     }
 }
 
-// Memory that is unmapped while registered causes an error completion, not a signal, whatever
-// signal handlers exist.
-static void send_from_unmapped(struct side *side, const struct place *there)
+// Sends from registered memory that was unmapped, which must cause an error completion and no
+// signal, whatever signal handlers exist.
+static void send_from_unmapped(struct side *side, const struct endpoint *there)
 {
-    void *lost = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    struct ibv_mr *mr = lost == MAP_FAILED ? NULL : ibv_reg_mr(side->pd, lost, SIZE, IBV_ACCESS_LOCAL_WRITE);
-    if (!mr || munmap(lost, SIZE))
+    void *memory = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct ibv_mr *mr = memory == MAP_FAILED ? NULL : ibv_reg_mr(side->pd, memory, SIZE, IBV_ACCESS_LOCAL_WRITE);
+    if (!mr || munmap(memory, SIZE))
         fail("memory to unmap");
-    post(side, IBV_WR_RDMA_WRITE, lost, mr->lkey, there);
+    post(side, IBV_WR_RDMA_WRITE, memory, mr->lkey, there);
     pthread_mutex_lock(&side->lock);
     while (!side->failed)
         pthread_cond_wait(&side->changed, &side->lock);
@@ -217,6 +220,7 @@ static void send_from_unmapped(struct side *side, const struct place *there)
         fail("ibv_dereg_mr");
 }
 
+// Flushes the posted receive.
 static void flush(struct side *side)
 {
     struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
@@ -228,7 +232,7 @@ static void close_side(struct side *side)
 {
     if (ibv_destroy_qp(side->qp) || ibv_destroy_cq(side->cq) || ibv_dereg_mr(side->in_mr) || ibv_dereg_mr(side->out_mr) ||
         ibv_destroy_comp_channel(side->channel) || ibv_dealloc_pd(side->pd) || ibv_close_device(side->context))
-        fail("the end");
+        fail("destruction of objects");
     free(side->in);
     free(side->out);
 }
@@ -236,12 +240,12 @@ static void close_side(struct side *side)
 static void run(int fd, int rounds, int first)
 {
     static struct side side = { .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER };
-    struct place here = open_side(&side), there;
+    struct endpoint here = open_side(&side), there;
     pthread_t poller;
     exchange(fd, &here, &there);
     connect_side(&side, &there);
     post_receive(&side);
-    // Both ends are ready to receive.
+    // Waits until the peer is ready to receive, too.
     exchange(fd, &here, &there);
     if (pthread_create(&poller, NULL, poll_completions, &side))
         fail("pthread_create");

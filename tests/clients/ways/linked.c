@@ -1,5 +1,5 @@
-/* Prints the names of the devices; linked with libibverbs. With an argument it waits for the end of
-   its input then. If IDLE is defined it asks for no devices. */
+/* Prints the names of the devices; linked with libibverbs. With an argument it then waits until its
+   input ends. If IDLE is defined, it does not list devices and ends at once. */
 #include <infiniband/verbs.h>
 #include <stdio.h>
 

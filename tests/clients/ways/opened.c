@@ -1,5 +1,5 @@
-/* Prints the names of the devices, by a libibverbs that it opens under the name of its argument, or
-   under its usual one. */
+/* Prints the names of the devices; loads libibverbs with dlopen, under the name in its argument or
+   the usual name. */
 #include <dlfcn.h>
 #include <stdio.h>
 

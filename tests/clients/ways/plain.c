@@ -1,6 +1,6 @@
-/* Does nothing; has nothing to do with verbs unless it is built so that it looks like it. With an
-   argument it waits for the end of its input. If HOLDS is defined it opens the library of its first argument before
-   that. */
+/* Does nothing, and does not use verbs. NAMES_VERBS and HAS_VERBS put strings of verbs programs
+   into it. With an argument it waits until its input ends; if HOLDS is defined, it first loads the
+   library that the argument names. */
 #include <dlfcn.h>
 #include <stdio.h>
 

@@ -1,4 +1,4 @@
-//! The hand-over between threads of a program that poll and the background thread.
+//! Model of the handshake between a program's polling threads and the background thread.
 
 #[path = "../../../provider/engine/src/presence/muting.rs"]
 mod muting;
@@ -15,8 +15,8 @@ fn sleeping_program_leaves_background_thread_unmuted() {
         let program = thread::spawn(move || program.hand_over());
         let is_muted = muting.mute();
         let is_woken = program.join().unwrap();
-        assert!(is_woken || !is_muted, "both sleep");
-        assert!(!(is_woken && muting.is_muted()), "it has not heard that it was woken");
+        assert!(is_woken || !is_muted, "both the program and the background thread sleep");
+        assert!(!(is_woken && muting.is_muted()), "a woken background thread is muted");
     });
 }
 
@@ -30,7 +30,7 @@ fn concurrent_hand_over_wakes_thread_once() {
         });
         let is_muted = muting.mute();
         let woken = programs.map(|program| program.join().unwrap());
-        assert!(!is_muted || woken.contains(&true), "all sleep");
+        assert!(!is_muted || woken.contains(&true), "all threads sleep");
         muting.unmute();
         assert_eq!(muting.add(0), FULL);
     });

@@ -1,4 +1,4 @@
-//! Credits of a window: a sender that was refused room gets it once it is given back.
+//! Model of flow control: a sender without credits gets them once they are released.
 
 #[path = "../../../provider/engine/src/flow_control/used.rs"]
 mod used;
@@ -16,7 +16,7 @@ use waiters::RoomQueue;
 /// Bytes of the window.
 const WINDOW: u32 = 2;
 
-/// A window as the provider's has it, with what it does in its simplest form.
+/// The provider's window in its simplest form.
 #[derive(Debug, Default)]
 struct Flow {
     used: Used,
@@ -32,7 +32,8 @@ impl Flow {
         fits
     }
 
-    /// Asks for room, registers, and asks once more. Whether there is room.
+    /// Reserves bytes; without room registers as a waiter and tries again. Returns true if the
+    /// bytes are reserved.
     fn reserve_or_wait(&self, qpn: Qpn, bytes: u32) -> bool {
         self.reserve(bytes) || {
             self.waiters.push(qpn, bytes);
@@ -40,7 +41,7 @@ impl Flow {
         }
     }
 
-    /// Gives room back; returns the waiter that may use it now.
+    /// Releases bytes. Returns the waiter that can use them now.
     fn release(&self, bytes: u32) -> Option<Qpn> {
         self.used.give(bytes);
         let room = |bytes| (self.used.get() + bytes <= WINDOW).then_some(bytes);
@@ -57,7 +58,7 @@ fn waiter_for_room_is_served_or_finds_it() {
         let releaser = thread::spawn(move || releaser.release(WINDOW));
         let found = flow.reserve_or_wait(Qpn::new(7), 1);
         let served = releaser.join().unwrap();
-        assert!(found || served == Some(Qpn::new(7)), "it waits, and all is free");
+        assert!(found || served == Some(Qpn::new(7)), "the waiter sleeps although all bytes are free");
         assert_eq!(flow.used.get(), u32::from(found));
     });
 }

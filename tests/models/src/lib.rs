@@ -1,9 +1,9 @@
-//! Models of the handshakes between threads and processes. The models compile source files of the
-//! provider with loom's atomics. Loom runs them in every order of their threads, and lets each load
-//! return every value that the memory model allows.
+//! Models of the handshakes between threads and processes: source files of the provider, compiled
+//! with loom's atomics. Loom runs a model with every interleaving of its threads, and lets each
+//! load return every value that the memory model allows.
 //!
-//! `cargo test -p roxe-models` takes seconds. The mutants whose names begin with `loom` remove
-//! fences and prove that a model fails without them (`tests/mutants/run loom`).
+//! `cargo test -p roxe-models` takes seconds. The mutants whose names contain `loom` remove fences,
+//! and show that a model fails without them (`tests/mutants/run loom`).
 
 #![cfg(test)]
 
@@ -11,7 +11,7 @@
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 
-    /// Loom's mutex with the API of the provider's: no poisoning, and a rank as a parameter.
+    /// Loom's mutex with the API of the provider's mutex: no poisoning, and a rank as a parameter.
     #[derive(Debug, Default)]
     pub(crate) struct Mutex<R, T>(loom::sync::Mutex<T>, std::marker::PhantomData<R>);
 

@@ -1,5 +1,5 @@
-//! The wake-ups of a ring: no reader sleeps while there is a record, no writer waits while there is
-//! room.
+//! Model of the wake-ups of a ring: no reader sleeps while there is a record, and no writer waits
+//! while there is room.
 
 #[path = "../../../provider/net/src/shm/wakeup.rs"]
 mod wakeup;
@@ -8,7 +8,7 @@ use crate::sync::{AtomicU64, Ordering};
 use loom::sync::Arc;
 use loom::thread;
 
-/// The words of a ring that both sides see.
+/// The words of a ring that both sides access.
 #[derive(Default)]
 struct Words {
     mark: AtomicU64,
@@ -27,9 +27,9 @@ fn sleeping_reader_is_woken_or_finds_record() {
             wakeup::must_wake(&writer.asleep)
         });
         let found = wakeup::sleep(&words.asleep, || words.mark.load(Ordering::Acquire) != 0);
-        assert!(writer.join().unwrap() || found, "it sleeps, and there is a record");
+        assert!(writer.join().unwrap() || found, "the reader sleeps although there is a record");
         wakeup::awake(&words.asleep);
-        assert!(!wakeup::must_wake(&words.asleep), "it is awake");
+        assert!(!wakeup::must_wake(&words.asleep), "an awake reader is woken");
     });
 }
 
@@ -45,8 +45,8 @@ fn waiting_writer_is_woken_or_finds_room() {
             })
         });
         let found = wakeup::wait(&words.waits, 8, || words.head.load(Ordering::Acquire) >= 8);
-        let told = reader.join().unwrap();
-        assert!(!told[0], "there was not enough room yet");
-        assert!(told[1] || found, "it waits, and there is room");
+        let woken = reader.join().unwrap();
+        assert!(!woken[0], "the writer is woken without enough room");
+        assert!(woken[1] || found, "the writer waits although there is room");
     });
 }

@@ -1,7 +1,6 @@
-//! The guest's kernel and its first file system, made once and kept under the target folder.
+//! Prepares the guest's kernel and initramfs, and keeps them in the target folder.
 //!
-//! Touches the package manager (only to fetch a kernel; nothing is installed), the target folder
-//! and child processes.
+//! The kernel is Debian's package, downloaded with apt-get but not installed.
 
 #[path = "../../../verbs-api/cli/src/lab/guest/kernel.rs"]
 mod packed;
@@ -17,14 +16,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The first process of the guest.
+/// Script that is the first process of the guest.
 const INIT: &str = include_str!("../../guest/init");
 
-/// Modules for impairments of the link.
+/// Kernel modules that netem.sh needs.
 const NETEM: [&str; 6] = ["sch_netem", "sch_prio", "sch_ingress", "cls_u32", "act_mirred", "ifb"];
 
-/// Programs on this machine, each with the Debian package that has it. The guest runs this
-/// machine's programs, too.
+/// Files that this machine and the guest need, each with its Debian package.
 const PROGRAMS: [(&str, &str); 9] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("/bin/busybox", "busybox-static"),
@@ -37,7 +35,7 @@ const PROGRAMS: [(&str, &str); 9] = [
     ("ibv_rc_pingpong", "ibverbs-utils"),
 ];
 
-/// The package that always depends on Debian's newest kernel.
+/// Package that depends on Debian's newest kernel.
 const NEWEST: &str = "linux-image-amd64";
 
 /// Files that QEMU boots.
@@ -45,22 +43,20 @@ const NEWEST: &str = "linux-image-amd64";
 pub struct Kernel {
     /// Version, as in `uname -r`.
     pub version: String,
-    /// The compressed kernel.
+    /// Path of the compressed kernel.
     pub image: PathBuf,
-    /// The archive with the first process and the modules.
+    /// Path of the archive with the first process and the kernel modules.
     pub initramfs: PathBuf,
 }
 
-/// Folder of everything the guests use.
+/// Returns the folder of the kernel and the initramfs.
 pub(super) fn folder() -> PathBuf {
     build::target_dir().join("rxe-guest")
 }
 
 impl Kernel {
-    /// Checks that a guest can run here, fetches a kernel unless that was done before, and packs
-    /// the initramfs.
-    ///
-    /// Needs the network the first time. Two callers at once take turns.
+    /// Checks that a guest can run here, fetches a kernel on first use, which needs the network,
+    /// and packs the initramfs. Holds a lock file against other processes.
     pub fn prepare() -> Result<Self, Unavailable> {
         if fs::metadata("/proc/self").map_or(0, |m| m.uid()) != 0 {
             return Err("needs root: a network namespace, a tap device and the guest's memory locks".into());
@@ -86,7 +82,7 @@ impl Kernel {
         let modules = [&MODULES[..], &NETEM].concat();
         let archive = found.pack(Path::new("/bin/busybox"), &modules, &[("init", INIT.as_bytes())]).map_err(failed)?;
         let initramfs = folder.join("initramfs");
-        // A guest that boots beside this may read the old file, which has to stay whole.
+        // Replace the file by a rename, because QEMU may be reading the old one.
         if fs::read(&initramfs).ok().as_deref() != Some(&archive) {
             let fresh = folder.join("initramfs.new");
             fs::write(&fresh, archive)?;
@@ -96,9 +92,9 @@ impl Kernel {
     }
 }
 
-/// Unpacks Debian's newest kernel into `root`.
+/// Downloads Debian's newest kernel and unpacks it into `root`.
 fn fetch(folder: &Path, root: &Path) -> io::Result<()> {
-    let depends = said(Command::new("apt-cache").args(["depends", NEWEST]))?;
+    let depends = run_command(Command::new("apt-cache").args(["depends", NEWEST]))?;
     let package = depends
         .lines()
         .find_map(|line| line.trim().strip_prefix("Depends: ").filter(|name| name.starts_with("linux-image-")))
@@ -110,24 +106,24 @@ fn fetch(folder: &Path, root: &Path) -> io::Result<()> {
     remove_tree(&unpacked)?;
     fs::create_dir_all(&incoming)?;
     let mut download = Command::new("apt-get");
-    // apt drops its rights for the download, and would then not be allowed to write here.
+    // By default apt downloads as another user, who must not write to this folder.
     download.args(["-qq", "-o", "APT::Sandbox::User=root", "download", package]).current_dir(&incoming);
-    said(&mut download)?;
-    said(Command::new("dpkg").arg("-x").arg(incoming.join(only_name(&incoming)?)).arg(&unpacked))?;
+    run_command(&mut download)?;
+    run_command(Command::new("dpkg").arg("-x").arg(incoming.join(only_name(&incoming)?)).arg(&unpacked))?;
     remove_tree(&incoming)?;
-    said(Command::new("/sbin/depmod").arg("-b").arg(&unpacked).arg(only_name(&unpacked.join("lib/modules"))?))?;
-    // Later runs use a kernel by this name, so only a complete one gets it.
+    run_command(Command::new("/sbin/depmod").arg("-b").arg(&unpacked).arg(only_name(&unpacked.join("lib/modules"))?))?;
+    // Later runs use any folder of this name, so rename only a complete one.
     fs::rename(unpacked, root)
 }
 
-/// Name of the one entry of `folder`.
+/// Returns the name of the only entry of `folder`.
 fn only_name(folder: &Path) -> io::Result<String> {
     let entry =
         fs::read_dir(folder)?.next().ok_or_else(|| io::Error::other(format!("{} is empty", folder.display())))?;
     Ok(entry?.file_name().to_string_lossy().into_owned())
 }
 
-/// Removes a folder and all in it; one that is not there is fine.
+/// Removes a folder with its files. Returns `Ok` if it does not exist.
 pub(super) fn remove_tree(folder: &Path) -> io::Result<()> {
     match fs::remove_dir_all(folder) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
@@ -136,7 +132,7 @@ pub(super) fn remove_tree(folder: &Path) -> io::Result<()> {
 }
 
 /// Runs a command; returns its standard output, or its standard error as the error.
-pub(super) fn said(command: &mut Command) -> io::Result<String> {
+pub(super) fn run_command(command: &mut Command) -> io::Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output().map_err(|e| io::Error::other(format!("{name}: {e}")))?;
     if output.status.success() {

@@ -1,5 +1,4 @@
-//! Messages that the guest sends over its serial port: it is ready, or a command has ended. A
-//! thread reads the port.
+//! Receives the guest's messages: it is ready, or a command has ended. A thread reads its port.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader};
@@ -8,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-/// The messages received so far. Any thread may wait for more.
+/// The messages received so far. Several threads may wait for more.
 pub(super) struct Messages(Arc<Shared>);
 
 #[derive(Default)]
@@ -20,9 +19,9 @@ struct Shared {
 #[derive(Default)]
 struct Received {
     ready: bool,
-    /// Exit statuses by command id.
-    ended: HashMap<u32, i32>,
-    /// Reason why no more messages are read, once the port has closed or a message was malformed.
+    /// Exit statuses of ended commands by command id.
+    statuses: HashMap<u32, i32>,
+    /// Reason for reading no more messages: the port was closed, or a message was malformed.
     closed: Option<String>,
 }
 
@@ -50,7 +49,7 @@ impl Messages {
     /// Waits for the end of command `id` and returns its exit status; `None` if it still runs at
     /// the deadline. Fails if the port has closed.
     pub(super) fn status(&self, id: u32, deadline: Instant) -> io::Result<Option<i32>> {
-        self.0.find(deadline, |received| received.ended.get(&id).copied())
+        self.0.find(deadline, |received| received.statuses.get(&id).copied())
     }
 }
 
@@ -91,7 +90,7 @@ impl Received {
         match words.as_slice() {
             ["ready"] => self.ready = true,
             ["done", id, status] if let (Ok(id), Ok(status)) = (id.parse(), status.parse()) => {
-                self.ended.insert(id, status);
+                self.statuses.insert(id, status);
             }
             _ => self.closed = Some(format!("malformed message from the guest: {line:?}")),
         }
@@ -106,7 +105,7 @@ mod tests {
     #[test]
     fn ended_command_has_status_after_malformed_message() {
         let (shared, now) = (Shared::default(), Instant::now());
-        let status = |id: u32| shared.find(now, |received| received.ended.get(&id).copied());
+        let status = |id: u32| shared.find(now, |received| received.statuses.get(&id).copied());
         shared.update(|received| received.parse("ready"));
         shared.update(|received| received.parse("done 7 3"));
         assert!(shared.lock().ready);
@@ -114,6 +113,6 @@ mod tests {
         shared.update(|received| received.parse("done with it"));
         assert_eq!(status(7).unwrap(), Some(3));
         let far = now + Duration::from_secs(3600);
-        assert!(shared.find(far, |received| received.ended.get(&8).copied()).is_err());
+        assert!(shared.find(far, |received| received.statuses.get(&8).copied()).is_err());
     }
 }

@@ -1,5 +1,4 @@
-//! One program here under roxe and one in the guest over rxe, started in either order, bounded in
-//! time, always ended.
+//! Runs a program on this machine over roxe and one in the guest over rxe, with a time limit.
 
 use super::{Guest, Job, link};
 use crate::build;
@@ -11,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Side that runs a program.
+/// The side on which a program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
     /// This machine, with roxe as its libibverbs.
@@ -20,21 +19,21 @@ pub enum Side {
     Rxe,
 }
 
-/// Time within which a server must listen.
+/// Time limit for a server to listen.
 const LISTEN_LIMIT: Duration = Duration::from_secs(20);
 
-/// Time within which a server must end after its client.
-const PARTING: Duration = Duration::from_secs(10);
+/// Time limit for a server to end after its client.
+const SERVER_END_LIMIT: Duration = Duration::from_secs(10);
 
-/// A program under way on one side.
+/// A running program.
 pub enum Process {
-    /// Here.
+    /// Runs on this machine.
     Roxe(Local),
-    /// In the guest.
+    /// Runs in the guest.
     Rxe(Job),
 }
 
-/// A program under way here; killed when dropped.
+/// A program that runs on this machine; killed when dropped.
 pub struct Local {
     command: String,
     child: Child,
@@ -43,15 +42,15 @@ pub struct Local {
 
 impl Drop for Local {
     fn drop(&mut self) {
-        // Harmless when it has ended.
+        // Fails if the program has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
 impl Process {
-    /// Starts a command line on `side`. `envs` are for roxe; the guest's programs have no use for
-    /// them.
+    /// Starts a command line on `side`. The environment variables `envs` are set on roxe's side
+    /// only.
     pub fn start(guest: &Guest, side: Side, command: &str, envs: &[(String, String)]) -> io::Result<Self> {
         match side {
             Side::Rxe => Ok(Self::Rxe(guest.start(&format!("exec {command}"))?)),
@@ -59,12 +58,12 @@ impl Process {
         }
     }
 
-    /// Output so far.
+    /// Returns the standard output and standard error so far.
     pub fn output_so_far(&self) -> String {
         pair::output_of(self.output())
     }
 
-    /// The file with its standard output, which grows while it runs.
+    /// Returns the file of its standard output, readable while it runs.
     pub fn output(&self) -> &Path {
         match self {
             Self::Roxe(local) => &local.output,
@@ -72,12 +71,12 @@ impl Process {
         }
     }
 
-    /// Returns true if it ended within `patience`.
-    pub fn ended(&mut self, guest: &Guest, patience: Duration) -> io::Result<bool> {
-        Ok(self.status(guest, Instant::now() + patience)?.is_some())
+    /// Waits at most `limit` for the end of the program. Returns true if it has ended.
+    pub fn ended(&mut self, guest: &Guest, limit: Duration) -> io::Result<bool> {
+        Ok(self.status(guest, Instant::now() + limit)?.is_some())
     }
 
-    /// Waits until `deadline`, then kills it; returns its outcome.
+    /// Waits for the end of the program, kills it at `deadline`, and returns its outcome.
     pub fn wait(mut self, guest: &Guest, deadline: Instant) -> io::Result<Outcome> {
         let status = self.status(guest, deadline)?;
         if let (None, Self::Rxe(job)) = (&status, &self) {
@@ -96,7 +95,8 @@ impl Process {
         Ok(Outcome { command, ok, output: output + &note })
     }
 
-    /// Its exit status in words ("0" is good), `None` if it still runs at the deadline.
+    /// Waits for the end of the program. Returns its exit status as text, "0" for success; `None`
+    /// if it still runs at the deadline.
     fn status(&mut self, guest: &Guest, deadline: Instant) -> io::Result<Option<String>> {
         match self {
             Self::Rxe(job) => Ok(guest.wait(job, deadline)?.map(|status| status.to_string())),
@@ -114,7 +114,7 @@ impl Process {
 
 impl Local {
     fn start(guest: &Guest, command: &str, envs: &[(String, String)]) -> io::Result<Self> {
-        let (_, output) = guest.fresh_output()?;
+        let (_, output) = guest.new_output()?;
         let file = File::options().append(true).open(&output)?;
         let errors = File::create(pair::stderr_path(&output))?;
         // setpriv ends the program with this process even if that one is killed.
@@ -133,12 +133,11 @@ impl Local {
     }
 }
 
-/// Waits until something on `side` listens on TCP `port`, or `server` has ended.
+/// Waits until a program on `side` listens on TCP `port`, or `server` has ended.
 pub fn await_listener(guest: &Guest, side: Side, port: u16, server: &mut Process) -> io::Result<()> {
     let deadline = Instant::now() + LISTEN_LIMIT;
     if side == Side::Rxe {
-        // Column 2 is the local address, column 4 the state; 0A is LISTEN. Bounded by the limit of
-        // guest.run.
+        // Column 2 is the local address, column 4 the state; 0A is LISTEN.
         let listens = format!("grep -Eqh '^ *[0-9]+: [0-9A-F]+:{port:04X} [^ ]+ 0A' /proc/net/tcp /proc/net/tcp6");
         let tries = LISTEN_LIMIT.as_secs() * 10;
         guest.run(&format!("for i in $(seq {tries}); do {listens} && break; sleep 0.1; done"))?;
@@ -148,7 +147,7 @@ pub fn await_listener(guest: &Guest, side: Side, port: u16, server: &mut Process
     Ok(())
 }
 
-/// Starts `server` on the other side of `client_side`, then `client`, and waits for both.
+/// Starts `server` on the other side than `client_side`, then `client`, and waits for both.
 pub fn run_pair(
     guest: &Guest,
     client_side: Side,
@@ -163,9 +162,8 @@ pub fn run_pair(
     await_listener(guest, server_side, port, &mut first)?;
     let second = Process::start(guest, client_side, client, envs)?;
     let client = second.wait(guest, deadline)?;
-    // A client that failed leaves its server waiting for ever: give it a moment to say why, no
-    // more.
-    let patience = if client.ok { PARTING } else { Duration::from_secs(1) };
-    let server = first.wait(guest, Instant::now() + patience)?;
+    // The server of a failed client may wait forever. It gets a second to print the reason.
+    let limit = if client.ok { SERVER_END_LIMIT } else { Duration::from_secs(1) };
+    let server = first.wait(guest, Instant::now() + limit)?;
     Ok([server, client])
 }

@@ -1,8 +1,8 @@
-//! Checks the output of `roxe` commands against rxe behind an agent: `check-peer`, with roxe's card
-//! on the other side, `conform` and `fuzz`.
+//! Runs `roxe check-peer`, `roxe conform` and `roxe fuzz` against rxe behind an agent, and checks
+//! their output.
 
 use super::run::Runner;
-use super::stock::Shown;
+use super::stock::ProgramResult;
 use super::{Ending, Ip};
 use crate::build;
 use crate::guest::Guest;
@@ -14,10 +14,10 @@ use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Longest time for the checks; the guest's processor is emulated.
+/// Time limit of a command. The guest's processor is emulated.
 const LIMIT: Duration = Duration::from_secs(600);
-/// Lines of the guest's kernel log that report a broken kernel.
-const TROUBLE: &str = "BUG:|Oops|WARNING:|blocked for more than|soft lockup|general protection";
+/// Pattern of lines of the guest's kernel log that report an error of the kernel.
+const KERNEL_ERRORS: &str = "BUG:|Oops|WARNING:|blocked for more than|soft lockup|general protection";
 /// Time limit for an agent to listen.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
@@ -28,13 +28,15 @@ pub struct Agents {
     options: &'static str,
     /// Rules of netem in the guest; empty for a network without loss.
     netem: &'static str,
-    is_good: fn(&Outcome) -> bool,
-    /// Lines of the kernel log that are allowed: known faults of rxe that the command finds.
-    known: &'static str,
+    /// Returns true if the outcome of the command is as expected.
+    passes: fn(&Outcome) -> bool,
+    /// Pattern of allowed error lines in the kernel log: known bugs of rxe that the command
+    /// triggers.
+    allowed: &'static str,
 }
 
-/// Allows no line.
-const NOTHING: &str = "^$";
+/// Pattern that allows no error line.
+const NO_LINE: &str = "^$";
 
 impl Agents {
     /// Name in the results.
@@ -43,36 +45,38 @@ impl Agents {
         words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
     }
 
-    /// Runs it.
-    pub fn run(&self, runner: &mut Runner) -> Shown {
+    /// Runs the command.
+    pub fn run(&self, runner: &mut Runner) -> ProgramResult {
         let start = Instant::now();
         let ending = self.try_run(runner).unwrap_or_else(|e| Ending::Failed(e.to_string()));
         let ending = runner.guest.netem("").map_or_else(|e| Ending::Failed(e.to_string()), |()| ending);
-        Shown { name: self.name(), ending, seconds: start.elapsed().as_secs_f32(), tries: 1, capture: None }
+        ProgramResult { name: self.name(), ending, seconds: start.elapsed().as_secs_f32(), tries: 1, capture: None }
     }
 
     fn try_run(&self, runner: &mut Runner) -> io::Result<Ending> {
         runner.set(super::Condition::Clean)?;
         runner.guest.netem(self.netem)?;
         let (roxe, guest) = (build::roxe(), &runner.guest);
-        let (agent, Target { address, token }) = start(guest, Side::Rxe, &[])?;
+        let (agent, Target { address, token }) = start_agent(guest, Side::Rxe, &[])?;
         let client = format!("{} {} {address} {}", roxe.display(), self.command, self.options);
         let envs = [("ROXE_STATS".to_owned(), "on".to_owned()), ("ROXE_PEER_TOKEN".to_owned(), token)];
         let client = Process::start(guest, Side::Roxe, &client, &envs)?.wait(guest, Instant::now() + LIMIT)?;
         let agent = agent.wait(guest, Instant::now() + LIMIT)?;
-        let trouble = guest.run(&format!("dmesg | grep -E '{TROUBLE}' | grep -vE '{}' || true", self.known))?;
-        if (self.is_good)(&client) && agent.ok && trouble.trim().is_empty() {
+        let kernel_errors =
+            guest.run(&format!("dmesg | grep -E '{KERNEL_ERRORS}' | grep -vE '{}' || true", self.allowed))?;
+        if (self.passes)(&client) && agent.ok && kernel_errors.trim().is_empty() {
             return Ok(Ending::Passed);
         }
-        if agent.ok && trouble.trim().is_empty() && fell_silent(&client.output) {
-            return Ok(Ending::PeerBug("rxe's RC requester forgot a message that it was about to repeat".to_owned()));
+        if agent.ok && kernel_errors.trim().is_empty() && rxe_forgot_message(&client.output) {
+            let bug = "rxe's RC requester forgot a message that it was about to retransmit";
+            return Ok(Ending::PeerBug(bug.to_owned()));
         }
-        Ok(Ending::Failed(format!("{}\n{}\n{trouble}", client.output, agent.output)))
+        Ok(Ending::Failed(format!("{}\n{}\n{kernel_errors}", client.output, agent.output)))
     }
 }
 
-/// Starts an agent on one side. Returns it and where it listens.
-pub(super) fn start(guest: &Guest, side: Side, envs: &[(String, String)]) -> io::Result<(Process, Target)> {
+/// Starts an agent on `side`. Returns it with its address and token.
+pub(super) fn start_agent(guest: &Guest, side: Side, envs: &[(String, String)]) -> io::Result<(Process, Target)> {
     let command = format!("{} peer --once --listen 0.0.0.0:0", build::roxe().display());
     let mut agent = Process::start(guest, side, &command, envs)?;
     let deadline = Instant::now() + READY_LIMIT;
@@ -92,15 +96,16 @@ pub(super) fn start(guest: &Guest, side: Side, envs: &[(String, String)]) -> io:
     }
 }
 
-/// Returns true if only RC messages of over 64 packets from rxe failed, which rxe neither completed
-/// nor retransmitted, by roxe's counters: in the half minute of the check a requester with a
-/// timeout of 67 ms retransmits [`REPEATS`] times, whatever the responder does.
+/// Returns true if the only failures are RC messages of over 64 packets from rxe that rxe neither
+/// completed nor retransmitted. The evidence is roxe's counters: in the half minute of the check, a
+/// requester with a timeout of 67 ms retransmits [`MIN_RETRANSMISSIONS`] times, whatever the
+/// responder does.
 ///
-/// Seen once with Linux 6.1 on a busy machine. Before its requester retransmits it marks the
-/// message as not started (`req_retry` in `rxe_req.c`). If it then waits for the network device to
-/// return packets, for which it may never be woken (`peer_bugs.rs`), the timer finds a message that
-/// is not started, and is not set again.
-fn fell_silent(output: &str) -> bool {
+/// Seen once with Linux 6.1 on a busy machine. Before a retransmission, rxe's requester marks the
+/// message as not started (`req_retry` in `rxe_req.c`). Then it may wait for the network device to
+/// return packets and never be woken (`peer_bugs.rs`). When the timer expires, it finds a message
+/// that is not started and is not armed again.
+fn rxe_forgot_message(output: &str) -> bool {
     let failed = || output.lines().map(str::trim).filter(|line| line.starts_with("FAILED "));
     let is_forgotten = |line: &str| {
         let value = |name: &str| line.split_whitespace().find_map(|word| word.strip_prefix(name)?.parse::<u64>().ok());
@@ -109,31 +114,32 @@ fn fell_silent(output: &str) -> bool {
         line.starts_with("FAILED RC ") && is_long && is_open
     };
     let counter = |name| pair::counter(output, name);
-    let is_silent =
-        counter("received_packets") > 0 && counter("duplicate_request") + counter("out_of_sequence") < REPEATS;
-    failed().count() > 0 && failed().all(is_forgotten) && is_silent
+    let retransmissions = counter("duplicate_request") + counter("out_of_sequence");
+    let has_stopped = counter("received_packets") > 0 && retransmissions < MIN_RETRANSMISSIONS;
+    failed().count() > 0 && failed().all(is_forgotten) && has_stopped
 }
 
-/// Half a minute in 67 ms.
-const REPEATS: u64 = 440;
+/// Half a minute, divided by a timeout of 67 ms.
+const MIN_RETRANSMISSIONS: u64 = 440;
 
-/// Every check passed.
+/// All checks of `check-peer`.
 const CHECKS: Agents =
-    Agents { command: "check-peer", options: "", netem: "", is_good: |outcome| outcome.ok, known: NOTHING };
+    Agents { command: "check-peer", options: "", netem: "", passes: |outcome| outcome.ok, allowed: NO_LINE };
 
-/// Passes if it ends, whatever it finds, and the honest connection is served all the time. It finds
-/// each time that rxe completes with SUCCESS after an invalid syndrome, and that queue pairs have a
-/// reference too many, for which rxe waits 50 s when they are destroyed.
+/// A minute of fuzzing. Passes if the fuzzer ends, whatever it finds, and the connection beside it
+/// is served all the time. It always finds two bugs of rxe: a completion with SUCCESS after an
+/// invalid syndrome, and leaked references of queue pairs, for which rxe waits 50 s when it
+/// destroys them.
 const FUZZ: Agents = Agents {
     command: "fuzz",
     options: "--seconds 60 --spare",
     netem: "",
-    is_good: |outcome| outcome.output.contains(" packets a second") && !outcome.output.contains("honest connection"),
-    known: "rxe_completer|__rxe_cleanup",
+    passes: |outcome| outcome.output.contains(" packets a second") && !outcome.output.contains("honest connection"),
+    allowed: "rxe_completer|__rxe_cleanup",
 };
 
-/// The conformance cases, without those that crash the guest; known failures of rxe are tolerated.
-/// Some make rxe complete a failed request with SUCCESS, about which its kernel warns once.
+/// The conformance cases except those that crash the guest. Known failures of rxe are tolerated.
+/// The kernel warns once when a case makes rxe complete a failed request with SUCCESS.
 const CONFORM: Agents = Agents {
     command: "conform",
     options: concat!(
@@ -143,23 +149,23 @@ const CONFORM: Agents = Agents {
         "/conform/rxe-6.1.txt"
     ),
     netem: "",
-    is_good: |outcome| outcome.ok,
-    known: "rxe_completer",
+    passes: |outcome| outcome.ok,
+    allowed: "rxe_completer",
 };
 
-/// Lost packets make cases inconclusive, but none fail.
+/// The conformance cases with packet loss, which may make a case inconclusive but never fail it.
 const CONFORM_WITH_LOSS: Agents = Agents {
     netem: "loss 1%",
-    is_good: |outcome| outcome.ok || outcome.output.contains("roxe conform: 0 of "),
+    passes: |outcome| outcome.ok || outcome.output.contains("roxe conform: 0 of "),
     ..CONFORM
 };
 
-/// Every check, the catalogue, and a minute of cases.
+/// Returns all commands.
 pub fn all() -> Vec<Agents> {
     vec![CHECKS, CONFORM, CONFORM_WITH_LOSS, FUZZ]
 }
 
-/// The checks of one MTU and family.
+/// Returns the checks of one MTU and IP version.
 pub fn slice() -> Vec<Agents> {
     vec![Agents { options: "mtu=1024 ipv4", ..CHECKS }]
 }
@@ -174,7 +180,7 @@ mod tests {
             |what: &str| format!("near: roxe0\n  FAILED {what}: requester: no completion of message 1 within 30 s\n");
         let counted = "roxe0 (process 1): received_packets=9000 duplicate_request=3\n";
         let long = line("RC RDMA_WRITE size=1048576 mtu=1024 ipv4 far->near");
-        assert!(fell_silent(&format!("{long}{counted}")));
+        assert!(rxe_forgot_message(&format!("{long}{counted}")));
         for other in [
             counted.to_owned(),
             long.clone(),
@@ -184,7 +190,7 @@ mod tests {
             line("RC RDMA_WRITE size=1048576 mtu=1024 ipv4 near->far") + counted,
             line("UC RDMA_WRITE size=1048576 mtu=1024 ipv4 far->near") + counted,
         ] {
-            assert!(!fell_silent(&other), "{other}");
+            assert!(!rxe_forgot_message(&other), "{other}");
         }
     }
 }

@@ -10,18 +10,21 @@ use std::path::Path;
 pub struct Verdict {
     /// Packets in the file.
     pub packets: u64,
-    /// Packets that it calls malformed or warns of.
+    /// Packets that tshark reports as malformed or with a warning.
     pub bad: u64,
-    /// The first of them in its words.
+    /// tshark's messages about the first of them.
     pub examples: String,
 }
 
-/// Returns why this host cannot check captures.
+/// Checks that this host can check captures.
+///
+/// # Errors
+/// The reason why not.
 pub fn available() -> Result<(), String> {
     if tshark::installed() { Ok(()) } else { Err("tshark is not installed (tests/run installs it)".to_owned()) }
 }
 
-/// Lets tshark read `file`, which is kept only if something is wrong with it.
+/// Lets tshark check `file`. Removes the file unless tshark reports a bad packet.
 pub fn judge(file: &Path) -> io::Result<Verdict> {
     let (packets, bad) = tshark::count(file).map_err(io::Error::other)?;
     if bad == 0 {

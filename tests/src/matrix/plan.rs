@@ -1,20 +1,19 @@
-//! Selections of cells: all of them, a slice, a few for every change, or those whose names contain
-//! some words.
+//! Selects cells: all, a slice, a few for every change, or those whose names contain given words.
 
 use super::{Cell, Condition, Direction, Group, Ip, Service};
 use roxe_peer::plan::{self, MTUS};
 
 /// A group with its cells.
-pub type Planned = (Group, Vec<Cell>);
+pub type PlannedGroup = (Group, Vec<Cell>);
 
-/// Every cell that exists.
-pub fn all() -> Vec<Planned> {
+/// Returns all cells.
+pub fn all() -> Vec<PlannedGroup> {
     groups().map(|group| (group, cells(&MTUS, |_| true))).collect()
 }
 
-/// A few cells for every change: all services and operations under each condition in both
-/// directions, messages of one byte more than a packet and of 64 KiB.
-pub fn few() -> Vec<Planned> {
+/// Returns a few cells for every change: all services and operations under each condition in both
+/// directions, with messages of one byte more than the path MTU and of 64 KiB.
+pub fn few() -> Vec<PlannedGroup> {
     let mut plan = slice();
     plan.retain(|(group, _)| (group.ip == Ip::V4) == (group.condition != Condition::Netem));
     for (_, cells) in &mut plan {
@@ -23,9 +22,9 @@ pub fn few() -> Vec<Planned> {
     plan
 }
 
-/// A slice of all: each group with all services and operations, one MTU each in turn. Each
-/// group does small, edge and 64 KiB messages, and the clean ones 1 MiB.
-pub fn slice() -> Vec<Planned> {
+/// Returns a slice: every group with all services and operations, but only one MTU, a different one
+/// for each group. Messages of 1 MiB are only in the clean groups.
+pub fn slice() -> Vec<PlannedGroup> {
     let mut mtus = MTUS.iter().cycle();
     groups()
         .filter_map(|group| Some((group, *mtus.next()?)))
@@ -33,9 +32,8 @@ pub fn slice() -> Vec<Planned> {
         .collect()
 }
 
-/// Returns the cells of `plan` whose full name contains every one of `words`. A group without any
-/// is left out.
-pub fn only(plan: Vec<Planned>, words: &[String]) -> Vec<Planned> {
+/// Returns the cells of `plan` whose full name contains all `words`, without empty groups.
+pub fn only(plan: Vec<PlannedGroup>, words: &[String]) -> Vec<PlannedGroup> {
     let named = |group: &Group, cell: &Cell| {
         let name = format!("{group} {cell}");
         words.iter().all(|word| name.contains(word))
@@ -47,7 +45,8 @@ pub fn only(plan: Vec<Planned>, words: &[String]) -> Vec<Planned> {
     kept.filter(|(_, cells)| !cells.is_empty()).collect()
 }
 
-/// Conditions outermost, so that the guest's netem is set three times and not twelve.
+/// Returns all groups, sorted by condition, so that the guest's netem changes three times and not
+/// twelve.
 fn groups() -> impl Iterator<Item = Group> {
     Condition::ALL.into_iter().flat_map(|condition| {
         Ip::ALL
@@ -65,8 +64,8 @@ fn cells(mtus: &[u32], wanted: impl Fn(&Cell) -> bool) -> Vec<Cell> {
 mod tests {
     use super::*;
 
-    /// Issue 3, item 2, counted by hand: per group RC 5 x 7 x 3 + 2 x 3, UC 4 x 7 x 3, UD 2 x 7 x
-    /// 3; twelve groups.
+    /// Counted by hand: operations x sizes x MTUs per group are RC 5 x 7 x 3 + 2 atomics x 3, UC 4
+    /// x 7 x 3, UD 2 x 7 x 3; there are twelve groups.
     #[test]
     fn every_cell_is_listed_once() {
         let plan = all();

@@ -1,7 +1,7 @@
-//! The result of a run: a table for people, JSON and JUnit XML for programs.
+//! Formats the results of a run: as a table for people, as JSON and JUnit XML for programs.
 
-use super::stock::Shown;
-use super::{Condition, Ending, Group, Judged, Service};
+use super::stock::ProgramResult;
+use super::{Condition, Ending, Group, GroupResult, Service};
 use crate::junit::{self, Case};
 use crate::report::Verdict;
 use std::fmt::Write as _;
@@ -9,17 +9,17 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Everything a run found out.
+/// Results of a run.
 #[derive(Debug, Default)]
 pub struct Results {
     /// Seed of message bytes and fault rules.
     pub seed: u64,
     /// Version of the guest's kernel.
     pub kernel: String,
-    /// The matrix.
-    pub groups: Vec<Judged>,
-    /// Stock programs.
-    pub stock: Vec<Shown>,
+    /// Results of the matrix.
+    pub groups: Vec<GroupResult>,
+    /// Results of stock programs.
+    pub stock: Vec<ProgramResult>,
 }
 
 /// Numbers of results by kind.
@@ -36,7 +36,7 @@ pub struct Count {
 }
 
 impl Count {
-    /// Counts `endings`.
+    /// Counts `endings` by kind.
     pub fn of<'a>(endings: impl Iterator<Item = &'a Ending>) -> Self {
         let mut count = Self::default();
         for ending in endings {
@@ -57,17 +57,17 @@ impl Count {
 }
 
 impl Results {
-    /// The cells.
+    /// Counts the results of the cells.
     pub fn cells(&self) -> Count {
-        Count::of(self.groups.iter().flat_map(|g| g.tried.iter().map(|t| &t.ending)))
+        Count::of(self.groups.iter().flat_map(|g| g.cells.iter().map(|t| &t.ending)))
     }
 
-    /// The stock programs.
+    /// Counts the results of the stock programs.
     pub fn pairs(&self) -> Count {
         Count::of(self.stock.iter().map(|s| &s.ending))
     }
 
-    /// Packets captured and how many of them tshark objects to.
+    /// Returns the number of captured packets, and of those that tshark reports as bad.
     pub fn packets(&self) -> (u64, u64) {
         let verdicts = self.groups.iter().map(|g| &g.capture).chain(self.stock.iter().map(|s| &s.capture));
         verdicts.flatten().fold((0, 0), |(packets, bad), v| (packets + v.packets, bad + v.bad))
@@ -78,7 +78,7 @@ impl Results {
         self.cells().failed == 0 && self.pairs().failed == 0 && self.packets().1 == 0
     }
 
-    /// Operations by groups, a table for each condition.
+    /// Returns a table for each condition, with a line per operation and a column per group.
     pub fn table(&self) -> String {
         let mut text = String::new();
         for condition in Condition::ALL {
@@ -87,33 +87,33 @@ impl Results {
         text
     }
 
-    /// Everything that did not pass, with all that is known about it.
+    /// Returns the details of every result that is not a pass.
     pub fn exceptions(&self) -> String {
         self.named().map(|(name, ending)| exception(&name, ending)).collect()
     }
 
-    /// Summary lines; the last one is for scripts.
+    /// Returns the summary lines. Scripts parse the last one.
     pub fn summary(&self) -> String {
         let (cells, pairs, (packets, bad)) = (self.cells(), self.pairs(), self.packets());
         let mut text = String::new();
         if packets > 0 {
-            _ = writeln!(text, "{packets} packets captured, {bad} malformed or with errors in the eyes of tshark");
+            _ = writeln!(text, "{packets} packets captured, {bad} malformed or with errors by tshark's judgement");
         }
         if pairs.total() > 0 {
             _ = writeln!(text, "{} stock program pairs, {}", pairs.total(), ended(&pairs));
         }
         _ = writeln!(text, "seed {}, rxe of Linux {}", self.seed, self.kernel);
         _ = writeln!(text, "{} cells, {}", cells.total(), ended(&cells));
-        // A test that failed because of a bug of the peer did not pass; its name is listed above.
+        // A cell that failed because of a bug of rxe counts as skipped.
         let failed = cells.failed + pairs.failed + usize::from(bad > 0);
         let skipped = [&cells, &pairs].map(|count| count.skipped + count.peer_bugs).iter().sum::<usize>();
         _ = writeln!(text, "{} passed, {failed} failed, {skipped} skipped", cells.passed + pairs.passed);
         text
     }
 
-    /// One table: a line per operation, a column per direction and IP version.
+    /// Appends the table of one condition to `text`.
     fn condition(&self, text: &mut String, condition: Condition) {
-        let groups: Vec<&Judged> = self.groups.iter().filter(|g| g.group.condition == condition).collect();
+        let groups: Vec<&GroupResult> = self.groups.iter().filter(|g| g.group.condition == condition).collect();
         if groups.is_empty() {
             return;
         }
@@ -126,7 +126,7 @@ impl Results {
             for op in service.ops() {
                 _ = write!(text, "{:<14}", format!("{} {op}", service.name()));
                 for group in &groups {
-                    let of_row = group.tried.iter().filter(|t| (t.cell.service, t.cell.op) == (service, *op));
+                    let of_row = group.cells.iter().filter(|t| (t.cell.service, t.cell.op) == (service, *op));
                     _ = write!(text, " {:>15}", fraction(&Count::of(of_row.map(|t| &t.ending))));
                 }
                 text.push('\n');
@@ -139,7 +139,7 @@ impl Results {
 
     fn named(&self) -> impl Iterator<Item = (String, &Ending)> {
         let cells =
-            self.groups.iter().flat_map(|g| g.tried.iter().map(|t| (format!("{} {}", g.group, t.cell), &t.ending)));
+            self.groups.iter().flat_map(|g| g.cells.iter().map(|t| (format!("{} {}", g.group, t.cell), &t.ending)));
         cells.chain(self.stock.iter().map(|s| (s.name.clone(), &s.ending)))
     }
 
@@ -151,9 +151,9 @@ impl Results {
         fs::write(folder.join("matrix.xml"), self.junit())
     }
 
-    /// One object; each cell has its axes apart.
+    /// Returns all results as one JSON object.
     fn json(&self) -> String {
-        let cells = self.groups.iter().flat_map(|g| g.tried.iter().map(move |t| (g.group, t)));
+        let cells = self.groups.iter().flat_map(|g| g.cells.iter().map(move |t| (g.group, t)));
         let cells = cells.map(|(Group { direction, ip, condition }, t)| {
             format!(
                 "{{\"direction\":\"{direction}\",\"ip\":\"{ip}\",\"condition\":\"{condition}\",\"service\":\"{}\",\"op\":\"{}\",\
@@ -179,10 +179,10 @@ impl Results {
         )
     }
 
-    /// A suite per group and one for the stock programs.
+    /// Returns a JUnit suite for each group, and one for the stock programs.
     fn junit(&self) -> String {
         let groups = self.groups.iter().map(|group| {
-            let ended = group.tried.iter().map(|t| (t.cell.to_string(), seconds(t.milliseconds), &t.ending));
+            let ended = group.cells.iter().map(|t| (t.cell.to_string(), seconds(t.milliseconds), &t.ending));
             let output =
                 group.capture.as_ref().map(|v| format!("{} packets, {} bad\n{}", v.packets, v.bad, v.examples));
             suite(&group.group.to_string(), ended, output.as_deref())
@@ -192,7 +192,7 @@ impl Results {
     }
 }
 
-/// A line, or a paragraph, about what did not simply pass.
+/// Returns the details of a result that is not a pass: a line, or a paragraph for a failure.
 pub fn exception(name: &str, ending: &Ending) -> String {
     match ending {
         Ending::Passed => String::new(),
@@ -212,7 +212,7 @@ fn ended(count: &Count) -> String {
     format!("{passed} passed, {failed} failed, skipped: {skipped}{bugs}")
 }
 
-/// "21" when all passed, "19/21" when not, "-" when there was none.
+/// Returns "21" if all passed, "19/21" if some did not, "-" if there are no results.
 fn fraction(count: &Count) -> String {
     match (count.passed, count.total()) {
         (_, 0) => "-".to_owned(),
@@ -221,7 +221,7 @@ fn fraction(count: &Count) -> String {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "cells take less than hours")]
+#[expect(clippy::cast_precision_loss, reason = "a cell takes minutes at most")]
 fn seconds(milliseconds: u64) -> f32 {
     milliseconds as f32 / 1000.0
 }
@@ -267,18 +267,18 @@ fn verdict(ending: &Ending) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::matrix::{Cell, Direction, Ip, Op, Tried};
+    use crate::matrix::{Cell, CellResult, Direction, Ip, Op};
 
     fn results(endings: Vec<Ending>) -> Results {
         let cell = Cell { service: Service::Uc, op: Op::Write, size: 1, mtu: 256 };
         let group = Group { direction: Direction::RxeToRoxe, ip: Ip::V6, condition: Condition::Netem };
-        let tried = endings.into_iter().map(|ending| Tried { cell, ending, milliseconds: 7 }).collect();
-        let judged = Judged { group, tried, seconds: 1.5, capture: None };
+        let cells = endings.into_iter().map(|ending| CellResult { cell, ending, milliseconds: 7 }).collect();
+        let judged = GroupResult { group, cells, seconds: 1.5, capture: None };
         Results { seed: 5, kernel: "6.1".into(), groups: vec![judged], stock: Vec::new() }
     }
 
     #[test]
-    fn only_passed_results_are_good() {
+    fn results_with_a_failure_are_not_good() {
         let text = results(vec![Ending::Passed, Ending::Passed]).summary();
         assert!(text.ends_with("2 cells, 2 passed, 0 failed, skipped: 0\n2 passed, 0 failed, 0 skipped\n"), "{text}");
         assert!(!results(vec![Ending::Passed, Ending::Failed("x".into())]).good());

@@ -1,4 +1,4 @@
-//! Debian's own programs between roxe and rxe, in both directions. Only their output is checked.
+//! Runs Debian's verbs programs between roxe and rxe in both directions, and checks their output.
 
 use super::run::{self, Runner};
 use super::{Condition, Direction, Ending, Ip, capture};
@@ -9,14 +9,15 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Longest time for one pair; the guest's processor is emulated.
+/// Time limit of one pair. The guest's processor is emulated.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Tries of a pair that ends as [`lost_goodbye`] says. `ibv_srq_pingpong` does so in a third of its
-/// runs: it ends while one of its queue pairs may wait for a retry that the others did not need.
+/// Number of tries of a pair that fails because of a [lost last acknowledgement](lost_last_ack).
+/// `ibv_srq_pingpong` does so in a third of its runs: it exits although one of its queue pairs may
+/// still have to retransmit.
 pub(super) const TRIES: usize = 8;
 
-/// A stock program with its options.
+/// A pair of server and client of one stock program, with its options.
 #[derive(Clone, Debug)]
 pub struct Stock {
     /// Side of the client.
@@ -28,12 +29,12 @@ pub struct Stock {
     tool: &'static str,
     args: &'static str,
     gid_option: &'static str,
-    shown: fn(&str) -> Result<(), String>,
+    check_output: fn(&str) -> Result<(), String>,
 }
 
-/// A stock program that was run.
+/// Result of a pair of stock programs.
 #[derive(Clone, Debug)]
-pub struct Shown {
+pub struct ProgramResult {
     /// Direction, condition and command line.
     pub name: String,
     /// Result.
@@ -52,8 +53,8 @@ impl Stock {
         format!("stock {} {} {} {} {}", self.direction, self.ip, self.condition, self.tool, self.args)
     }
 
-    /// Runs it.
-    pub fn run(&self, runner: &mut Runner) -> Shown {
+    /// Runs the pair.
+    pub fn run(&self, runner: &mut Runner) -> ProgramResult {
         let (name, start) = (self.name(), Instant::now());
         let mut tries = 1;
         let (ending, capture) = if pair::installed(self.tool) {
@@ -61,7 +62,7 @@ impl Stock {
         } else {
             (Ending::Skipped(format!("{} is not installed", self.tool)), None)
         };
-        Shown { name, ending, seconds: start.elapsed().as_secs_f32(), tries, capture }
+        ProgramResult { name, ending, seconds: start.elapsed().as_secs_f32(), tries, capture }
     }
 
     fn try_run(
@@ -73,12 +74,13 @@ impl Stock {
         runner.set(self.condition)?;
         let file = runner.capture_file(name)?;
         let mut outcomes = self.pair(runner, file.as_deref())?;
-        while self.condition.lossy() && lost_goodbye(&outcomes) && *tries < TRIES {
+        while self.condition.lossy() && lost_last_ack(&outcomes) && *tries < TRIES {
             *tries += 1;
             outcomes = self.pair(runner, file.as_deref())?;
         }
         match self.judge(&outcomes) {
-            // A failed program may have sent nothing; its output matters more.
+            // The packets of a failed pair are not checked: its output says more, and it may have
+            // sent none.
             failed @ Ending::Failed(_) => Ok((failed, None)),
             ending => Ok((ending, file.as_deref().map(capture::judge).transpose()?)),
         }
@@ -86,14 +88,14 @@ impl Stock {
 
     fn pair(&self, runner: &mut Runner, capture: Option<&Path>) -> io::Result<[Outcome; 2]> {
         let envs = runner.environment(self.condition, capture);
-        let port = runner.fresh_port();
+        let port = runner.new_port();
         let (server_side, client_side) = match self.direction {
             Direction::RoxeToRxe => (Side::Rxe, Side::Roxe),
             Direction::RxeToRoxe => (Side::Roxe, Side::Rxe),
         };
         let server = self.command(runner, server_side, port)?;
-        // The pingpongs' servers listen on IPv4 only; the GID, not this address, says what the
-        // packets travel on.
+        // The pingpongs' servers listen on IPv4 only. The IP version of the packets depends on the
+        // GID, not on this address.
         let client = format!("{} {}", self.command(runner, client_side, port)?, run::address(server_side, Ip::V4));
         sides::run_pair(&runner.guest, client_side, (&server, &client), port, &envs, LIMIT)
     }
@@ -104,17 +106,16 @@ impl Stock {
     }
 
     fn judge(&self, [server, client]: &[Outcome; 2]) -> Ending {
-        let transcript = |o: &Outcome| format!("$ {}\n{}", o.command, o.output);
-        match (server.ok && client.ok).then(|| (self.shown)(&client.output)) {
+        match (server.ok && client.ok).then(|| (self.check_output)(&client.output)) {
             Some(Ok(())) => Ending::Passed,
-            Some(Err(why)) => Ending::Failed(format!("{why}\n{}", transcript(client))),
-            None => Ending::Failed(format!("{}\n{}", transcript(server), transcript(client))),
+            Some(Err(why)) => Ending::Failed(format!("{why}\n{}", client.transcript())),
+            None => Ending::Failed(format!("{}\n{}", server.transcript(), client.transcript())),
         }
     }
 }
 
-/// Returns all pairs. UC and UD lose messages for good, and these programs then wait forever: only
-/// RC runs under loss.
+/// Returns all pairs. Under loss only those over RC: the programs wait forever for a message that
+/// UC or UD has lost.
 pub fn all() -> Vec<Stock> {
     let mut list = Vec::new();
     for condition in [Condition::Clean, Condition::Netem] {
@@ -124,12 +125,12 @@ pub fn all() -> Vec<Stock> {
             for (ip, tool, args, gid_option) in pingpongs.chain(perftests) {
                 let reliable = !["uc", "ud", "UC", "UD"].iter().any(|word| tool.contains(word) || args.contains(word));
                 if reliable || !condition.lossy() {
-                    let shown = match direction {
-                        _ if gid_option == "-g" => iterations,
-                        Direction::RoxeToRxe => figures,
-                        Direction::RxeToRoxe => messages,
+                    let check_output = match direction {
+                        _ if gid_option == "-g" => check_iterations,
+                        Direction::RoxeToRxe => check_measured,
+                        Direction::RxeToRoxe => check_counted,
                     };
-                    list.push(Stock { direction, ip, condition, tool, args, gid_option, shown });
+                    list.push(Stock { direction, ip, condition, tool, args, gid_option, check_output });
                 }
             }
         }
@@ -144,7 +145,7 @@ pub fn few() -> Vec<Stock> {
     list
 }
 
-/// A few of every kind.
+/// Returns a few pairs of each kind of program.
 pub fn slice() -> Vec<Stock> {
     let mut list = all();
     list.retain(|s| {
@@ -177,39 +178,39 @@ const PERFTESTS: [(&str, &str); 12] = [
     ("ib_send_lat", "-F -c UD -s 64 -n 100"),
 ];
 
-/// Returns true if one side finished well and the other only missed the acknowledgement of its last
-/// message. The pingpongs end without telling each other: if that acknowledgement is lost, its
-/// sender is gone. roxe then gives up; rxe takes the retry count of 7 as infinite.
-fn lost_goodbye([server, client]: &[Outcome; 2]) -> bool {
-    let finished = |o: &Outcome| o.ok && iterations(&o.output).is_ok();
+/// Returns true if one side finished and the other only lacks the acknowledgement of its last
+/// message. The pingpongs exit without waiting for each other, so a lost acknowledgement is never
+/// repeated. roxe then gives up; rxe treats the retry count of 7 as infinite.
+fn lost_last_ack([server, client]: &[Outcome; 2]) -> bool {
+    let finished = |o: &Outcome| o.ok && check_iterations(&o.output).is_ok();
     let gave_up = |o: &Outcome| o.output.contains("transport retry counter exceeded") || o.output.ends_with(KILLED);
-    let alone = |o: &Outcome| !o.ok && gave_up(o);
-    (finished(server) && alone(client)) || (finished(client) && alone(server))
+    let unacknowledged = |o: &Outcome| !o.ok && gave_up(o);
+    (finished(server) && unacknowledged(client)) || (finished(client) && unacknowledged(server))
 }
 
-/// The pingpongs end with "N iters in S seconds"; with `-c` they print what differs.
-fn iterations(output: &str) -> Result<(), String> {
+/// Checks the output of a pingpong: it ends with "N iters in S seconds", and with `-c` it prints
+/// "invalid data" if bytes differ.
+fn check_iterations(output: &str) -> Result<(), String> {
     if output.contains("invalid data") {
         return Err("the received bytes differ".to_owned());
     }
     if output.contains("iters in") { Ok(()) } else { Err("no result line".to_owned()) }
 }
 
-/// perftest on this host prints one line with a speed.
-fn figures(output: &str) -> Result<(), String> {
+/// Checks that perftest on this host printed one line with a rate or a latency.
+fn check_measured(output: &str) -> Result<(), String> {
     one_line(output, |row| perftest::is_measured(row, output))
 }
 
-/// A program in the guest prints the line, beginning with the number of messages, also when all
-/// have been sent, but with a speed of 0.00 if it could not measure its clock rate, such as after
-/// the guest was stalled.
-fn messages(output: &str) -> Result<(), String> {
+/// Checks that perftest in the guest printed one line with a number of messages. Its rate may be
+/// 0.00: a program cannot measure its clock rate in a guest that was stalled.
+fn check_counted(output: &str) -> Result<(), String> {
     one_line(output, |row| row.figures.first().is_some_and(|count| *count > 0.0))
 }
 
 fn one_line(output: &str, is_good: impl Fn(&Row) -> bool) -> Result<(), String> {
     match perftest::rows(output).as_slice() {
         [row] if is_good(row) => Ok(()),
-        rows => Err(format!("one line of figures was expected, not {rows:?}")),
+        rows => Err(format!("expected one line of figures, found {rows:?}")),
     }
 }

@@ -1,111 +1,112 @@
 //! Detects other processes that disturbed a measurement.
 //!
-//! Two things together make a disturbance: what the processors did (`/proc/stat`) less what this
-//! process and its children did is what others did; and our processes waited for a processor
-//! (`/proc/PID/schedstat`). Others alone may have taken what we left to them, and waiting alone may
-//! be for another thread of ours. Children count when they have been waited for, so all of them
-//! must have ended at both ends of the interval, but for one that is named.
+//! Two conditions together make a disturbance. Other processes used the processors: their time is
+//! that of all processes (`/proc/stat`) less that of this process and its children. And own
+//! processes waited for a processor (`/proc/PID/schedstat`). Either alone is harmless: others may
+//! have used idle processors, and an own thread may have waited for another own thread. A child
+//! counts once it has been reaped, so at both ends of an interval no child may run, except one that
+//! the caller names.
 
 use std::fs;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Up to this share of the machine's time other processes may use: the system itself uses as much,
-/// and what the coarse clock of `/proc/stat` (10 ms) makes up.
-pub const OTHERS: f64 = 0.08;
-/// Up to this share of the time our processes may wait for a processor, all together.
-pub const WAITING: f64 = 0.05;
+/// Largest harmless share of all processors' time that other processes use: the share of an idle
+/// system, including the error of the coarse clock of `/proc/stat` (10 ms).
+pub const MAX_OTHERS: f64 = 0.08;
+/// Largest harmless share of the interval that own processes wait for a processor, all together.
+pub const MAX_WAITING: f64 = 0.05;
 
 /// Load of the machine during an interval.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Foreign {
-    /// Other processes: share of the time of all processors.
+pub struct Disturbance {
+    /// Share of all processors' time that other processes used.
     pub used: f64,
-    /// The hypervisor, for other machines: the same.
+    /// Share of all processors' time that the hypervisor gave to other machines.
     pub stolen: f64,
-    /// Time that our processes waited for a processor: share of the interval.
+    /// Time that own processes waited for a processor, as a share of the interval.
     pub waited: f64,
-    /// Processor time of our own processes in seconds.
+    /// Processor time of own processes in seconds.
     pub own: f64,
 }
 
-impl Foreign {
-    /// Returns true if a figure taken meanwhile is unreliable.
+impl Disturbance {
+    /// Returns true if a figure measured in the interval is unreliable.
     pub fn disturbs(&self) -> bool {
-        self.stolen > OTHERS || (self.used > OTHERS && self.waited > WAITING)
+        self.stolen > MAX_OTHERS || (self.used > MAX_OTHERS && self.waited > MAX_WAITING)
     }
 }
 
 /// Time in nanoseconds that children waited for a processor since this process began.
 static WAITED: AtomicU64 = AtomicU64::new(0);
 
-/// Counts what a child waited for a processor, or its first thread did. Call it once for each,
-/// before the child is reaped.
-pub fn note(child: u32) {
+/// Records how long the first thread of a child waited for a processor. Call it once for each
+/// child, before it is reaped.
+pub fn record_wait(child: u32) {
     let waited = waited(&format!("/proc/{child}/schedstat")).unwrap_or(0);
     WAITED.fetch_add(waited, Ordering::Relaxed);
 }
 
-/// Returns true if a child has ended and has not been reaped.
+/// Returns true if a child has ended and is not reaped yet.
 pub fn has_ended(child: u32) -> bool {
     let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
     let how = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-    // SAFETY: the kernel writes at most the whole structure, and zeros are one, too.
+    // SAFETY: the kernel writes at most the whole structure, and zeros are a valid value of it.
     unsafe { libc::waitid(libc::P_PID, child, info.as_mut_ptr(), how) == 0 && info.assume_init().si_pid() != 0 }
 }
 
-/// Time in nanoseconds that a thread has waited for a processor: the second number of its
-/// `schedstat`.
+/// Returns the time in nanoseconds that a thread has waited for a processor: the second number of
+/// its `schedstat`.
 fn waited(file: &str) -> Option<u64> {
     fs::read_to_string(file).ok()?.split(' ').nth(1)?.parse().ok()
 }
 
-/// Waiting time of all threads of a process, like [`waited`].
-fn waited_of_all(pid: u32) -> u64 {
+/// Returns the time in nanoseconds that all threads of a process have waited for a processor.
+fn waited_by_process(pid: u32) -> u64 {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     threads.filter_map(|thread| waited(thread.path().join("schedstat").to_str()?)).sum()
 }
 
-/// The beginning of an interval.
+/// The state at the beginning of an interval.
 #[derive(Debug)]
 pub struct Interval {
     start: Instant,
     machine: Machine,
     other: Option<u32>,
-    ours: f64,
+    own: f64,
     waited: u64,
 }
 
 impl Interval {
-    /// Starts an interval. `other` is another process of ours, which continues.
+    /// Starts an interval. `other` is an own process that runs beyond the interval.
     pub fn begin(other: Option<u32>) -> io::Result<Self> {
-        let (ours, waited) = (ours(other)?, Self::waited(other));
-        Ok(Self { start: Instant::now(), machine: Machine::now()?, other, ours, waited })
+        let (own, waited) = (own_seconds(other)?, Self::waited(other));
+        Ok(Self { start: Instant::now(), machine: Machine::now()?, other, own, waited })
     }
 
-    /// Ends the interval and returns what other processes used since its start.
-    pub fn end(self) -> io::Result<Foreign> {
+    /// Ends the interval and returns the load of the machine since its start.
+    pub fn end(self) -> io::Result<Disturbance> {
         let now = Machine::now()?;
         let seconds = self.start.elapsed().as_secs_f64();
         let capacity = seconds * now.processors;
-        let own = ours(self.other)? - self.ours;
+        let own = own_seconds(self.other)? - self.own;
         let others = (now.busy - self.machine.busy) - own;
         let stolen = now.stolen - self.machine.stolen;
         #[expect(clippy::cast_precision_loss, reason = "nanoseconds of a benchmark")]
         let waited = Self::waited(self.other).saturating_sub(self.waited) as f64 / 1e9;
-        Ok(Foreign { used: (others / capacity).max(0.0), stolen: stolen / capacity, waited: waited / seconds, own })
+        Ok(Disturbance { used: (others / capacity).max(0.0), stolen: stolen / capacity, waited: waited / seconds, own })
     }
 
-    /// Time in nanoseconds that the children, this process's first thread and the process `other`
-    /// waited.
+    /// Returns the time in nanoseconds that recorded children, this process's first thread and the
+    /// process `other` waited for a processor.
     fn waited(other: Option<u32>) -> u64 {
-        let of_other = other.map_or(0, waited_of_all);
+        let of_other = other.map_or(0, waited_by_process);
         WAITED.load(Ordering::Relaxed) + waited("/proc/self/schedstat").unwrap_or(0) + of_other
     }
 }
 
-/// Seconds since the machine was started, over all processors.
+/// Times in seconds since the machine was started, summed over all processors.
 #[derive(Debug, PartialEq)]
 struct Machine {
     busy: f64,
@@ -116,23 +117,24 @@ struct Machine {
 impl Machine {
     fn now() -> io::Result<Self> {
         let text = fs::read_to_string("/proc/stat")?;
-        Self::parse(&text, ticks_per_second()).ok_or_else(|| io::Error::other("/proc/stat is not understood"))
+        Self::parse(&text, ticks_per_second()).ok_or_else(|| io::Error::other("/proc/stat has an unknown format"))
     }
 
-    /// The first line: user, nice, system, idle, waiting for disks, interrupts, soft interrupts,
-    /// stolen.
-    fn parse(text: &str, per_second: f64) -> Option<Self> {
+    /// Parses the first line of `/proc/stat`: user, nice, system, idle, waiting for disks,
+    /// interrupts, soft interrupts, stolen, in ticks.
+    fn parse(text: &str, ticks_per_second: f64) -> Option<Self> {
         let ticks: Vec<f64> =
             text.lines().next()?.strip_prefix("cpu ")?.split_whitespace().map_while(|word| word.parse().ok()).collect();
         let [user, nice, system, _idle, _waiting, hard, soft, stolen, ..] = ticks[..] else { return None };
-        let one = |line: &&str| line.starts_with("cpu") && !line.starts_with("cpu ");
-        #[expect(clippy::cast_precision_loss, reason = "few")]
-        let processors = text.lines().filter(one).count() as f64;
-        Some(Self { busy: (user + nice + system + hard + soft) / per_second, stolen: stolen / per_second, processors })
+        let is_processor = |line: &&str| line.starts_with("cpu") && !line.starts_with("cpu ");
+        #[expect(clippy::cast_precision_loss, reason = "a number of processors")]
+        let processors = text.lines().filter(is_processor).count() as f64;
+        let busy = (user + nice + system + hard + soft) / ticks_per_second;
+        Some(Self { busy, stolen: stolen / ticks_per_second, processors })
     }
 }
 
-/// Unit of times in `/proc`.
+/// Returns the number of ticks in a second, the unit of times in `/proc`.
 fn ticks_per_second() -> f64 {
     // SAFETY: takes no pointers.
     let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
@@ -141,17 +143,17 @@ fn ticks_per_second() -> f64 {
     ticks
 }
 
-/// Processor seconds of this process, of its children that have ended, and of the process `other`.
-fn ours(other: Option<u32>) -> io::Result<f64> {
-    let of_other = other.map_or(Ok(0.0), of_process)?;
+/// Returns the processor seconds of this process, its reaped children and the process `other`.
+fn own_seconds(other: Option<u32>) -> io::Result<f64> {
+    let of_other = other.map_or(Ok(0.0), process_seconds)?;
     Ok(usage(libc::RUSAGE_SELF)? + usage(libc::RUSAGE_CHILDREN)? + of_other)
 }
 
-/// Processor seconds of a process with all its threads.
-fn of_process(pid: u32) -> io::Result<f64> {
+/// Returns the processor seconds of a process with all its threads.
+fn process_seconds(pid: u32) -> io::Result<f64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // Behind the name, which may hold anything: state, ten numbers, and the time in the program and
-    // in the system.
+    // After the name, which may contain spaces and parentheses: state, ten numbers, user time,
+    // system time.
     let words = text.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ');
     let ticks: Vec<f64> = words.skip(11).take(2).filter_map(|word| word.parse().ok()).collect();
     Ok(ticks.iter().sum::<f64>() / ticks_per_second())
@@ -159,7 +161,7 @@ fn of_process(pid: u32) -> io::Result<f64> {
 
 fn usage(whose: libc::c_int) -> io::Result<f64> {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::uninit();
-    // SAFETY: the kernel fills the structure whole, or the call fails.
+    // SAFETY: the kernel fills the whole structure, or the call fails.
     let usage = unsafe {
         if libc::getrusage(whose, usage.as_mut_ptr()) != 0 {
             return Err(io::Error::last_os_error());
@@ -183,19 +185,19 @@ mod tests {
     }
 
     #[test]
-    fn own_work_is_not_foreign() {
+    fn own_work_is_no_disturbance() {
         let interval = Interval::begin(None).unwrap();
-        let before = ours(None).unwrap();
-        while ours(None).unwrap() == before {}
-        let foreign = interval.end().unwrap();
-        assert!(foreign.used >= 0.0 && foreign.stolen >= 0.0 && foreign.own > 0.0, "{foreign:?}");
+        let before = own_seconds(None).unwrap();
+        while own_seconds(None).unwrap() == before {}
+        let disturbance = interval.end().unwrap();
+        assert!(disturbance.used >= 0.0 && disturbance.stolen >= 0.0 && disturbance.own > 0.0, "{disturbance:?}");
     }
 
     #[test]
-    fn other_processes_disturb_only_if_ours_wait() {
-        let foreign = |used, stolen, waited| Foreign { used, stolen, waited, own: 0.0 };
-        assert!(foreign(0.3, 0.0, 0.2).disturbs() && foreign(0.0, 0.2, 0.0).disturbs());
-        assert!(!foreign(0.3, 0.0, 0.01).disturbs() && !foreign(0.0, 0.0, 0.4).disturbs());
+    fn other_processes_disturb_only_if_own_processes_wait() {
+        let disturbance = |used, stolen, waited| Disturbance { used, stolen, waited, own: 0.0 };
+        assert!(disturbance(0.3, 0.0, 0.2).disturbs() && disturbance(0.0, 0.2, 0.0).disturbs());
+        assert!(!disturbance(0.3, 0.0, 0.01).disturbs() && !disturbance(0.0, 0.0, 0.4).disturbs());
     }
 
     #[test]
@@ -209,8 +211,8 @@ mod tests {
 
     #[test]
     fn process_time_equals_getrusage() {
-        let before = of_process(std::process::id()).unwrap();
+        let before = process_seconds(std::process::id()).unwrap();
         assert!(before <= usage(libc::RUSAGE_SELF).unwrap() + 0.02, "{before}");
-        assert!(of_process(u32::MAX).is_err());
+        assert!(process_seconds(u32::MAX).is_err());
     }
 }

@@ -1,15 +1,15 @@
 //! The list of the programs, with their options.
 
-use super::judge::Says;
-use super::{Carrier, Exchange, ORIGINAL, Ready};
+use super::judge::Expected;
+use super::{Exchange, ORIGINAL, Ready, Transport};
 use crate::matrix::Ip;
 
-/// Size of a run: the processor of the guest is slow.
+/// Number of messages in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
-    /// The full number of messages.
+    /// All messages.
     Full,
-    /// Fewer messages, for a slow guest.
+    /// Fewer messages, for the guest's emulated processor.
     Small,
 }
 
@@ -22,20 +22,20 @@ impl Scale {
     }
 }
 
-/// The programs of librdmacm's own package and perftest with `-R`.
+/// Returns the programs of Debian's rdmacm-utils, and perftest with `-R`.
 pub fn all(scale: Scale) -> Vec<Exchange> {
-    let mut list = rpings(scale);
-    list.extend(matoses(scale));
-    list.extend(daddies(scale));
-    list.push(time(scale));
-    list.extend(keys());
-    list.extend(endpoints());
-    list.extend(perftests(scale));
+    let mut list = rping_runs(scale);
+    list.extend(ucmatose_runs(scale));
+    list.extend(udaddy_runs(scale));
+    list.push(cmtime_run(scale));
+    list.extend(mckey_runs());
+    list.extend(endpoint_runs());
+    list.extend(perftest_runs(scale));
     list
 }
 
-/// Returns an exchange of one server and one client, connected, over both IP versions.
-fn pair(server: String, client: String, says: Says, packets: usize) -> Exchange {
+/// Returns an exchange of one server and one client over a reliable transport and both IP versions.
+fn pair(server: String, client: String, expected: Expected, packets: usize) -> Exchange {
     Exchange {
         server,
         client,
@@ -45,93 +45,101 @@ fn pair(server: String, client: String, says: Says, packets: usize) -> Exchange 
         port: None,
         ready: Ready::Listens,
         stays: false,
-        carrier: Carrier::Reliable,
-        says,
+        transport: Transport::Reliable,
+        expected,
         packets: packets as u64,
         ips: &Ip::ALL,
         note: "",
     }
 }
 
-/// Server and client with the same options but for the address.
-fn twins(tool: &str, args: &str, says: Says, packets: usize) -> Exchange {
-    pair(format!("{tool} -b OWN {args}"), format!("{tool} -s SERVER {args}"), says, packets)
+/// Returns an exchange whose server and client have the same options except the address.
+fn same_options(tool: &str, args: &str, expected: Expected, packets: usize) -> Exchange {
+    pair(format!("{tool} -b OWN {args}"), format!("{tool} -s SERVER {args}"), expected, packets)
 }
 
-/// rping verifies each byte with `-V` and shows them with `-v`. A ping is a READ and a WRITE by the
-/// server and two SENDs by each.
-fn rpings(scale: Scale) -> Vec<Exchange> {
+/// rping verifies each byte with `-V` and prints the data with `-v`. For each ping the server posts
+/// a READ and a WRITE, and both post two SENDs.
+fn rping_runs(scale: Scale) -> Vec<Exchange> {
     let rping = |options: &str, count: usize| {
         let args = format!("-p PORT -V -v -C {count}{options}");
         let (server, client) = (format!("rping -s -a OWN {args}"), format!("rping -c -a SERVER {args}"));
-        pair(server, client, Says::Pings(count), 3 * count)
+        pair(server, client, Expected::Pings(count), 3 * count)
     };
     let (long, short) = (scale.of(1000, 100), scale.of(100, 20));
-    // Twenty times as many in all, and on a link with losses each lost packet costs rxe a second or
-    // two.
+    // Few pings per client, because there are twenty clients, and each lost packet costs rxe a
+    // second or two.
     let each = scale.of(100, 5);
     let persistent = Exchange {
         server: "rping -s -P -a OWN -p PORT".to_owned(),
         clients: 20,
         one_by_one: true,
         stays: true,
-        says: Says::PingsOfMany { pings: each, missed: 0 },
+        expected: Expected::PingsOfMany { pings: each, missed: 0 },
         note: ", 20 clients",
         ..rping("", each)
     };
     vec![rping("", long), rping(" -q", short), rping(" -S 60000", short), persistent]
 }
 
-/// ucmatose checks no data; it counts completions.
-fn matoses(scale: Scale) -> Vec<Exchange> {
-    const DONE: Says = Says::Words(&["data transfers complete", "test complete", "return status 0"]);
-    const MIGRATED: Says = Says::Words(&["migrating to new event channel", "test complete", "return status 0"]);
-    let (many, count) = (scale.of(16, 4), scale.of(10, 4));
-    let matose = |options: &str, says| {
-        let args = format!("-p PORT -c {many} -C {count}{options}");
-        twins("ucmatose", &args, says, many * count)
+/// ucmatose counts completions and does not check data.
+fn ucmatose_runs(scale: Scale) -> Vec<Exchange> {
+    const DONE: Expected = Expected::Words(&["data transfers complete", "test complete", "return status 0"]);
+    const MIGRATED: Expected = Expected::Words(&["migrating to new event channel", "test complete", "return status 0"]);
+    let (connections, count) = (scale.of(16, 4), scale.of(10, 4));
+    let ucmatose = |options: &str, expected| {
+        let args = format!("-p PORT -c {connections} -C {count}{options}");
+        same_options("ucmatose", &args, expected, connections * count)
     };
     let mut list = vec![
-        matose("", DONE),
-        matose(" -m", MIGRATED),
-        matose(" -f ip", DONE),
-        matose(" -f name", DONE),
-        matose(" -P ib", DONE),
-        matose(" -S 0", Says::Words(&["test complete", "return status 0"])),
-        matose(" -S 100000 -t 0x20 -a 17", DONE),
+        ucmatose("", DONE),
+        ucmatose(" -m", MIGRATED),
+        ucmatose(" -f ip", DONE),
+        ucmatose(" -f name", DONE),
+        ucmatose(" -P ib", DONE),
+        ucmatose(" -S 0", Expected::Words(&["test complete", "return status 0"])),
+        ucmatose(" -S 100000 -t 0x20 -a 17", DONE),
     ];
-    // Nothing but the answers to its requests.
-    list[5].packets = 2 * many as u64;
+    // With `-S 0` each end receives only the replies to its connection messages.
+    list[5].packets = 2 * connections as u64;
     list
 }
 
-/// udaddy checks no data either.
-fn daddies(scale: Scale) -> Vec<Exchange> {
-    const DONE: Says = Says::Words(&["data transfers complete", "test complete", "return status 0"]);
-    let (many, count) = (scale.of(16, 4), scale.of(10, 4));
-    let daddy = |options: &str| {
-        let args = format!("-c {many} -C {count}{options}");
-        Exchange { carrier: Carrier::Datagrams, port: Some(7174), ..twins("udaddy", &args, DONE, many * count) }
+/// udaddy counts completions and does not check data.
+fn udaddy_runs(scale: Scale) -> Vec<Exchange> {
+    const DONE: Expected = Expected::Words(&["data transfers complete", "test complete", "return status 0"]);
+    let (connections, count) = (scale.of(16, 4), scale.of(10, 4));
+    let udaddy = |options: &str| {
+        let args = format!("-c {connections} -C {count}{options}");
+        Exchange {
+            transport: Transport::Datagrams,
+            port: Some(7174),
+            ..same_options("udaddy", &args, DONE, connections * count)
+        }
     };
-    // The option -p is a port space, not a port; the port space of IPoIB is for IP over InfiniBand.
-    vec![daddy(""), daddy(" -S 1000"), daddy(" -f ip")]
+    // The port is fixed, because udaddy's option -p sets the port space.
+    vec![udaddy(""), udaddy(" -S 1000"), udaddy(" -f ip")]
 }
 
-/// Returns an exchange whose server never ends.
-fn time(scale: Scale) -> Exchange {
-    let many = scale.of(1000, 50);
-    Exchange { stays: true, ..twins("cmtime", &format!("-p PORT -c {many}"), Says::Steps, 2 * many) }
+/// cmtime's server never exits.
+fn cmtime_run(scale: Scale) -> Exchange {
+    let connections = scale.of(1000, 50);
+    Exchange {
+        stays: true,
+        ..same_options("cmtime", &format!("-p PORT -c {connections}"), Expected::Steps, 2 * connections)
+    }
 }
 
-/// Both wait for three seconds after they have joined, then each receiver waits for each message.
-fn keys() -> Vec<Exchange> {
+/// mckey waits three seconds after it has joined; then each receiver waits for each message.
+fn mckey_runs() -> Vec<Exchange> {
     const COUNT: usize = 10;
-    const DONE: Says = Says::Words(&["joined dgid: ", "data transfers complete", "test complete", "return status 0"]);
-    let key = |servers: usize, options: &str, sender: &str| Exchange {
+    const DONE: Expected =
+        Expected::Words(&["joined dgid: ", "data transfers complete", "test complete", "return status 0"]);
+    let mckey = |servers: usize, options: &str, sender: &str| Exchange {
         servers,
         note: if servers > 1 { ", 2 receivers" } else { "" },
         ready: Ready::Joined,
-        carrier: Carrier::Groups,
+        transport: Transport::Multicast,
         // The sender need not receive anything.
         ..pair(
             format!("mckey -m GROUP -b OWN -C {COUNT}{options}"),
@@ -140,40 +148,40 @@ fn keys() -> Vec<Exchange> {
             0,
         )
     };
-    vec![key(1, "", ""), key(2, "", ""), key(2, " -c 3", ""), key(1, "", " -o")]
+    vec![mckey(1, "", ""), mckey(2, "", ""), mckey(2, " -c 3", ""), mckey(1, "", " -o")]
 }
 
-/// Programs that use synchronous ids and `rdma_create_ep`.
-fn endpoints() -> Vec<Exchange> {
-    const ENDED: Says = Says::Words(&[": start", ": end 0"]);
+/// Returns the programs that use synchronous ids and `rdma_create_ep`.
+fn endpoint_runs() -> Vec<Exchange> {
+    const ENDED: Expected = Expected::Words(&[": start", ": end 0"]);
     let client = |tool: &str, options: &str| format!("{tool} -s SERVER -p PORT{options}");
-    let x = |kind: &str| {
+    let xclient = |kind: &str| {
         let server = format!("rdma_xserver -p PORT -c {kind}");
         Exchange { ips: &[Ip::V4], ..pair(server, client("rdma_xclient", &format!(" -c {kind}")), ENDED, 2) }
     };
     vec![
         pair("rdma_server -s OWN -p PORT".to_owned(), client("rdma_client", ""), ENDED, 3),
-        // Its server listens on 0.0.0.0, like the next two, and cannot be given another address.
+        // This server and the XRC servers listen on 0.0.0.0, so the clients connect over IPv4.
         Exchange {
             ips: &[Ip::V4],
             note: ", any address",
             ..pair("rdma_server -p PORT".to_owned(), client("rdma_client", ""), ENDED, 3)
         },
-        x("r"),
-        x("x"),
+        xclient("r"),
+        xclient("x"),
     ]
 }
 
-/// The programs of rsockets; between roxe and rxe they check that roxe's protocol is that of
-/// librdmacm. `-T v` verifies each byte.
+/// Returns the programs of rsockets. Between roxe and rxe they check that roxe's protocol is that
+/// of librdmacm. `-T v` verifies each byte.
 pub fn sockets(scale: Scale) -> Vec<Exchange> {
-    let many = scale.of(100, 10);
+    let transfers = scale.of(100, 10);
     let stream = |tool: &str, size: usize, options: &str| {
-        // A megabyte is 250 packets and more, of which a link with losses loses some each time.
-        let few = scale == Scale::Small && size >= 1_000_000;
-        let (many, count) = if few { (2, 2) } else { (many, scale.of(10, 3)) };
-        let args = format!("-p PORT -S {size} -C {many} -I {count} -T v{options}");
-        twins(tool, &args, Says::Row("custom"), 4)
+        // A megabyte is 250 packets or more, so that a lossy link loses some of them every time.
+        let is_large = scale == Scale::Small && size >= 1_000_000;
+        let (transfers, iterations) = if is_large { (2, 2) } else { (transfers, scale.of(10, 3)) };
+        let args = format!("-p PORT -S {size} -C {transfers} -I {iterations} -T v{options}");
+        same_options(tool, &args, Expected::Row("custom"), 4)
     };
     let mut list: Vec<Exchange> = ["", " -T b", " -T n", " -T a", " -T r", " -f ip", " -i 0", " -k 5"]
         .map(|options| stream("rstream", 4096, options))
@@ -181,20 +189,20 @@ pub fn sockets(scale: Scale) -> Vec<Exchange> {
     list.extend([1, 64, 65_536, 1_000_000].map(|size| stream("rstream", size, "")));
     list.extend(["", " -T b", " -T n", " -T a"].map(|options| stream("riostream", 64, options)));
     list.push(stream("riostream", 4096, ""));
-    let pong = |options: &str| {
+    let udpong = |options: &str| {
         let args = format!("-p PORT{options}");
-        let exchange = twins("udpong", &format!("{args} -C {many} -S 64"), Says::Row("_"), 4);
-        Exchange { server: format!("udpong -b OWN {args}"), stays: true, carrier: Carrier::Datagrams, ..exchange }
+        let exchange = same_options("udpong", &format!("{args} -C {transfers} -S 64"), Expected::Row("_"), 4);
+        Exchange { server: format!("udpong -b OWN {args}"), stays: true, transport: Transport::Datagrams, ..exchange }
     };
-    list.extend(["", " -T e", " -T a"].map(pong));
-    let copy = (format!("rcopy {ORIGINAL} SERVER:COPY -p PORT"), Says::Words(&["transferring", "done"]));
+    list.extend(["", " -T e", " -T a"].map(udpong));
+    let copy = (format!("rcopy {ORIGINAL} SERVER:COPY -p PORT"), Expected::Words(&["transferring", "done"]));
     list.push(Exchange { stays: true, ips: &[Ip::V4], ..pair("rcopy -p PORT".to_owned(), copy.0, copy.1, 4) });
     list
 }
 
-/// Every program of perftest on every service it knows. Those that librdmacm or perftest cannot do
-/// say so themselves.
-fn perftests(scale: Scale) -> Vec<Exchange> {
+/// Returns every program of perftest on every service it supports. librdmacm and perftest refuse
+/// some of these with a message, and the check is then skipped.
+fn perftest_runs(scale: Scale) -> Vec<Exchange> {
     const TOOLS: [(&str, &[&str]); 8] = [
         ("ib_send_bw", &["RC", "UC", "UD", "XRC"]),
         ("ib_send_lat", &["RC", "UC", "UD", "XRC"]),
@@ -223,7 +231,8 @@ fn perftests(scale: Scale) -> Vec<Exchange> {
         let pairs = if options.contains("-q 4") { 4 } else { 1 };
         list.push(perftest(tool, options, "RC", count, count * pairs));
     }
-    // Connected to say all there is to say, with queue pairs that are not.
+    // With `-z`, the programs only exchange parameters through librdmacm and connect the queue
+    // pairs themselves.
     let exchange = perftest("ib_send_bw", "-c RC -s 1024", "RC", count, count);
     list.push(Exchange {
         server: exchange.server.replace(" -R ", " -z "),
@@ -237,13 +246,13 @@ fn perftests(scale: Scale) -> Vec<Exchange> {
 fn perftest(tool: &str, options: &str, service: &str, count: usize, rows: usize) -> Exchange {
     let line = format!("{tool} -F -R {options} -n {count} -p PORT");
     let iterations = u32::try_from(rows).unwrap_or(u32::MAX);
-    let carrier = if service == "UD" { Carrier::Datagrams } else { Carrier::Reliable };
-    let says = match tool {
-        "ib_read_lat" | "ib_atomic_lat" => Says::ClientFigures(iterations),
-        _ => Says::Figures(iterations),
+    let transport = if service == "UD" { Transport::Datagrams } else { Transport::Reliable };
+    let expected = match tool {
+        "ib_read_lat" | "ib_atomic_lat" => Expected::ClientFigures(iterations),
+        _ => Expected::Figures(iterations),
     };
-    let exchange = pair(line.clone(), format!("{line} SERVER"), says, 4);
-    Exchange { carrier, ips: &[Ip::V4], ..exchange }
+    let exchange = pair(line.clone(), format!("{line} SERVER"), expected, 4);
+    Exchange { transport, ips: &[Ip::V4], ..exchange }
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
-//! Runs the programs on this machine, roxe with roxe: over the loopback device, or between two
+//! Runs the programs on this machine, both on roxe: over the loopback device or between two network
 //! namespaces.
 
-use super::judge::{self, Judged};
-use super::{Carrier, Exchange, Ready, Words, group, group_table, members_in, take_copy};
+use super::judge::{self, CheckResult};
+use super::{Exchange, Placeholders, Ready, Transport, check_copy, count_members, group, group_file};
 use crate::matrix::Ip;
-use crate::pair::{self, Outcome, POLL_INTERVAL, Place, Program, Running};
+use crate::pair::{self, Launch, Outcome, POLL_INTERVAL, Program, Running};
 use crate::report::Verdict;
 use roxe_provider::runtime_dir;
 use std::fs::{self, File};
@@ -16,47 +16,49 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Longest time for one exchange without losses; a lost connection message costs seconds.
+/// Time limit of an exchange without losses.
 const LIMIT: Duration = Duration::from_secs(60);
+/// Time limit of an exchange with losses: each lost connection message costs seconds.
 const LOSSY_LIMIT: Duration = Duration::from_secs(600);
 /// Time within which servers must end after their clients.
-const PARTING: Duration = Duration::from_secs(15);
+const SERVER_END_LIMIT: Duration = Duration::from_secs(15);
 
-/// The environment of one side.
+/// One end of a link.
 #[derive(Clone, Debug)]
-pub struct End {
+pub struct Host {
     /// Command prefix and environment of the programs.
-    pub place: Place,
+    pub launch: Launch,
     /// IP address.
     pub address: String,
-    /// A process whose `/proc` shows the network of this side.
-    pub witness: u32,
+    /// Id of a process in the network namespace of this end.
+    pub namespace_pid: u32,
 }
 
-/// A link with both its ends.
+/// A link with its two ends.
 #[derive(Clone, Debug)]
-pub struct Site {
+pub struct Link {
     /// `lo` or `veth`.
     pub name: &'static str,
     /// IP version.
     pub ip: Ip,
-    /// Where servers run.
-    pub server: End,
-    /// Where clients run.
-    pub client: End,
+    /// End of the servers.
+    pub server: Host,
+    /// End of the clients.
+    pub client: Host,
 }
 
-/// Faults, on both sides.
+/// Faults that roxe injects at both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Weather {
+pub enum Faults {
     /// No faults.
     Clean,
-    /// Drops 3% of the sent packets that an exchange retransmits. The seed makes runs repeatable.
+    /// Drops 3 % of the sent packets that an exchange retransmits. The number is the seed of the
+    /// losses.
     Loss(u64),
 }
 
-impl Weather {
-    /// Returns the word in the names of checks.
+impl Faults {
+    /// Returns the word for these faults in the names of checks.
     pub fn word(self) -> &'static str {
         match self {
             Self::Clean => "clean",
@@ -64,17 +66,17 @@ impl Weather {
         }
     }
 
-    /// Returns true if this applies to the exchange.
-    pub fn concerns(self, exchange: &Exchange) -> bool {
-        self == Self::Clean || exchange.carrier != Carrier::Groups
+    /// Returns true if the exchange can run with these faults.
+    pub fn applies_to(self, exchange: &Exchange) -> bool {
+        self == Self::Clean || exchange.transport != Transport::Multicast
     }
 
-    /// The fault rules of one side. Programs that look up services lose requests only: a lost
-    /// reply makes the client send another request, and the server's program counts requests.
-    fn rules(self, carrier: Carrier, role: Role) -> Option<String> {
-        match (self, carrier, role) {
-            (Self::Loss(seed), Carrier::Reliable, _) => Some(format!("seed={seed}; drop tx 3%")),
-            (Self::Loss(seed), Carrier::Datagrams, Role::Client) => Some(format!("seed={seed}; drop tx qp=1 10%")),
+    /// Returns the fault rules of one end. With datagrams only connection requests are lost: a lost
+    /// reply makes the client send another request, and the server program counts requests.
+    fn rules(self, transport: Transport, role: Role) -> Option<String> {
+        match (self, transport, role) {
+            (Self::Loss(seed), Transport::Reliable, _) => Some(format!("seed={seed}; drop tx 3%")),
+            (Self::Loss(seed), Transport::Datagrams, Role::Client) => Some(format!("seed={seed}; drop tx qp=1 10%")),
             _ => None,
         }
     }
@@ -87,136 +89,135 @@ enum Role {
     Client,
 }
 
-/// Name of a cell: the site, the IP version, the faults, the client's command line.
-pub fn name(site: &str, ip: Ip, weather: Weather, exchange: &Exchange) -> String {
-    format!("{site} {ip} {} {exchange}", weather.word())
+/// Returns the name of a check: the link, the IP version, the faults, the client's command line.
+pub fn name(link: &str, ip: Ip, faults: Faults, exchange: &Exchange) -> String {
+    format!("{link} {ip} {} {exchange}", faults.word())
 }
 
 /// Runs an exchange and checks it.
-pub fn run(site: &Site, weather: Weather, exchange: &Exchange) -> Verdict {
+pub fn run(link: &Link, faults: Faults, exchange: &Exchange) -> Verdict {
     if let Some(tool) = exchange.tools().into_iter().find(|tool| !pair::installed(tool)) {
-        return Verdict::Skipped(format!("{tool} is not installed (tests/run installs it)"));
+        return Verdict::not_installed(tool);
     }
-    let meeting = Meeting { site, weather, exchange, port: exchange.port.unwrap_or_else(port) };
-    match meeting.hold() {
+    let run = ExchangeRun { link, faults, exchange, port: exchange.port.unwrap_or_else(port) };
+    match run.run_programs() {
         Err(e) => Verdict::Failed(e.to_string()),
-        Ok([servers, clients]) => meeting.judge(&servers, &clients),
+        Ok([servers, clients]) => run.judge(&servers, &clients),
     }
 }
 
-/// A port that nothing else in this run uses.
+/// Returns a port that no other exchange of this process uses.
 fn port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(17_000);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// A run of an exchange.
-struct Meeting<'a> {
-    site: &'a Site,
-    weather: Weather,
+struct ExchangeRun<'a> {
+    link: &'a Link,
+    faults: Faults,
     exchange: &'a Exchange,
     port: u16,
 }
 
-impl Meeting<'_> {
+impl ExchangeRun<'_> {
     /// Runs servers and clients; returns their outcomes.
-    fn hold(&self) -> io::Result<[Vec<Outcome>; 2]> {
-        let limit = if self.weather == Weather::Clean { LIMIT } else { LOSSY_LIMIT };
+    fn run_programs(&self) -> io::Result<[Vec<Outcome>; 2]> {
+        let limit = if self.faults == Faults::Clean { LIMIT } else { LOSSY_LIMIT };
         let deadline = pair::deadline(limit);
-        let (site, exchange) = (self.site, self.exchange);
-        let mut servers = self.start(&site.server, &exchange.server, exchange.servers, Role::Server)?;
+        let (link, exchange) = (self.link, self.exchange);
+        let mut servers = self.start(&link.server, &exchange.server, exchange.servers, Role::Server)?;
         while !self.ready() && Instant::now() < deadline && !servers.iter_mut().any(Running::exited) {
             thread::sleep(POLL_INTERVAL);
         }
         let mut clients = Vec::new();
         while clients.len() < exchange.clients {
             let next = if exchange.one_by_one { 1 } else { exchange.clients };
-            let started = self.start(&site.client, &exchange.client, next, Role::Client)?;
+            let started = self.start(&link.client, &exchange.client, next, Role::Client)?;
             clients.extend(started.into_iter().map(|client| client.wait(deadline)));
         }
-        // Servers whose client failed wait forever: they get a moment to print the reason.
+        // A server whose client failed may wait forever. It gets a second to print the reason.
         let good = clients.iter().all(|client| client.ok);
         let until = match exchange.stays {
             true => Duration::ZERO,
-            false if good => PARTING,
+            false if good => SERVER_END_LIMIT,
             false => Duration::from_secs(1),
         };
         if exchange.stays && good {
-            self.await_farewells(&mut servers, Instant::now() + PARTING);
+            self.await_client_reports(&mut servers, Instant::now() + SERVER_END_LIMIT);
         }
-        let parting = Instant::now() + until;
-        Ok([servers.into_iter().map(|server| server.wait(parting)).collect(), clients])
+        let deadline = Instant::now() + until;
+        Ok([servers.into_iter().map(|server| server.wait(deadline)).collect(), clients])
     }
 
-    /// A server that stays notices the end of its clients a moment later.
-    fn await_farewells(&self, servers: &mut [Running], deadline: Instant) {
-        let (says, clients) = (self.exchange.says, self.exchange.clients);
-        let done = |server: &mut Running| says.has_seen_all(&server.output_so_far(), clients) || server.exited();
+    /// Waits until servers that run until they are killed have printed the end of their clients.
+    fn await_client_reports(&self, servers: &mut [Running], deadline: Instant) {
+        let (expected, clients) = (self.exchange.expected, self.exchange.clients);
+        let done = |server: &mut Running| expected.has_seen_all(&server.output_so_far(), clients) || server.exited();
         while !servers.iter_mut().all(done) && Instant::now() < deadline {
             thread::sleep(POLL_INTERVAL);
         }
     }
 
-    fn start(&self, end: &End, line: &str, count: usize, role: Role) -> io::Result<Vec<Running>> {
+    fn start(&self, end: &Host, line: &str, count: usize, role: Role) -> io::Result<Vec<Running>> {
         let copy = self.copy();
-        let words = Words {
+        let words = Placeholders {
             own: &end.address,
-            server: &self.site.server.address,
-            group: group(self.site.ip),
+            server: &self.link.server.address,
+            group: group(self.link.ip),
             port: self.port,
             copy: &copy.to_string_lossy(),
         };
         let program = Program::parse(&words.fill(line));
-        let place = self.place(end, role);
+        let launch = self.launch(end, role);
         let log = |n: usize| pair::log_path(&format!("{role:?}{}.{n}", self.port));
-        (0..count).map(|n| Running::start(&program, &place, log(n))).collect()
+        (0..count).map(|n| Running::start(&program, &launch, log(n))).collect()
     }
 
-    /// The file that servers may leave.
+    /// Returns the path of the file that `rcopy` writes on the servers' side.
     fn copy(&self) -> PathBuf {
         pair::log_path(&format!("copy{}", self.port))
     }
 
-    fn place(&self, end: &End, role: Role) -> Place {
-        let mut place = end.place.clone();
-        place.envs.push(("ROXE_STATS".to_owned(), "on".to_owned()));
-        let rules = self.weather.rules(self.exchange.carrier, role);
-        place.envs.extend(rules.map(|rules| ("ROXE_FAULTS".to_owned(), rules)));
-        place
+    fn launch(&self, end: &Host, role: Role) -> Launch {
+        let mut launch = end.launch.clone();
+        launch.envs.push(("ROXE_STATS".to_owned(), "on".to_owned()));
+        let rules = self.faults.rules(self.exchange.transport, role);
+        launch.envs.extend(rules.map(|rules| ("ROXE_FAULTS".to_owned(), rules)));
+        launch
     }
 
     fn ready(&self) -> bool {
-        let (witness, ip) = (self.site.server.witness, self.site.ip);
+        let (namespace_pid, ip) = (self.link.server.namespace_pid, self.link.ip);
         match self.exchange.ready {
-            Ready::Listens => listens(witness, self.port),
-            Ready::Joined => members(witness, ip) >= self.exchange.servers,
+            Ready::Listens => listens(namespace_pid, self.port),
+            Ready::Joined => joined_sockets(namespace_pid, ip) >= self.exchange.servers,
         }
     }
 
     fn judge(&self, servers: &[Outcome], clients: &[Outcome]) -> Verdict {
         if let Some(why) = servers.iter().chain(clients).find_map(judge::refusal) {
-            return Verdict::Skipped(format!("the program says: {why}"));
+            return Verdict::Skipped(format!("the program refuses: {why}"));
         }
-        let judged = self.exchange.says.judge(servers, clients, self.exchange.stays);
-        let judged = judged.and_then(|()| self.traffic(servers, clients));
-        let copied = if self.exchange.copies() { take_copy(&self.copy()) } else { Ok(()) };
-        let judged = judged.and(copied);
-        judged.into()
+        let result = self.exchange.expected.judge(servers, clients, self.exchange.stays);
+        let result = result.and_then(|()| self.check_counters(servers, clients));
+        let copied = if self.exchange.copies() { check_copy(&self.copy()) } else { Ok(()) };
+        result.and(copied).into()
     }
 
-    /// Processes that ended by themselves must have printed how many packets they received, and
-    /// that faults were applied.
-    fn traffic(&self, servers: &[Outcome], clients: &[Outcome]) -> Judged {
+    /// Checks that each process that exited by itself received enough packets and applied its fault
+    /// rules, by the counters that it printed.
+    fn check_counters(&self, servers: &[Outcome], clients: &[Outcome]) -> CheckResult {
         let servers = if self.exchange.stays { &[] } else { servers };
         let mut all =
             servers.iter().map(|end| (Role::Server, end)).chain(clients.iter().map(|end| (Role::Client, end)));
         all.try_for_each(|(role, end)| {
-            let lossy = self.weather.rules(self.exchange.carrier, role).is_some();
+            let lossy = self.faults.rules(self.exchange.transport, role).is_some();
             if lossy && !end.output.contains("roxe: faults: ") {
                 return Err(format!("`{}` reports no faults\n{}", end.command, end.output));
             }
             match pair::counter(&end.output, "received_packets") {
-                0 if judge::lost_its_race(end) => Ok(()),
+                0 if judge::hit_rping_exit_race(end) => Ok(()),
                 packets if packets < self.exchange.packets => {
                     Err(format!("`{}` has received {packets} packets\n{}", end.command, end.output))
                 }
@@ -226,28 +227,28 @@ impl Meeting<'_> {
     }
 }
 
-/// Returns true if a process listens on `port` in the network namespace of the process `witness`:
-/// the name of its Unix socket for requests contains both.
-pub fn listens(witness: u32, port: u16) -> bool {
-    let Ok(cookie) = namespace_cookie(witness) else { return false };
+/// Returns true if a roxe process listens on `port` in the network namespace of `namespace_pid`.
+/// The name of its Unix socket for connection requests contains the namespace and the port.
+pub fn listens(namespace_pid: u32, port: u16) -> bool {
+    let Ok(cookie) = namespace_cookie(namespace_pid) else { return false };
     let (namespace, probe) = (format!("-{cookie:x}-svc-"), UnixDatagram::unbound());
     let of_port = |name: &str| {
-        let place = name.split_once(&namespace).map(|(_, place)| place);
-        place.and_then(|place| place.split('-').nth(1)).is_some_and(|service| service.ends_with(&format!("{port:04x}")))
+        let rest = name.split_once(&namespace).map(|(_, rest)| rest);
+        rest.and_then(|rest| rest.split('-').nth(1)).is_some_and(|service| service.ends_with(&format!("{port:04x}")))
     };
     let names = runtime_dir().and_then(fs::read_dir).into_iter().flatten().flatten();
     let mut listeners = names.filter(|entry| entry.file_name().to_str().is_some_and(of_port));
     listeners.any(|entry| probe.as_ref().is_ok_and(|probe| probe.connect(entry.path()).is_ok()))
 }
 
-/// The number of the network namespace of a process (`SO_NETNS_COOKIE`), as a thread finds it that
-/// enters there.
-fn namespace_cookie(of: u32) -> io::Result<u64> {
+/// Returns the cookie of a process's network namespace (`SO_NETNS_COOKIE`), read in a thread that
+/// enters the namespace.
+fn namespace_cookie(pid: u32) -> io::Result<u64> {
     const SO_NETNS_COOKIE: libc::c_int = 71;
-    let look = move || {
-        if of != std::process::id() {
-            let namespace = File::open(format!("/proc/{of}/ns/net"))?;
-            // SAFETY: takes no pointers, and concerns this thread, which ends with it.
+    let read = move || {
+        if pid != std::process::id() {
+            let namespace = File::open(format!("/proc/{pid}/ns/net"))?;
+            // SAFETY: takes no pointers, and changes only this thread.
             if unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) } != 0 {
                 return Err(io::Error::last_os_error());
             }
@@ -261,10 +262,11 @@ fn namespace_cookie(of: u32) -> io::Result<u64> {
         };
         if rc == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
     };
-    thread::spawn(look).join().unwrap_or_else(|_| Err(io::Error::other("the thread panicked")))
+    thread::spawn(read).join().unwrap_or_else(|_| Err(io::Error::other("the thread panicked")))
 }
 
-/// Number of sockets that are members of the group.
-pub(crate) fn members(witness: u32, ip: Ip) -> usize {
-    members_in(&fs::read_to_string(format!("/proc/{witness}/net/{}", group_table(ip))).unwrap_or_default(), ip)
+/// Returns the number of sockets in the network namespace of `namespace_pid` that have joined the
+/// tests' multicast group.
+pub(crate) fn joined_sockets(namespace_pid: u32, ip: Ip) -> usize {
+    count_members(&fs::read_to_string(format!("/proc/{namespace_pid}/net/{}", group_file(ip))).unwrap_or_default(), ip)
 }

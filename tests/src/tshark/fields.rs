@@ -1,6 +1,4 @@
-//! Compares the headers of a capture as tshark reads them and as roxe does.
-//!
-//! Touches processes through [`super::fields()`], and the capture.
+//! Compares the header fields of a capture as tshark and as roxe parse them.
 
 use roxe_wire::capture::{Frame, frames, ip_packet};
 use roxe_wire::{
@@ -9,11 +7,11 @@ use roxe_wire::{
 use std::fs;
 use std::path::Path;
 
-/// Reads a field; `None` if the packet has no such field.
-type Reading = fn(&Packet<'_>) -> Option<u64>;
+/// Returns the value of a field; `None` if the packet has no such field.
+type ReadField = fn(&Packet<'_>) -> Option<u64>;
 
-/// The fields that are compared, as tshark calls them.
-const FIELDS: [(&str, Reading); 19] = [
+/// The compared fields, by tshark's names.
+const FIELDS: [(&str, ReadField); 19] = [
     ("infiniband.bth.opcode", |packet| Some(packet.header.opcode().to_u8().into())),
     ("infiniband.bth.se", |packet| Some(packet.header.bth.solicited.into())),
     ("infiniband.bth.m", |packet| Some(packet.header.bth.mig_req.into())),
@@ -43,22 +41,22 @@ const FIELDS: [(&str, Reading); 19] = [
     }),
 ];
 
-/// Printed as the digits of its bytes.
+/// tshark prints its bytes as hexadecimal digits without a prefix.
 const IMMEDIATE: &str = "infiniband.immdt";
-/// The last 4 bytes; a CNP has an ICRC, too, but tshark does not dissect it.
+/// The last 4 bytes of a packet. tshark does not dissect the ICRC of a CNP.
 const ICRC: &str = "infiniband.invariant.crc";
 
-/// Compares all RoCEv2 packets of `file` with a correct ICRC; returns their number.
+/// Compares all RoCEv2 packets of `file` with a correct ICRC, and returns their number.
 ///
 /// # Errors
-/// The first field that tshark reads differently, or why the capture cannot be read.
+/// The first field that differs, or why the capture cannot be read.
 pub fn compare(file: &Path) -> Result<usize, String> {
     let bytes = fs::read(file).map_err(|e| format!("{}: {e}", file.display()))?;
     let names: Vec<&str> = FIELDS.iter().map(|(name, _)| *name).chain([ICRC]).collect();
     let theirs = super::fields(file, &names)?;
     let ours: Vec<_> = frames(&bytes).map_err(|e| e.to_string())?.collect();
     if ours.len() != theirs.len() {
-        return Err(format!("{}: {} frames, {} for tshark", file.display(), ours.len(), theirs.len()));
+        return Err(format!("{}: {} frames for roxe, {} for tshark", file.display(), ours.len(), theirs.len()));
     }
     let mut compared = 0;
     for (frame, values) in ours.into_iter().zip(&theirs) {
@@ -83,13 +81,13 @@ fn compare_packet(bytes: &[u8], theirs: &[String]) -> Result<(), String> {
     let ours = FIELDS.iter().map(|(name, read)| (*name, read(&packet))).chain([(ICRC, icrc)]);
     for ((name, ours), theirs) in ours.zip(theirs) {
         if number(name, theirs) != ours {
-            return Err(format!("{packet}: {name} is {ours:x?} for us and {theirs:?} for tshark"));
+            return Err(format!("{packet}: {name} is {ours:x?} for roxe and {theirs:?} for tshark"));
         }
     }
     Ok(())
 }
 
-/// A number as tshark prints it, decimal or hexadecimal; `None` if there is none.
+/// Parses a number that tshark prints in decimal or hexadecimal; `None` if the text is empty.
 fn number(name: &str, text: &str) -> Option<u64> {
     let digits = if name == IMMEDIATE { Some(text) } else { text.strip_prefix("0x") };
     digits.map_or_else(|| text.parse().ok(), |digits| u64::from_str_radix(digits, 16).ok())

@@ -1,5 +1,5 @@
-//! Packets of another implementation: every RoCE packet in `captures/` must parse, carry the ICRC
-//! we compute and be written back byte for byte.
+//! Checks that roxe parses every RoCEv2 packet of another implementation in `captures/`, computes
+//! the same ICRC, and emits the same bytes.
 
 use roxe_wire::capture::{Frame, frames, ip_packet};
 use roxe_wire::cm::{CommId, Guid, IpCmHeader, Mad, Message, PortSpace, ServiceId, gsi_header};
@@ -20,8 +20,8 @@ fn captures() -> Vec<PathBuf> {
     files
 }
 
-/// Calls `check` with the IP packet, what it says and the UDP payload of every RoCE packet; returns
-/// how many.
+/// Calls `check` with the place, IP packet, parsed headers and UDP payload of every RoCEv2 packet.
+/// Returns the number of packets.
 fn for_each_roce_packet(mut check: impl FnMut(&str, &[u8], &NetHeader, &[u8])) -> usize {
     let mut seen = 0;
     for path in captures() {
@@ -32,7 +32,7 @@ fn for_each_roce_packet(mut check: impl FnMut(&str, &[u8], &NetHeader, &[u8])) -
             let Some(ip) = ip_packet(link, data) else { continue };
             match NetHeader::parse_ip(ip) {
                 Ok((net, payload)) => check(&format!("{name} frame {}", index + 1), ip, &net, payload),
-                // IGMP and ICMPv6 of the recording machines.
+                // IGMP and ICMPv6 packets of the recording machines.
                 Err(ParseError::NotIp | ParseError::NotRoce) => continue,
                 Err(error) => panic!("{name} frame {}: {error}", index + 1),
             }
@@ -88,7 +88,7 @@ fn captured_datagram_grh_equals_its_ip_header() {
     assert!(datagrams > 0);
 }
 
-/// Calls `check` with every message of the connection manager, its packet and its addresses.
+/// Calls `check` with the place, addresses, packet and content of every connection manager message.
 fn for_each_mad(mut check: impl FnMut(&str, &NetHeader, &Packet<'_>, &Mad)) {
     for_each_roce_packet(|at, _, net, datagram| {
         let packet = Packet::parse(datagram).unwrap_or_else(|error| panic!("{at}: {error}"));
@@ -110,7 +110,7 @@ fn captured_connection_messages_roundtrip_byte_for_byte() {
     assert_eq!(seen, BTreeMap::from(expected));
 }
 
-/// The first connection of `rping`, its numbers as Wireshark shows them.
+/// The expected numbers are those that Wireshark shows for the first connection of `rping`.
 // clause: CM-FIELDS
 #[test]
 fn captured_connection_matches_wireshark() {
@@ -171,7 +171,7 @@ fn captured_requests_contain_the_addresses_of_their_packets() {
         assert_eq!((header.addresses.src(), header.addresses.dst()), (net.src.to_ip(), net.dst.to_ip()), "{at}");
         let (found, port) = service.port().unwrap_or_else(|| panic!("{at}: {service}"));
         assert_eq!(found, space, "{at}");
-        // As Linux makes a flow label of the two ports.
+        // Linux computes the flow label from the two ports.
         let label = (u32::from(header.src_port) * 31 + u32::from(port)) & 0xf_ffff;
         assert!(flow_label.is_none_or(|found| found == label), "{at}: {label:#x}");
         assert_eq!(header.to_bytes(), private_data[..IpCmHeader::LEN], "{at}");

@@ -1,9 +1,9 @@
-//! Requests and their results, case by case. Each case is a script that runs through the Rust API
-//! and the C ABI, in one process and between two, over shared memory and UDP, and for reliable
-//! services also on a lossy network.
+//! Tests requests and their results by scripts. Each script runs through the Rust API and the C
+//! ABI, in one process and between two, over shared memory and UDP, and for reliable services also
+//! on a lossy network.
 //!
-//! `script.rs` describes the language. Errors of calls, C structures and the engine are tested at
-//! their own level.
+//! `script.rs` describes the language. Errors of calls, C structures and the engine have tests in
+//! their own crates.
 
 mod agent;
 mod c_abi;
@@ -16,7 +16,7 @@ mod self_test;
 mod shared;
 mod windows;
 
-/// The agent that a script starts. Passes at once as a test.
+/// The program of an agent process. As a test it does nothing.
 #[test]
 fn agent() {
     if std::env::var_os(configs::ROLE).is_some() {

@@ -1,24 +1,24 @@
-//! The dependencies satisfy tests/deny.toml: licences, sources, and no C in the product.
+//! Checks that the dependencies satisfy tests/deny.toml: licences, sources, and no C in the
+//! product.
 //!
-//! `cargo deny` checks more, such as known vulnerabilities, but needs a network for that. Touches
-//! `cargo tree` and Cargo.lock.
+//! `cargo deny` checks more, such as known vulnerabilities, but needs a network for that.
 
 use std::process::Command;
 
 const POLICY: &str = include_str!("../../deny.toml");
 const LOCK: &str = include_str!("../../../Cargo.lock");
 
-/// The packages that users get.
+/// The packages that users install.
 const PRODUCT: [&str; 4] = ["roxe-capi", "roxe-cli", "roxe-preload", "roxe"];
 
-/// The strings in quotes between `begin` and the next line that is `]`.
+/// Returns the quoted strings between `begin` and the next line `]` of the policy.
 fn list(begin: &str) -> Vec<&'static str> {
     let (_, rest) = POLICY.split_once(begin).expect("find the list in deny.toml");
     let (list, _) = rest.split_once("\n]").expect("find the end of the list");
     list.split('"').skip(1).step_by(2).collect()
 }
 
-/// Output of `cargo tree` with these arguments, one package a line.
+/// Returns the lines of `cargo tree` with these arguments, one package a line.
 fn tree(arguments: &[&str]) -> Vec<String> {
     let mut command = Command::new(env!("CARGO"));
     command.args(["tree", "--locked", "--prefix", "none", "--target", "all"]).args(arguments);
@@ -28,11 +28,11 @@ fn tree(arguments: &[&str]) -> Vec<String> {
     text.lines().map(|line| line.trim_end_matches(" (*)").to_owned()).filter(|line| !line.is_empty()).collect()
 }
 
-/// Returns true if an SPDX expression offers at least one choice that is allowed as a whole. Old
-/// crates write `/` for `OR`.
+/// Returns true if an SPDX expression can be satisfied by allowed licences. Old crates write `/`
+/// for `OR`.
 fn is_allowed(expression: &str, allowed: &[&str]) -> bool {
     let flat = expression.replace(['(', ')'], "").replace('/', " OR ");
-    // In all expressions of the lock file, AND joins a choice in brackets and one licence.
+    // In the expressions of all dependencies, AND joins a choice in brackets and one licence.
     flat.split(" AND ").all(|part| part.split(" OR ").any(|licence| allowed.contains(&licence.trim())))
 }
 

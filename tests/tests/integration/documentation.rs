@@ -127,9 +127,9 @@ fn generated_parts_of_pages_match_the_code() {
 
 #[test]
 fn equal_vendor_errs_of_two_statuses_have_a_row_each() {
-    let of = |status, is_receive| VendorErrOf { status, is_receive, vendor_err: 0x51, source: "" };
+    let entry = |status, is_receive| VendorErrOf { status, is_receive, vendor_err: 0x51, source: "" };
     let errs = [(WcStatus::LocProtErr, false), (WcStatus::LocProtErr, true), (WcStatus::LocLenErr, true)];
-    let errs = errs.map(|(status, is_receive)| of(status, is_receive));
+    let errs = errs.map(|(status, is_receive)| entry(status, is_receive));
     let table = vendor_err_table(&[Profile { vendor_errs: Vec::from(errs).leak(), ..PROFILES[0] }]);
     assert_eq!(table.lines().filter(|line| line.starts_with("| 81 (0x51) |")).count(), 3, "{table}");
 }
@@ -142,12 +142,12 @@ fn pages() -> Vec<PathBuf> {
 #[test]
 fn packages_that_work_name_their_suites() {
     for page in ["docs/reference/debian.md", "docs/reference/pypi.md"] {
-        judge_packages(&fs::read_to_string(root().join(page)).unwrap());
+        check_packages(&fs::read_to_string(root().join(page)).unwrap());
     }
 }
 
-/// Checks that each row of a table has a result and the details of that result.
-fn judge_packages(page: &str) {
+/// Checks that each row of the table has a result, and the suites or reason that belong to it.
+fn check_packages(page: &str) {
     let suites: BTreeSet<String> = files::below(&root().join("tests/tests/suites"), "rs")
         .iter()
         .filter_map(|file| Some(file.file_stem()?.to_str()?.to_owned()))
@@ -164,9 +164,9 @@ fn judge_packages(page: &str) {
         let named: Vec<&str> = head.split('`').skip(1).step_by(2).collect();
         match result {
             "works" | "in part" => {
-                assert!(head == "by hand" || !named.is_empty(), "{package}: which suite shows that it works?")
+                assert!(head == "by hand" || !named.is_empty(), "{package}: no suite is named")
             }
-            "no" => assert!(!reason.is_empty(), "{package} does not work; why?"),
+            "no" => assert!(!reason.is_empty(), "{package}: no reason is named"),
             _ => assert_eq!((result, reason), ("not tried", ""), "{package}"),
         }
         let unknown = named.iter().find(|name| !suites.contains(**name));

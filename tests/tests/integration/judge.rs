@@ -1,5 +1,5 @@
-//! `roxe judge`: no charge against a card that keeps the rules, and the right one against a card
-//! that breaks them.
+//! Checks that `roxe judge` finds no fault of roxe and of kernel cards in captures of their
+//! packets.
 
 use roxe_dissect::judge::{Charge, Class, Judgement, Vantage, judge};
 use roxe_dissect::{Captured, Item, items};
@@ -27,7 +27,8 @@ fn catalogue_packets_bring_no_charge_against_the_card() {
     let address = card.card(false).expect("find the IPv4 address of the card").address;
     let (mut wrong, mut cases, mut near) = (Vec::new(), 0, 0);
     let catalogue = conform::catalogue(&[]).expect("parse the catalogue");
-    // A capture does not show that a queue pair is reset: both lives would be judged as one.
+    // A capture does not show that a queue pair was reset, and the judge would treat the
+    // connections before and after as one.
     for script in catalogue.iter().filter(|script| !script.name().contains("/second_life")) {
         for case in script.cases() {
             let outcome = roxe_drill::run(script.name(), case, &mut card);

@@ -1,10 +1,10 @@
-//! `tests/run` leaves no suite out.
+//! Checks that `tests/run` runs every suite.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// Names of the modules below `tests/tests/suites`, each of which is a suite.
+/// Returns the names of the modules below `tests/tests/suites`, each of which is a suite.
 fn suites() -> BTreeSet<String> {
     let groups = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/suites")).expect("list the suites");
     let folders = groups.map(|entry| entry.expect("read an entry of the folder").path()).filter(|path| path.is_dir());

@@ -1,5 +1,5 @@
-//! Tests that cross crates: captures of others, agents of the same cases in several languages, the
-//! simulation, and rules about the tree itself.
+//! Tests that cross crates: captures of other implementations, cases over the Rust API and the C
+//! ABI, the simulation, and rules for the source tree.
 
 mod captures;
 mod cases;

@@ -1,14 +1,14 @@
-//! The broken builds in `tests/mutants` and `tests/checked` still apply, and the tests they name
-//! exist. `tests/mutants/run` and `tests/checked/run` build and run them.
+//! Checks that the mutants in `tests/mutants` and `tests/checked` apply, and that the tests which
+//! they name exist. `tests/mutants/run` and `tests/checked/run` build and run them.
 
 use roxe_tests::files::Scratch;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Fewer would prove too little.
-const AT_LEAST: usize = 12;
-/// Faults of a card that `tests/mutants/outside/run` shows to `roxe conform`.
+/// Least number of mutants: with fewer, the folder was not read.
+const MIN_MUTANTS: usize = 12;
+/// Folder of the card faults that `tests/mutants/outside/run` shows to `roxe conform`.
 const OUTSIDE: &str = "tests/mutants/outside";
 /// Checkers of `tests/checked/run`.
 const CHECKERS: [&str; 3] = ["thread", "address", "miri"];
@@ -29,15 +29,15 @@ fn mutants() -> Vec<PathBuf> {
     [patches("tests/mutants"), patches("tests/checked")].concat()
 }
 
-/// This patch applies to the tree. Of several, `git apply --check` compares each with the tree, not
-/// with the patches before it; for those see [`apply_in_a_copy`].
-fn check_that_it_applies(file: &Path) {
+/// Checks that this patch applies to the tree alone. [`apply_in_a_copy`] checks that patches apply
+/// after each other.
+fn check_applies(file: &Path) {
     let check = Command::new("git").args(["apply", "--check", "-C1"]).arg(file).current_dir(root()).output();
     let check = check.expect("run git apply");
     assert!(check.status.success(), "{}: {}", file.display(), String::from_utf8_lossy(&check.stderr));
 }
 
-/// Package, target and path of the tests that catch this mutant.
+/// Returns package, target and path of the tests that catch this mutant.
 fn catchers(mutant: &str) -> impl Iterator<Item = [&str; 3]> {
     let lines = mutant.lines().filter_map(|line| line.strip_prefix("Caught by: "));
     lines.map(|line| line.splitn(3, ' ').collect::<Vec<_>>().try_into().unwrap_or_else(|_| panic!("{line}")))
@@ -46,8 +46,8 @@ fn catchers(mutant: &str) -> impl Iterator<Item = [&str; 3]> {
 #[test]
 fn every_mutant_applies() {
     let mutants = mutants();
-    assert!(mutants.len() >= AT_LEAST, "{} mutants", mutants.len());
-    mutants.iter().for_each(|file| check_that_it_applies(file));
+    assert!(mutants.len() >= MIN_MUTANTS, "{} mutants", mutants.len());
+    mutants.iter().for_each(|file| check_applies(file));
     apply_in_a_copy(&patches("tests/mutants"));
 }
 
@@ -73,11 +73,11 @@ fn apply_in_a_copy(files: &[PathBuf]) {
 #[test]
 fn faults_seen_from_outside_apply_alone_and_together() {
     let faults = patches(OUTSIDE);
-    faults.iter().for_each(|file| check_that_it_applies(file));
+    faults.iter().for_each(|file| check_applies(file));
     apply_in_a_copy(&faults);
 }
 
-/// Each has a sentence, a day, and a script that finds it, unless no packet tells it apart.
+/// Each fault has a description, a date, and a script that finds it, unless packets cannot show it.
 #[test]
 fn faults_seen_from_outside_are_listed() {
     let list = fs::read_to_string(root().join(OUTSIDE).join("list.txt")).expect("read list.txt");
@@ -88,17 +88,16 @@ fn faults_seen_from_outside_are_listed() {
     assert_eq!(named, patches(OUTSIDE).iter().map(stem).collect::<Vec<_>>());
     for (row, file) in rows.iter().zip(patches(OUTSIDE)) {
         let [name, day, before, now, ..] = row[..] else { panic!("{row:?}") };
-        assert!(day.len() == 10 && day.starts_with("20"), "{name}: on which day was it written?");
+        assert!(day.len() == 10 && day.starts_with("20"), "{name}: the date is missing");
         for script in [before, now].into_iter().filter(|script| !["-", "unseen"].contains(script)) {
             assert!(root().join("tests/conform").join(script).with_extension("drill").exists(), "{name}: {script}");
         }
         let text = fs::read_to_string(file).expect("read the patch");
-        assert!(text.lines().next().is_some_and(|line| line.ends_with('.')), "{name}: what is broken?");
+        assert!(text.lines().next().is_some_and(|line| line.ends_with('.')), "{name}: the description is missing");
     }
 }
 
-/// Code that tests another number would be switched on with that mutant, and code that tests
-/// none would always be on.
+/// Code with another number would be active with another mutant, and code without a number always.
 #[test]
 fn every_mutant_asks_for_its_own_number() {
     for file in [patches("tests/mutants"), patches(OUTSIDE)].concat() {
@@ -116,7 +115,7 @@ fn every_mutant_has_a_description_and_names_existing_tests() {
     for file in mutants() {
         let mutant = fs::read_to_string(&file).expect("read the mutant");
         let name = file.display();
-        assert!(mutant.lines().next().is_some_and(|line| line.ends_with('.')), "{name}: what is broken?");
+        assert!(mutant.lines().next().is_some_and(|line| line.ends_with('.')), "{name}: the description is missing");
         assert!(catchers(&mutant).next().is_some(), "{name} has no test");
         for [package, target, test] in catchers(&mutant) {
             assert!(exists(package, target, test), "{name}: no test {test} in {target} of {package}");
@@ -137,26 +136,27 @@ fn every_checker_has_a_broken_build_that_it_must_report() {
         let reports: Vec<_> = reports.map(|line| line.split_once(": ").expect("CHECKER: WORDS")).collect();
         let are_known = reports.iter().all(|(checker, words)| CHECKERS.contains(checker) && !words.is_empty());
         assert!(are_known && !reports.is_empty(), "{}: {reports:?}", file.display());
-        assert_eq!(catchers(text).count(), 1, "{}: during which test?", file.display());
+        assert_eq!(catchers(text).count(), 1, "{}: one test must catch it", file.display());
     }
 }
 
 /// Returns true if a source of the package's target has a test of that name.
 fn exists(package: &str, target: &str, test: &str) -> bool {
     let name = package.strip_prefix("roxe-").unwrap_or(package);
-    // The package of the device is called after all of the provider.
+    // The package roxe-provider is in the folder provider/device.
     let name = if name == "provider" { "device" } else { name };
     let places = ["", "tests", "verbs-api", "provider"].map(|folder| root().join(folder).join(name));
     let Some(package) = places.into_iter().find(|place| place.is_dir()) else { return false };
     let source = if target == "lib" { package.join("src") } else { package.join("tests").join(target) };
     let function = format!("fn {}(", test.rsplit("::").next().unwrap_or(test));
-    holds(&source, &function)
+    contains(&source, &function)
 }
 
-fn holds(path: &Path, text: &str) -> bool {
+/// Returns true if the file, or a file below the folder, contains the text.
+fn contains(path: &Path, text: &str) -> bool {
     if path.is_dir() {
         let mut entries = fs::read_dir(path).expect("list a folder of sources");
-        entries.any(|entry| holds(&entry.expect("read an entry of the folder").path(), text))
+        entries.any(|entry| contains(&entry.expect("read an entry of the folder").path(), text))
     } else {
         fs::read_to_string(path).is_ok_and(|source| source.contains(text))
     }

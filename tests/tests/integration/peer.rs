@@ -1,6 +1,6 @@
-//! The agent (`roxe peer`) over loopback: it authenticates controllers, a session leaves nothing
-//! behind, no controller reaches memory outside the agent's buffers, and two agents run every
-//! operation between their cards.
+//! Tests the agent (`roxe peer`) over loopback: it authenticates controllers, releases the objects
+//! of a session, and gives controllers no access to memory outside its buffers. Two agents run
+//! every operation between their cards.
 
 use roxe_peer::client::{Client, ClientError};
 use roxe_peer::protocol::{Command as Do, limits};
@@ -121,8 +121,8 @@ fn session_leaves_nothing_behind() {
     assert_eq!((text.as_str(), errno), (format!("pd {pd} is still in use").as_str(), libc::EBUSY));
 }
 
-/// One MTU and family of the checks: the others take the same way through the agents, and rxe's
-/// test does them.
+/// Runs the checks of one MTU and IP version. The suite `kernel_rxe` runs the others, which use the
+/// same code of the agents.
 #[test]
 fn two_agents_run_every_operation_between_their_cards() {
     let agent = Agent::start(&[]).unwrap();

@@ -1,10 +1,10 @@
-//! Random runs over bad networks in virtual time: thousands of two queue pairs under loss,
-//! duplication, reordering and corruption of up to 10 % each at the same time, and some of hundreds
-//! of queue pairs around switches that are too small.
+//! Random runs over faulty networks in virtual time. Thousands of runs have two queue pairs under
+//! loss, duplication, reordering and corruption of up to 10 % each. Others have hundreds of queue
+//! pairs around switches with short queues.
 //!
-//! [`roxe_sim::scenario`] describes the invariants. Every run has a seed of its own; a failing run
-//! is shrunk and printed as a text that repeats it, to be pasted into a test as in [`run`].
-//! `ROXE_SIM_RUNS` sets the number of runs per test, `ROXE_SIM_SEED` the first seed.
+//! [`roxe_sim::scenario`] describes the invariants. Every run has its own seed. A failing run is
+//! shrunk and printed as a text for [`run`] that repeats it. `ROXE_SIM_RUNS` sets the number of
+//! runs per test, `ROXE_SIM_SEED` the first seed.
 
 use roxe_sim::case::Net;
 use roxe_sim::case::shrink;
@@ -18,10 +18,10 @@ use roxe_wire::PathMtu;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-/// Runs of pairs per test: a few seconds unoptimised on one core.
+/// Runs of pairs per test: a few seconds on one core without optimisation.
 const RUNS: u64 = 4000;
-/// Faults of each kind, packets per thousand.
-const WORST: u32 = 100;
+/// Largest rate of each kind of fault, in packets per thousand.
+const MAX_FAULTS: u32 = 100;
 
 #[test]
 fn reliable_connections_deliver_every_byte_once_and_in_order() {
@@ -147,20 +147,20 @@ fn dead_nodes_do_not_fail_other_connections() {
     assert!((5..=50).contains(&total.failed) && total.sends > 5000, "{total:?}");
 }
 
-/// Nodes that write to one other without end, as fast as they may.
+/// Nodes that continuously write to one node, as fast as congestion control allows.
 struct Incast {
     world: World,
     regions: Vec<Mr>,
-    /// Messages that were written.
+    /// Number of completed messages.
     done: u64,
-    /// Senders that ran out of retries.
+    /// Number of senders that exceeded their retry count.
     failed: u64,
 }
 
 impl Incast {
     const MESSAGE: u32 = 64 << 10;
 
-    /// Runs `senders` for 50 ms with at most `window` bytes in flight each.
+    /// Runs `senders` for 50 ms of virtual time, with at most `window` bytes in flight each.
     fn of(senders: usize, link: LinkSpec, window: u32, dcqcn: bool) -> Self {
         let mut incast = Self::new(senders, link, window, dcqcn);
         incast.run_for(Duration::from_millis(50));
@@ -205,7 +205,7 @@ impl Incast {
         let end = self.world.elapsed() + time;
         let mut news = Vec::new();
         while self.world.elapsed() < end {
-            assert_eq!(self.world.step(), Ok(true), "there is always something to do");
+            assert_eq!(self.world.step(), Ok(true), "the senders always have work");
             self.world.take_news(&mut news);
             for &id in &news {
                 while let Some(cqe) = self.world.ends[id].host.sends.pop_front() {
@@ -220,7 +220,7 @@ impl Incast {
     }
 }
 
-/// Runs one case.
+/// Runs the case that `text` describes.
 fn run(text: &str) -> Report {
     let first = knob("ROXE_SIM_SEED", 1);
     let mut case: Case = text.parse().unwrap_or_else(|error| panic!("{error} in {text}"));
@@ -230,12 +230,12 @@ fn run(text: &str) -> Report {
     report
 }
 
-/// Many random pairs.
+/// Runs [`RUNS`] random pairs and returns the sum of their reports.
 fn simulate(name: &str, service: Service, mishaps: bool) -> Report {
     many(name, RUNS, |seed| random_case(service, mishaps, seed))
 }
 
-/// Many runs, one for each seed.
+/// Runs `case` for `runs` seeds and returns the sum of their reports.
 fn many(name: &str, runs: u64, case: impl Fn(u64) -> Case) -> Report {
     let first = knob("ROXE_SIM_SEED", 0);
     let runs = knob("ROXE_SIM_RUNS", runs);
@@ -253,21 +253,22 @@ fn random_case(service: Service, mishaps: bool, seed: u64) -> Case {
     let longest = if rng.below(16) == 0 { 60_000 } else { 6_000 };
     let work = Work { messages: rng.between(1, 50), max_len: rng.between(1, longest), mishaps };
     let case = Case { service, work, seed, ..Case::default() };
-    Case { rules: random_faults(WORST, case.link.latency, &mut rng), ..case }
+    Case { rules: random_faults(MAX_FAULTS, case.link.latency, &mut rng), ..case }
 }
 
-/// Minimum time of seven retries: eight times the shortest timeout.
+/// Least duration of seven retries: eight times the shortest timeout.
 const RETRIES: Duration = Duration::from_micros(8 * 4096);
 
-/// Maximum time that a packet queues after all other packets of all connections, on the slowest
-/// link.
+/// Returns the longest time that a packet queues: behind all packets of all connections, on the
+/// slowest link.
 fn longest_queue(case: &Case) -> Duration {
     let bytes = 2 * case.connections as u64 * u64::from(case.work.messages) * u64::from(case.work.max_len);
     let slower = if case.mixed { 10 } else { 1 };
     case.link.bandwidth.map_or(Duration::ZERO, |all| Duration::from_nanos(bytes * 8_000_000_000 * slower / all))
 }
 
-/// Some nodes, some connections between them, links of any kind, and now and then an accident.
+/// Returns a case with a few nodes, random links and connections between them, and sometimes an
+/// accident.
 fn random_world(seed: u64) -> Case {
     let mut rng = Rng::new(seed);
     let (nodes, connections) = (rng.between(2, 12), rng.between(1, 40));
@@ -290,8 +291,8 @@ fn random_world(seed: u64) -> Case {
         rules,
         ..Case::default()
     };
-    // A queue that is too small may eat all retries, and so may one that takes too long; then the
-    // ends fail, as they should.
+    // A queue that is too short or takes too long may exhaust all retries. The ends then fail
+    // rightly.
     case.work.mishaps |= link.queue.is_some() || longest_queue(&case) > RETRIES / 2;
     for _ in 0..rng.below(3) {
         let end = rng.below(2 * connections) as usize;
@@ -301,7 +302,10 @@ fn random_world(seed: u64) -> Case {
     case
 }
 
-/// Runs a case; if it breaks a promise, says which, and what the smallest run is that does.
+/// Runs a case and returns its report.
+///
+/// # Panics
+/// If the run violates an invariant; the message contains the smallest run that does.
 fn play(case: &Case) -> Report {
     let unchanged = &|_: &mut _| {};
     case.play(unchanged).unwrap_or_else(|failure| {

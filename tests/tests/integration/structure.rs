@@ -1,20 +1,20 @@
-//! Rules for the source that the compiler does not check: the order of the crates, import cycles
-//! between the files of a crate, the places of unsafe code, and the width of comments.
+//! Checks rules for the source that the compiler does not: the order of the crates, import cycles
+//! between the files of a crate, the files with unsafe code, and the width of comments.
 //!
-//! There is no list of exceptions. A test prints all violations, not only the first.
+//! There are no exceptions. A test prints all violations, not only the first.
 
-mod circles;
-mod made_up;
+mod cycles;
+mod self_test;
 
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Has the crates in their order, and the files with unsafe code.
+/// The page that lists the crates in their order, and the files with unsafe code.
 const ARCHITECTURE: &str = "docs/internals/architecture.md";
 const COMMENT_COLUMNS: usize = 100;
-/// Texts by their path from the root of the workspace.
+/// Texts of files by their path from the root of the workspace.
 type Files = BTreeMap<PathBuf, String>;
 
 #[test]
@@ -28,7 +28,7 @@ fn packages_depend_only_on_those_before_them() {
 #[test]
 fn files_of_a_package_have_no_import_cycles() {
     let files = workspace();
-    let findings = order(&files).iter().flat_map(|folder| circles::findings(&files, folder)).collect::<Vec<_>>();
+    let findings = order(&files).iter().flat_map(|folder| cycles::findings(&files, folder)).collect::<Vec<_>>();
     assert_none(&findings);
 }
 
@@ -47,8 +47,8 @@ fn assert_none(findings: &[String]) {
     assert!(findings.is_empty(), "{} findings:\n{}", findings.len(), findings.join("\n"));
 }
 
-/// The folders of the product's packages, in the order in which the page of the architecture has
-/// them, but the lowest first.
+/// Returns the folders of the product's packages, the lowest first: the reverse of their order on
+/// the architecture page.
 fn order(files: &Files) -> Vec<&str> {
     let list = files[Path::new(ARCHITECTURE)].split("```").nth(1).expect("find the list in architecture.md");
     let folders = list.lines().filter_map(|line| line.split_whitespace().next());
@@ -60,7 +60,7 @@ fn order(files: &Files) -> Vec<&str> {
         .collect()
 }
 
-/// Every text of this workspace that is not hidden or built.
+/// Returns every text file of the workspace, without hidden and generated ones.
 fn workspace() -> Files {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("find the workspace");
     let (mut files, mut folders) = (Files::new(), vec![root.clone()]);
@@ -81,8 +81,8 @@ fn workspace() -> Files {
     files
 }
 
-/// Packages of the product that `order` does not list, and dependencies on packages that do not
-/// precede their user in it.
+/// Returns the packages of the product that `order` lacks, and the dependencies on packages that do
+/// not precede their user in it.
 fn upward_dependencies(metadata: &Value, order: &[&str]) -> Vec<String> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let packages = list(&metadata["packages"]);
@@ -100,7 +100,7 @@ fn upward_dependencies(metadata: &Value, order: &[&str]) -> Vec<String> {
         let folder = package["manifest_path"].as_str().and_then(|path| path.strip_suffix("Cargo.toml"));
         for dependency in list(&package["dependencies"]) {
             let (used, path) = (&dependency["name"], dependency["path"].as_str().unwrap_or_default());
-            // Tests may use a package that lies in their own, and depends on it.
+            // Tests may use a package in a subfolder of their own package, which depends on it.
             let is_for_tests = dependency["kind"] == "dev" && folder.is_some_and(|folder| path.starts_with(folder));
             if names[own..].contains(&used) && !is_for_tests {
                 findings.push(format!("{name} depends on {used}, which is not below it"));
@@ -110,8 +110,8 @@ fn upward_dependencies(metadata: &Value, order: &[&str]) -> Vec<String> {
     findings
 }
 
-/// Files of products with unsafe code that the page of the architecture does not name, and names
-/// there that have none.
+/// Returns the product's files with unsafe code that the architecture page does not name, and the
+/// names on that page without unsafe code.
 fn unsafe_elsewhere(files: &Files, page: &str) -> Vec<String> {
     let list = page.split_once("`unsafe` is allowed in").and_then(|(_, rest)| rest.split_once("each block"));
     let names = list.map_or("", |(list, _)| list).split('`').skip(1).step_by(2).flat_map(|name| {
@@ -133,12 +133,13 @@ fn unsafe_elsewhere(files: &Files, page: &str) -> Vec<String> {
             }
         }
     }
-    let idle = names.iter().filter(|(_, uses)| **uses == 0);
-    findings.extend(idle.map(|(name, _)| format!("{} is allowed unsafe code and has none", name.display())));
+    let unused = names.iter().filter(|(_, uses)| **uses == 0);
+    findings.extend(unused.map(|(name, _)| format!("{} is allowed unsafe code and has none", name.display())));
     findings
 }
 
-/// Comments with more than `columns`, and modules of Rust without a description at their top.
+/// Returns the comments of more than `columns`, and the Rust modules without a description at their
+/// top.
 fn wide_comments(files: &Files, columns: usize) -> Vec<String> {
     let mut findings = Vec::new();
     for (path, text) in files {
@@ -149,7 +150,7 @@ fn wide_comments(files: &Files, columns: usize) -> Vec<String> {
             _ => continue,
         };
         if path.extension().is_some_and(|ending| ending == "rs") && !text.starts_with("//!") {
-            findings.push(format!("{} does not begin with //! and what lives there", path.display()));
+            findings.push(format!("{} does not begin with a description (//!)", path.display()));
         }
         for (number, line) in (1..).zip(text.lines()) {
             let width = line.chars().count();

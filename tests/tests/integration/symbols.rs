@@ -1,5 +1,5 @@
-//! The finished shared object, as the dynamic loader sees it: every symbol of `exports.map` is
-//! there under its version, and that version is the default one.
+//! Checks that the shared object exports every symbol of `exports.map` under its version, and that
+//! this version is the default.
 
 use roxe_tests::{build, cc};
 use std::ffi::{CString, c_void};
@@ -13,7 +13,7 @@ struct Export {
     node: String,
 }
 
-/// The entries of the version script: lines between `NODE {` and `}`, names separated by
+/// Parses the entries of the version script: between `NODE {` and `}` are names, separated by
 /// semicolons.
 fn exports(map: &str) -> Vec<Export> {
     let code = map.split("*/").last().unwrap();
@@ -32,7 +32,7 @@ fn exports(map: &str) -> Vec<Export> {
 
 fn open(path: &Path) -> *mut c_void {
     let name = CString::new(path.to_str().unwrap()).unwrap();
-    // SAFETY: a C string; loading our own library runs no code that could break this process.
+    // SAFETY: a C string; the constructors of roxe's library do not affect this process.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     assert!(!handle.is_null(), "{} does not load", path.display());
     handle
@@ -41,7 +41,7 @@ fn open(path: &Path) -> *mut c_void {
 /// The version script of the library.
 const MAP: &str = include_str!("../../../verbs-api/capi/exports.map");
 
-/// The private node, and what it is called in the releases that distributions ship.
+/// The private version node, and its names in earlier releases of rdma-core.
 const PRIVATE: &str = "IBVERBS_PRIVATE_65";
 const EARLIER_PRIVATE: [&str; 4] =
     ["IBVERBS_PRIVATE_34", "IBVERBS_PRIVATE_57", "IBVERBS_PRIVATE_59", "IBVERBS_PRIVATE_64"];
@@ -89,7 +89,7 @@ fn program_with_every_public_symbol_links_and_loads() {
     std::fs::create_dir_all(&folder).unwrap();
     let (file, program) = (folder.join("all.c"), folder.join("all"));
     std::fs::write(&file, source).unwrap();
-    // The soname that the program's loader searches.
+    // The loader searches for this soname.
     symlink(build::roxe().with_file_name("libroxe.so"), folder.join("libibverbs.so.1")).unwrap();
     let search = format!("-L{}", folder.display());
     cc::compile("gcc", &[&search], &[file], &[":libibverbs.so.1"], &program).unwrap();

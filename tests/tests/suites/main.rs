@@ -4,9 +4,9 @@
 //! cargo test -p roxe-tests --test suites -- [SUITE|SUITE,SUITE...|GROUP] [OPTION...] [WORD...]
 //! ```
 //!
-//! Without arguments every suite runs, with the name of a group all suites of the group; several
-//! suites run in a process each. Modules document their options; `--fail-fast` stops at the first
-//! failed check. A WORD picks the checks whose name contains it.
+//! A GROUP stands for all of its suites. Without arguments every suite runs. Of several suites,
+//! each runs in its own process. `--fail-fast` stops at the first failed check; the modules
+//! document other options. A WORD picks the checks whose name contains it.
 
 use roxe_tests::allocator::WatchedAllocator;
 use roxe_tests::build;
@@ -95,8 +95,8 @@ macro_rules! suites {
     };
 }
 
-/// Suites with `false` fetch files first, or start their own program again; most then call
-/// [`alone`].
+/// Suites with `false` need the network first or restart their own program. Most of them call
+/// [`alone`] later.
 const SUITES: &[Suite] = suites![
     protocol::conform true,
     protocol::kernel_rxe false,
@@ -166,9 +166,9 @@ fn run(suite: &Suite) -> ExitCode {
     if suite.is_alone { alone(suite.name, suite.main) } else { (suite.main)() }
 }
 
-/// Runs the checks of a suite in a network namespace of their own, as root; other users stay.
+/// Runs the checks of a suite, as root in a network namespace of their own.
 pub(crate) fn alone(suite: &str, checks: impl FnOnce() -> ExitCode) -> ExitCode {
-    // The first build may have to fetch crates, which it could not do there.
+    // Build first: a build may fetch crates, and the namespace has no network.
     if !build::is_built() {
         build::roxe();
     }
@@ -181,7 +181,7 @@ pub(crate) fn alone(suite: &str, checks: impl FnOnce() -> ExitCode) -> ExitCode 
     }
 }
 
-/// Runs suites one after the other, all with the same options and words.
+/// Runs suites one after the other with the same options and words.
 fn each(suites: Vec<&Suite>, words: &[String]) -> ExitCode {
     let mut failed = Vec::new();
     for suite in suites {

@@ -1,4 +1,4 @@
-//! The agent of the Rust configurations: runs the lines of a script through the API `roxe`.
+//! The agent of the Rust configurations: runs the lines of a script through the Rust API.
 //! `c_abi.rs` runs them through the C functions; `script.rs` describes the language.
 
 use super::line::Line;
@@ -10,20 +10,20 @@ use roxe::{
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Prefix of answers, which tells [`super::configs`] an answer from the output of libtest on the
+/// Prefix of answers, by which [`super::configs`] distinguishes them from libtest's output on the
 /// same pipe.
 pub(crate) const MARK: &str = "agent: ";
 /// Time limit for a completion or an event.
 pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(20);
-/// Length of the region that peers can access, in bytes.
+/// Length in bytes of the first region, which peers can access.
 pub(crate) const OPEN: usize = 1 << 20;
-/// Length of the region after it, which peers can access only through windows, in bytes.
+/// Length in bytes of the second region, which peers can access only through windows.
 pub(crate) const CLOSED: usize = 1 << 16;
 pub(crate) const QKEY: Qkey = Qkey(0x1111_1111);
 
 type Answer = Result<String, Box<dyn std::error::Error>>;
 
-/// Executes the lines of the standard input until its end.
+/// Executes the lines of the standard input until its end, and prints an answer to each.
 pub(crate) fn run() {
     let mut ends = HashMap::new();
     for line in std::io::stdin().lines() {
@@ -37,7 +37,7 @@ pub(crate) fn run() {
     }
 }
 
-/// One user of the device: a context of its own with memory and queues.
+/// One end of a script: a context with memory and queues.
 struct End {
     pd: ProtectionDomain,
     channel: CompletionChannel,

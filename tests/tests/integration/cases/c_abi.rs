@@ -12,7 +12,7 @@ use std::time::Instant;
 
 /// A process with roxe's libibverbs, and the objects of its ends.
 pub(crate) struct CAgent {
-    // Its session ends before its process.
+    // Declared before `_agent`, so that the session ends before the process.
     client: Client,
     ends: HashMap<String, End>,
     /// Asynchronous events that no line has requested yet.
@@ -20,7 +20,7 @@ pub(crate) struct CAgent {
     _agent: Agent,
 }
 
-/// One user of the device: a protection domain with memory and queues.
+/// One end of a script: a protection domain with memory and queues.
 struct End {
     pd: u64,
     sends: u64,
@@ -60,7 +60,7 @@ impl CAgent {
         Ok(Self { client, ends: HashMap::new(), events: VecDeque::new(), _agent: agent })
     }
 
-    /// Runs one line and returns the answer; `refused` and the failed call if a call fails.
+    /// Runs one line and returns the answer: `refused` and the call if a call fails.
     pub(crate) fn ask(&mut self, text: &str) -> Result<String, String> {
         let line = Line::parse(text);
         let mut end = match self.ends.remove(line.end) {
@@ -78,7 +78,7 @@ impl CAgent {
         }
     }
 
-    /// Waits for the next event of an object of this end.
+    /// Waits for the next asynchronous event of an object of `end`.
     fn event(&mut self, end: &End) -> Answer {
         let start = Instant::now();
         loop {
@@ -342,7 +342,7 @@ impl End {
     }
 }
 
-/// Polls without waiting: a wait in the agent would arm the queue.
+/// Polls without waiting, because a wait in the agent would arm the queue.
 fn poll(client: &mut Client, cq: u64, max: usize) -> Result<Vec<Value>, ClientError> {
     let mut answer = client.call(Command::Poll, json!({"cq": cq, "max": max, "min": 0}))?;
     Ok(answer["completions"].as_array_mut().map_or_else(Vec::new, std::mem::take))

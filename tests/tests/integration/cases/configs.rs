@@ -8,7 +8,7 @@ use std::panic::resume_unwind;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 
-/// Variable that makes the test `agent` of this program an agent.
+/// Environment variable that turns the test `agent` into an agent process.
 pub(crate) const ROLE: &str = "ROXE_CASES_AGENT";
 /// Fault rules that a reliable service recovers from.
 const BAD_NETWORK: &str = "drop 3%; duplicate 3%; reorder 3%";
@@ -92,14 +92,13 @@ impl Ask for CAgent {
     }
 }
 
-/// Runs `work` while no other script sends packets: in a network namespace of its own, or after the
-/// other scripts. A process that ends discards packets that its sockets have received for other
-/// processes, and unreliable services do not retransmit them.
+/// Runs `work` while no other script sends packets: in a network namespace of its own, or under a
+/// lock. An exiting process discards packets that its sockets have received for other processes,
+/// and unreliable services do not retransmit them.
 pub(crate) fn alone<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     static ONE_SCRIPT: Mutex<()> = Mutex::new(());
     let isolated = || {
-        // SAFETY: takes no pointers; it moves this thread, which ends with the work, and the
-        // processes that it starts.
+        // SAFETY: takes no pointers; it moves only this thread and the processes that it starts.
         let moved = unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0;
         let up = moved && Command::new("ip").args(["link", "set", "lo", "up"]).status().is_ok_and(|ip| ip.success());
         let _others = (!up).then(|| ONE_SCRIPT.lock());

@@ -1,28 +1,27 @@
-//! Requests that fail: with which status and detail, at which end, and what becomes of the queue
+//! Tests requests that fail: the status and `vendor_err` at both ends, and the state of the queue
 //! pair.
 //!
-//! Not tested in this file: BAD_RESP_ERR, which needs a peer that breaks the protocol
-//! (`transport/src/qp/completer.rs`), GENERAL_ERR, which would be a defect of ours, FATAL_ERR and
-//! RESP_TIMEOUT_ERR, which roxe never reports, and those of reliable datagrams and EE contexts,
-//! which no card has.
+//! Not tested here: BAD_RESP_ERR needs a peer that breaks the protocol
+//! (`transport/src/qp/completer.rs`). GENERAL_ERR would be a defect of roxe. roxe never reports
+//! FATAL_ERR and RESP_TIMEOUT_ERR. No card has reliable datagrams and EE contexts.
 
 use super::script::in_every_config;
 
-/// Parameters of the queue pairs, the receive of b if there is one, the request of a, and the
-/// resulting completions of both.
+/// Name, attributes of the queue pairs, receive of b, request of a, completion of b, completion of
+/// a. An empty text stands for none.
 const CASES: &[(&str, &str, &str, &str, &str, &str)] = &[
     ("a SEND that fits", "", "0+8", "send 0+8", "ok recv vendor=0", "ok send"),
     ("a SEND longer than its receive", "", "0+8", "send 0+16", "loc_len vendor=6", "rem_inv_req"),
-    ("a SEND from memory that is not registered", "", "", "send 0+8!", "", "loc_prot"),
-    ("a READ into memory that is not registered", "", "", "read 0+8! @0", "", "loc_prot"),
-    ("a SEND into memory that is not registered", "", "0+8!", "send 0+8", "loc_prot vendor=10", "rem_op"),
-    ("a WRITE by a key that is none does not use the receive", "", "0+8", "write 0+8 @0!", "flushed", "rem_access"),
-    ("a READ by a key that is none", "", "", "read 0+8 @0!", "", "rem_access"),
-    ("an atomic by a key that is none", "", "", "add 0+8 @0! add=1", "", "rem_access"),
-    ("an atomic on a word that is not aligned", "", "", "add 0+8 @4 add=1", "", "rem_inv_req"),
+    ("a SEND with a wrong lkey", "", "", "send 0+8!", "", "loc_prot"),
+    ("a READ with a wrong lkey", "", "", "read 0+8! @0", "", "loc_prot"),
+    ("a SEND into a receive with a wrong lkey", "", "0+8!", "send 0+8", "loc_prot vendor=10", "rem_op"),
+    ("a WRITE with a wrong rkey consumes no receive", "", "0+8", "write 0+8 @0!", "flushed", "rem_access"),
+    ("a READ with a wrong rkey", "", "", "read 0+8 @0!", "", "rem_access"),
+    ("an atomic with a wrong rkey", "", "", "add 0+8 @0! add=1", "", "rem_access"),
+    ("an atomic on an unaligned word", "", "", "add 0+8 @4 add=1", "", "rem_inv_req"),
     ("a WRITE beyond the end of a region", "", "", "write 0+8 @1048572", "", "rem_access"),
     (
-        "a WRITE with immediate by a key that is none",
+        "a WRITE with immediate data and a wrong rkey",
         "",
         "0+8",
         "write 0+8 @0! imm=1",
@@ -32,16 +31,9 @@ const CASES: &[(&str, &str, &str, &str, &str, &str)] = &[
     ("a WRITE that the queue pair does not allow", "access=0", "", "write 0+8 @0", "", "rem_inv_req"),
     ("a READ that the queue pair does not allow", "access=2", "", "read 0+8 @0", "", "rem_inv_req"),
     ("an atomic that the queue pair does not allow", "access=6", "", "add 0+8 @0 add=1", "", "rem_inv_req"),
-    (
-        "a SEND that invalidates a key that is none",
-        "",
-        "0+8",
-        "send 0+8 closes=b!",
-        "rem_inv_req vendor=11",
-        "rem_access",
-    ),
+    ("a SEND that invalidates a wrong rkey", "", "0+8", "send 0+8 closes=b!", "rem_inv_req vendor=11", "rem_access"),
     ("a SEND that finds no receive", "rnr=0", "", "send 0+8", "", "rnr_retry_exc"),
-    ("an invalidation of a key that is none", "", "", "invalidate key=b!", "", "mw_bind"),
+    ("a local invalidation of a wrong key", "", "", "invalidate key=b!", "", "mw_bind"),
 ];
 
 #[test]

@@ -12,7 +12,7 @@ pub(crate) struct Line<'a> {
     values: Vec<(&'a str, &'a str)>,
 }
 
-/// Bytes of an end's memory, with a wrong key if the line has `!` after them.
+/// A part of an end's memory. `!` after it in the line stands for a wrong key.
 pub(crate) struct Part {
     pub(crate) offset: usize,
     pub(crate) len: usize,

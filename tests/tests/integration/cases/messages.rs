@@ -1,5 +1,5 @@
-//! Messages and accesses to memory that succeed: every operation, of every length, and what their
-//! completions say.
+//! Tests messages and remote memory accesses that succeed: every operation with every length, and
+//! the fields of the completions.
 
 use super::script::{in_every_config, on_every_network};
 
@@ -37,7 +37,7 @@ fn sends_writes_and_reads_of_every_length_carry_every_byte() {
     }
 }
 
-/// Each operation for each of these lengths.
+/// Returns a script with each operation for each of these lengths.
 fn every_length(mtu: u32, lens: &[usize]) -> String {
     let mut script = format!("pair q rc mtu={mtu}\n");
     for (seed, len) in (1..).zip(lens) {

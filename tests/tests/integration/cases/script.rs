@@ -1,5 +1,5 @@
-//! The language of the cases, and their runner. A case runs in each configuration: through one of
-//! the two agents, in one process or two, over one of the links.
+//! Runs the scripts of the cases in each configuration: through one of the two agents, in one
+//! process or two, over one of the links. The language:
 //!
 //! ```text
 //! pair q rc timeout=10 b.srq=s  connected queue pairs q of a and b; `b.` for b only
@@ -92,13 +92,13 @@ pub(crate) struct Script<'a> {
     agents: Agents<'a>,
     /// QPN or SRQ number by `END.NAME`.
     numbers: HashMap<String, u32>,
-    /// Address and key of the memory of each end, and of each window.
-    places: HashMap<String, (u64, u32)>,
+    /// Address and key of the memory of each end and of each window, by name.
+    addresses: HashMap<String, (u64, u32)>,
 }
 
 impl<'a> Script<'a> {
     pub(crate) fn run(script: &str, config: &'a Config) -> Result<(), String> {
-        let mut run = Self { agents: Agents::new(config)?, numbers: HashMap::new(), places: HashMap::new() };
+        let mut run = Self { agents: Agents::new(config)?, numbers: HashMap::new(), addresses: HashMap::new() };
         for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
             run.line(line).map_err(|why| format!("{line}: {why}"))?;
         }
@@ -113,7 +113,7 @@ impl<'a> Script<'a> {
 
     fn line(&mut self, text: &str) -> Result<(), String> {
         if let Some(refused) = text.strip_prefix("! ") {
-            let line = self.translated(refused)?;
+            let line = self.translate(refused)?;
             return match self.agents.ask(&line) {
                 Ok(answer) => Err(format!("not refused: {answer}")),
                 Err(why) if why.starts_with("refused") => Ok(()),
@@ -145,14 +145,14 @@ impl<'a> Script<'a> {
         }
     }
 
-    fn expect(&mut self, question: &str, expected: &str) -> Result<(), String> {
-        let answer = self.agents.ask(question)?;
+    fn expect(&mut self, request: &str, expected: &str) -> Result<(), String> {
+        let answer = self.agents.ask(request)?;
         if answer == expected { Ok(()) } else { Err(format!("{answer} instead of {expected}")) }
     }
 
     /// Executes a line and records its results.
     fn command(&mut self, text: &str) -> Result<(), String> {
-        let translated = self.translated(text)?;
+        let translated = self.translate(text)?;
         let answer = self.agents.ask(&translated)?;
         let (line, numbers) = (Line::parse(text), answer.split(' ').map(str::parse).collect::<Result<Vec<u64>, _>>());
         match (line.verb, numbers.as_deref()) {
@@ -161,7 +161,7 @@ impl<'a> Script<'a> {
             }
             ("send", Ok([addr, key])) => {
                 let window = line.text("window").unwrap_or_default();
-                self.places.insert(window.to_owned(), (*addr, *key as u32));
+                self.addresses.insert(window.to_owned(), (*addr, *key as u32));
             }
             _ => {}
         }
@@ -181,7 +181,7 @@ impl<'a> Script<'a> {
                 Some((of, key)) => (of == end).then(|| format!(" {key}={value}")),
                 None => Some(format!(" {key}={value}")),
             };
-            // On a lossy network retransmit after 67 ms instead of 268.
+            // On a lossy network retransmit after 67 ms instead of 268 ms.
             let timeout = if self.agents.loses() { " timeout=14" } else { "" };
             let values = line.values().iter().filter_map(own).chain([timeout.to_owned()]).collect::<String>();
             let words = if line.has("all_signaled") { " all_signaled" } else { "" };
@@ -200,8 +200,8 @@ impl<'a> Script<'a> {
         Ok(())
     }
 
-    /// Returns the line for an agent: addresses, numbers and keys instead of names.
-    fn translated(&mut self, text: &str) -> Result<String, String> {
+    /// Replaces names in a line by the addresses, numbers and keys that an agent needs.
+    fn translate(&mut self, text: &str) -> Result<String, String> {
         let end = text.split(' ').next().unwrap_or_default();
         let peer = if end == "a" { "b" } else { "a" };
         let mut words = Vec::new();
@@ -209,9 +209,9 @@ impl<'a> Script<'a> {
             let wrong = u32::from(word.ends_with('!'));
             let bare = word.trim_end_matches('!');
             words.push(match (bare.strip_prefix('@'), bare.split_once('=')) {
-                (Some(place), _) => {
-                    let (name, offset) = place.split_once('+').unwrap_or((peer, place));
-                    let (addr, key) = self.place(name)?;
+                (Some(target), _) => {
+                    let (name, offset) = target.split_once('+').unwrap_or((peer, target));
+                    let (addr, key) = self.address(name)?;
                     let offset: u64 = offset.parse().map_err(|_| format!("{offset} is not a number"))?;
                     format!("at={} key={}", addr + offset, key ^ wrong)
                 }
@@ -219,7 +219,7 @@ impl<'a> Script<'a> {
                     format!("{key}={}", self.numbers.get(name).ok_or_else(|| format!("there is no {name}"))?)
                 }
                 (_, Some((key @ ("closes" | "key"), name))) if name.parse::<u32>().is_err() => {
-                    format!("{key}={}", self.place(name)?.1 ^ wrong)
+                    format!("{key}={}", self.address(name)?.1 ^ wrong)
                 }
                 (_, Some(("group", last))) if last.parse::<u8>().is_ok() => format!("group={}", group(last)),
                 _ if ["attach", "detach"].contains(&words.get(1).map_or("", String::as_str)) && words.len() == 3 => {
@@ -236,18 +236,18 @@ impl<'a> Script<'a> {
     }
 
     /// Returns address and key of an end's memory or of a window.
-    fn place(&mut self, name: &str) -> Result<(u64, u32), String> {
-        if let Some(place) = self.places.get(name) {
-            return Ok(*place);
+    fn address(&mut self, name: &str) -> Result<(u64, u32), String> {
+        if let Some(address) = self.addresses.get(name) {
+            return Ok(*address);
         }
         if !["a", "b"].contains(&name) {
             return Err(format!("the window {name} is not bound"));
         }
         let answer = self.agents.ask(&format!("{name} memory"))?;
-        let place = answer.split_once(' ').and_then(|(addr, key)| Some((addr.parse().ok()?, key.parse().ok()?)));
-        let place = place.ok_or_else(|| format!("{answer} is not an address and a key"))?;
-        self.places.insert(name.to_owned(), place);
-        Ok(place)
+        let address = answer.split_once(' ').and_then(|(addr, key)| Some((addr.parse().ok()?, key.parse().ok()?)));
+        let address = address.ok_or_else(|| format!("{answer} is not an address and a key"))?;
+        self.addresses.insert(name.to_owned(), address);
+        Ok(address)
     }
 
     /// Checks the next completion of an end: number, status and, on success, operation and values.
@@ -267,7 +267,7 @@ impl<'a> Script<'a> {
         for (key, value) in line.values() {
             let expected = match value.contains('.') {
                 true => *self.numbers.get(*value).ok_or_else(|| format!("there is no {value}"))?,
-                false if *key == "closed" => self.place(value)?.1,
+                false if *key == "closed" => self.address(value)?.1,
                 false => value.parse().map_err(|_| format!("{value} is not a number"))?,
             };
             let found = match *key {
@@ -301,12 +301,12 @@ impl<'a> Script<'a> {
         let expected: String = expected.iter().map(|byte| format!("{byte:02x}")).collect();
         match found.bytes().zip(expected.bytes()).position(|(one, other)| one != other) {
             None if found.len() == expected.len() => Ok(()),
-            place => Err(format!("byte {} of {len} differs", place.map_or(len, |place| place / 2))),
+            digit => Err(format!("byte {} of {len} differs", digit.map_or(len, |digit| digit / 2))),
         }
     }
 }
 
-/// Returns a multicast group that only this program uses.
+/// Returns the address of a multicast group that only this process uses.
 fn group(last: &str) -> String {
     let [one, other, ..] = std::process::id().to_le_bytes();
     format!("239.{one}.{other}.{last}")

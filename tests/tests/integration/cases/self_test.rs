@@ -1,4 +1,4 @@
-//! Tests of the harness: a script with an unmet expectation fails with a message that says where.
+//! Tests the harness: a script with an unmet expectation fails with a message about it.
 
 use super::configs::{Config, alone};
 use super::script::Script;

@@ -1,5 +1,4 @@
-//! Receives that several queue pairs share, extended reliable connections, events, and queue pairs
-//! that are stopped.
+//! Tests shared receive queues, XRC, events, and queue pairs that are moved to SQD or ERR.
 
 use super::script::{in_every_config, on_every_network};
 

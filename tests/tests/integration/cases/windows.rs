@@ -1,14 +1,14 @@
-//! Memory windows: what a peer reaches through one, from where, and until when.
+//! Tests the access that memory windows give to peers: range, rights, queue pairs, and end.
 
 use super::script::{in_every_config, on_every_network};
 
-/// Connections, and windows of both types that belong to b.
+/// Connects two pairs of queue pairs, and creates a window of each type at b.
 const WINDOWS: &str = "pair q rc
      pair p rc
      b window one 1
      b window two 2\n";
 
-/// Where windows begin, in the memory that is open by them only.
+/// Part of the memory that peers can access only through windows.
 const BIND: &str = "1048600+5000";
 
 fn with_windows(script: &str) -> String {

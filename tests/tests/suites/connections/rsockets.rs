@@ -1,9 +1,9 @@
-//! Sockets over RDMA: the stock programs of `rsocket(7)`, and programs with ordinary sockets, which
-//! `roxe run --rsocket` (or rdma-core's own shim) carries over RDMA.
+//! Tests sockets over RDMA: the stock programs of `rsocket(7)`, and programs with ordinary sockets
+//! under `roxe run --rsocket` or rdma-core's own shim.
 
 use roxe_tests::build;
 use roxe_tests::files::Scratch;
-use roxe_tests::pair::{self, KILLED, Outcome, Place, Program};
+use roxe_tests::pair::{self, KILLED, Launch, Outcome, Program};
 use roxe_tests::rdmacm::local;
 use roxe_tests::report::{self, Check, Verdict};
 use std::path::{Path, PathBuf};
@@ -15,49 +15,49 @@ use std::{fs, io};
 const LIMIT: Duration = Duration::from_secs(60);
 const LOSSY_LIMIT: Duration = Duration::from_secs(180);
 
-/// Debian's Python; others may have a libc of their own.
+/// Debian's Python, because other builds may contain their own libc.
 const PYTHON: &str = "/usr/bin/python3";
 /// rdma-core's own shim.
 const STOCK_SHIM: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
 const ADDRESS: &str = "127.0.0.1";
-/// Faults of the lossy half.
+/// Fault rules of the checks with losses.
 const LOSS: &str = "seed=5; drop tx 3%";
 
 pub(crate) fn main() -> ExitCode {
     let mut checks = streams();
     checks.extend(copies());
-    checks.extend(unaware());
+    checks.extend(socket_programs());
     checks.extend(web());
     report::main(checks)
 }
 
-type Judged = Result<(), String>;
+type CheckResult = Result<(), String>;
 
 /// A server and its client.
 #[derive(Clone)]
-struct Meeting {
+struct SocketPair {
     server: Program,
     client: Program,
     port: u16,
-    place: Place,
+    launch: Launch,
     ready: Ready,
     /// Minimum number of packets that each end receives.
     packets: u64,
-    /// True if the server never ends.
+    /// True if the server never exits.
     stays: bool,
-    /// True if the server prints what it has received when it ends.
-    tells: bool,
+    /// True if the server prints its counters when it exits.
+    reports: bool,
 }
 
 /// Sign that the server is ready.
 #[derive(Clone, Copy)]
 enum Ready {
     /// The server listens for RDMA.
-    Claimed,
+    RdmaListens,
     /// The server listens for TCP.
-    Tcp,
+    TcpListens,
     /// The server has bound a UDP socket.
-    Udp,
+    UdpBound,
 }
 
 /// Returns a port that no other program of this run uses.
@@ -66,37 +66,29 @@ fn port() -> u16 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-fn missing(name: &str) -> Verdict {
-    Verdict::Skipped(format!("{name} is not installed (tests/run installs it)"))
-}
-
-fn transcript(outcome: &Outcome) -> String {
-    format!("$ {}\n{}", outcome.command, outcome.output)
-}
-
-impl Meeting {
+impl SocketPair {
     fn new(server: &str, client: &str, port: u16) -> Self {
         let envs = vec![("ROXE_STATS".to_owned(), "on".to_owned())];
-        let place = Place { envs, ..Place::default() };
+        let launch = Launch { envs, ..Launch::default() };
         Self {
             server: Program::parse(server),
             client: Program::parse(client),
             port,
-            place,
-            ready: Ready::Claimed,
+            launch,
+            ready: Ready::RdmaListens,
             packets: 5,
             stays: false,
-            tells: true,
+            reports: true,
         }
     }
 
     fn with_env(mut self, name: &str, value: &str) -> Self {
-        self.place.envs.push((name.to_owned(), value.to_owned()));
+        self.launch.envs.push((name.to_owned(), value.to_owned()));
         self
     }
 
     fn under_shim(mut self) -> Self {
-        self.place.options.push("--rsocket".to_owned());
+        self.launch.options.push("--rsocket".to_owned());
         self
     }
 
@@ -106,47 +98,47 @@ impl Meeting {
 
     fn is_ready(&self) -> bool {
         match self.ready {
-            Ready::Claimed => local::listens(std::process::id(), self.port),
-            Ready::Tcp => pair::listens(self.port),
-            Ready::Udp => bound(self.port),
+            Ready::RdmaListens => local::listens(std::process::id(), self.port),
+            Ready::TcpListens => pair::listens(self.port),
+            Ready::UdpBound => is_udp_bound(self.port),
         }
     }
 
-    /// Checks that both exit with 0 (a server that stays must still run), that `judge` accepts the
-    /// client's output, and that RDMA carried the bytes.
-    fn hold(&self, judge: impl FnOnce(&str) -> Judged) -> Judged {
-        let [server, client] = self.run(&self.place).map_err(|e| e.to_string())?;
-        let judged = || {
+    /// Runs the pair. Checks that both exit with 0 (a server that stays must still run), that
+    /// `judge` accepts the client's output, and that the bytes went over RDMA.
+    fn check(&self, judge: impl FnOnce(&str) -> CheckResult) -> CheckResult {
+        let [server, client] = self.run(&self.launch).map_err(|e| e.to_string())?;
+        let check = || {
             let server_is_well = if self.stays { server.output.ends_with(KILLED) } else { server.ok };
             if !client.ok || !server_is_well {
-                return Err("did not end well".to_owned());
+                return Err("a program failed".to_owned());
             }
             judge(&client.output)?;
-            let reporting = if self.stays || !self.tells { &[&client][..] } else { &[&server, &client] };
+            let reporting = if self.stays || !self.reports { &[&client][..] } else { &[&server, &client] };
             match reporting.iter().find(|end| received(end) < self.packets) {
                 Some(end) => Err(format!("`{}` received {} packets", end.command, received(end))),
                 None => Ok(()),
             }
         };
-        judged().map_err(|why| format!("{why}\n{}\n{}", transcript(&server), transcript(&client)))
+        check().map_err(|why| format!("{why}\n{}\n{}", server.transcript(), client.transcript()))
     }
 
-    /// Runs the client in another environment than the server.
-    fn run(&self, clients: &Place) -> io::Result<[Outcome; 2]> {
-        let lossy = self.place.envs.iter().any(|(name, _)| name == "ROXE_FAULTS");
+    /// Runs the pair; the client is started with `clients`.
+    fn run(&self, clients: &Launch) -> io::Result<[Outcome; 2]> {
+        let lossy = self.launch.envs.iter().any(|(name, _)| name == "ROXE_FAULTS");
         let limit = if lossy { LOSSY_LIMIT } else { LIMIT };
-        let both = [(&self.server, &self.place), (&self.client, clients)];
+        let both = [(&self.server, &self.launch), (&self.client, clients)];
         let (tag, ready) = (self.port.to_string(), || self.is_ready());
         if self.stays {
             pair::run_against(both, &tag, ready, limit)
         } else {
-            pair::run_pair_at(both, &tag, ready, limit)
+            pair::run_pair_with(both, &tag, ready, limit)
         }
     }
 }
 
 /// Returns true if a process has bound UDP `port`.
-fn bound(port: u16) -> bool {
+fn is_udp_bound(port: u16) -> bool {
     let suffix = format!(":{port:04X}");
     let has = |text: String| {
         text.lines().any(|line| line.split_whitespace().nth(1).is_some_and(|local| local.ends_with(&suffix)))
@@ -154,15 +146,11 @@ fn bound(port: u16) -> bool {
     ["/proc/net/udp", "/proc/net/udp6"].iter().any(|table| fs::read_to_string(table).is_ok_and(has))
 }
 
-fn verdict(judged: Judged) -> Verdict {
-    judged.into()
-}
-
-/// `rstream`, `riostream` and `udpong`: all ways to wait, all sizes.
+/// Returns the checks of `rstream`, `riostream` and `udpong`: all ways to wait, all sizes.
 fn streams() -> Vec<Check> {
     let mut checks = Vec::new();
     for lossy in [false, true] {
-        for (tool, options) in lines(lossy) {
+        for (tool, options) in command_lines(lossy) {
             let name = format!("{tool} {options}{}", if lossy { ", loss" } else { "" });
             // With losses the programs mostly wait, except with `-T n`, which polls.
             let waits = lossy && !options.contains("-T n ");
@@ -172,16 +160,16 @@ fn streams() -> Vec<Check> {
     checks
 }
 
-/// Ways in which the programs wait: by `poll`, in the call, or not at all.
-const WAYS: [&str; 3] = ["a", "b", "n"];
+/// Values of `-T` that select how the programs wait: by `poll`, in the call, or not at all.
+const WAITS: [&str; 3] = ["a", "b", "n"];
 
-fn lines(lossy: bool) -> Vec<(&'static str, String)> {
+fn command_lines(lossy: bool) -> Vec<(&'static str, String)> {
     let mut lines = Vec::new();
     for tool in ["rstream", "riostream"] {
-        for (way, size) in WAYS.into_iter().flat_map(|way| [1, 64, 4096, 65_536, 1 << 20].map(|size| (way, size))) {
-            // Sixteen megabytes lose a hundred packets as it is.
+        for (wait, size) in WAITS.into_iter().flat_map(|wait| [1, 64, 4096, 65_536, 1 << 20].map(|size| (wait, size))) {
+            // Fewer: sixteen megabytes already lose a hundred packets.
             let count = if lossy && size == 1 << 20 { 2 } else { 5 };
-            lines.push((tool, format!("-T {way} -T v -S {size} -I 4 -C {count}")));
+            lines.push((tool, format!("-T {wait} -T v -S {size} -I 4 -C {count}")));
         }
     }
     if lossy {
@@ -194,61 +182,61 @@ fn lines(lossy: bool) -> Vec<(&'static str, String)> {
     {
         lines.push(("rstream", format!("{options} -I 5 -C 20")));
     }
-    // Datagrams that are lost stay lost, and it waits for each.
-    for (way, size) in
-        [WAYS.as_slice(), &["e"]].concat().into_iter().flat_map(|way| [16, 64, 1000].map(|size| (way, size)))
+    // Without losses only: udpong waits for each datagram, and a lost one is not retransmitted.
+    for (wait, size) in
+        [WAITS.as_slice(), &["e"]].concat().into_iter().flat_map(|wait| [16, 64, 1000].map(|size| (wait, size)))
     {
-        lines.push(("udpong", format!("-T {way} -S {size} -C 50")));
+        lines.push(("udpong", format!("-T {wait} -S {size} -C 50")));
     }
     lines
 }
 
 fn stock(tool: &str, options: &str, lossy: bool) -> Verdict {
     if !pair::installed(tool) {
-        return missing(tool);
+        return Verdict::not_installed(tool);
     }
     let port = port();
     let server = format!("{tool} -b {ADDRESS} {options} -p {port}");
     let client = format!("{tool} -s {ADDRESS} {options} -p {port}");
-    let mut meeting = Meeting::new(&server, &client, port).lossy(lossy);
+    let mut sockets = SocketPair::new(&server, &client, port).lossy(lossy);
     if options.contains("-T f") {
-        // This way it uses ordinary sockets, made for the shim.
-        meeting = meeting.under_shim().with_env("RDMAV_FORK_SAFE", "1");
-        meeting.ready = Ready::Tcp;
+        // With `-T f` rstream uses ordinary sockets, for the shim.
+        sockets = sockets.under_shim().with_env("RDMAV_FORK_SAFE", "1");
+        sockets.ready = Ready::TcpListens;
     }
     if tool == "udpong" {
-        (meeting.ready, meeting.stays) = (Ready::Udp, true);
-        // The answers to hello, start and end are all that the client is sure to get.
-        meeting.packets = 3;
+        (sockets.ready, sockets.stays) = (Ready::UdpBound, true);
+        // The client certainly receives only the replies to hello, start and end.
+        sockets.packets = 3;
     }
-    verdict(meeting.hold(figures))
+    sockets.check(figures).into()
 }
 
-/// The line of the result: name, bytes, transfers, iterations (not `udpong`), total, time, rate,
-/// microseconds.
-fn figures(output: &str) -> Judged {
+/// Checks that there is a line of results: name, bytes, transfers, iterations (not `udpong`),
+/// total, time, rate, microseconds.
+fn figures(output: &str) -> CheckResult {
     let is_figure = |line: &str| {
         let columns: Vec<&str> = line.split_whitespace().collect();
         line.starts_with("custom")
             && columns.last().is_some_and(|time| time.parse::<f64>().is_ok_and(|time| time > 0.0))
     };
     if output.contains("verification failed") || output.contains("errno") {
-        return Err("it complains".to_owned());
+        return Err("the client reports an error".to_owned());
     }
     if output.lines().any(is_figure) { Ok(()) } else { Err("no result".to_owned()) }
 }
 
-/// `rcopy` and what arrives.
+/// Returns the checks of `rcopy`.
 fn copies() -> Vec<Check> {
     let sizes = [("a byte", 1), ("100 kB and some", 100_003), ("30 MB", 30_000_000)];
     let each = |(words, size)| Check::new(format!("rcopy, {words}"), move || copy(size));
     sizes.into_iter().map(each).collect()
 }
 
-/// Checks the copied file.
+/// Copies a file of `size` bytes and checks the copy.
 fn copy(size: usize) -> Verdict {
     if !pair::installed("rcopy") {
-        return missing("rcopy");
+        return Verdict::not_installed("rcopy");
     }
     let work = || {
         let scratch = Scratch::new("rsockets-copy")?;
@@ -257,27 +245,28 @@ fn copy(size: usize) -> Verdict {
         fs::write(&source, &bytes).map_err(|e| e.to_string())?;
         let port = port();
         let client = format!("rcopy {} {ADDRESS}:{} -p {port}", source.display(), target.display());
-        let meeting = Meeting { stays: true, packets: 3, ..Meeting::new(&format!("rcopy -p {port}"), &client, port) };
-        meeting.hold(|_| match fs::read(&target) {
-            Ok(there) if there == bytes => Ok(()),
-            Ok(there) => Err(format!("{} bytes, and not the same", there.len())),
+        let sockets =
+            SocketPair { stays: true, packets: 3, ..SocketPair::new(&format!("rcopy -p {port}"), &client, port) };
+        sockets.check(|_| match fs::read(&target) {
+            Ok(copied) if copied == bytes => Ok(()),
+            Ok(copied) => Err(format!("the copy of {} bytes differs", copied.len())),
             Err(e) => Err(format!("{}: {e}", target.display())),
         })
     };
-    verdict(work())
+    work().into()
 }
 
-/// Returns the folder of the Python programs.
+/// Returns the path of the Python program.
 fn script() -> PathBuf {
     build::sources().join("tests/clients/sockets/sockets.py")
 }
 
-/// Programs without knowledge of RDMA, with every way of waiting for sockets.
-fn unaware() -> Vec<Check> {
+/// Returns the checks of programs with ordinary sockets, for every way to wait for sockets.
+fn socket_programs() -> Vec<Check> {
     let mut checks = Vec::new();
     for kind in ["blocking", "select", "poll", "epoll", "edge", "asyncio", "spawn", "addressed", "fork", "datagram"] {
         for lossy in [false, true] {
-            // A lost datagram stays lost.
+            // Lost datagrams are not retransmitted.
             if !lossy || kind != "datagram" {
                 let name = format!("python {kind}{}", if lossy { ", loss" } else { "" });
                 checks.push(Check::new(name, move || python(kind, lossy)));
@@ -287,35 +276,36 @@ fn unaware() -> Vec<Check> {
     checks
 }
 
-/// One server and clients at once: three, or where each has a process that listens for it, enough
-/// to meet in its port.
+/// Runs one server and several clients at once. With `fork` there are more clients, so that several
+/// of the server's processes share its port.
 fn python(kind: &str, lossy: bool) -> Verdict {
     if !pair::installed(PYTHON) {
-        return missing(PYTHON);
+        return Verdict::not_installed(PYTHON);
     }
     let (port, script) = (port(), script());
     let line = |role: &str, last: &str| format!("{PYTHON} {} {kind} {role} {ADDRESS} {port} {last}", script.display());
     let count = if kind == "fork" { 12 } else { 3 };
     let clients = (1..=count).map(|number| line("client", &number.to_string()) + " & ").collect::<String>();
-    let mut meeting = Meeting::new(&line("server", &count.to_string()), "sh", port).under_shim().lossy(lossy);
-    meeting.client.args = vec!["-c".to_owned(), format!("{clients} wait")];
+    let mut sockets = SocketPair::new(&line("server", &count.to_string()), "sh", port).under_shim().lossy(lossy);
+    sockets.client.args = vec!["-c".to_owned(), format!("{clients} wait")];
     match kind {
         "fork" => {
-            meeting = meeting.with_env("RDMAV_FORK_SAFE", "1");
-            // Its children leave without a word.
-            (meeting.ready, meeting.tells) = (Ready::Tcp, false);
+            sockets = sockets.with_env("RDMAV_FORK_SAFE", "1");
+            // The server's children print no counters.
+            (sockets.ready, sockets.reports) = (Ready::TcpListens, false);
         }
-        "datagram" => (meeting.ready, meeting.packets) = (Ready::Udp, 5),
+        "datagram" => (sockets.ready, sockets.packets) = (Ready::UdpBound, 5),
         _ => {}
     }
-    verdict(meeting.hold(|output| match output.matches("good").count() {
-        content if content == count => Ok(()),
-        content => Err(format!("{content} of {count} clients are content")),
-    }))
+    let result = sockets.check(|output| match output.matches("good").count() {
+        good if good == count => Ok(()),
+        good => Err(format!("{good} of {count} clients succeeded")),
+    });
+    result.into()
 }
 
-/// A web server and curl: with roxe's shim, with rdma-core's on the client's side, and with a
-/// server without a shim, to which the client must connect over TCP.
+/// Returns the checks of a web server with curl: with roxe's shim, with rdma-core's shim on the
+/// client's side, and with a server without a shim, to which the client must connect over TCP.
 fn web() -> Vec<Check> {
     vec![
         Check::new("http.server and curl", || fetch(&["--rsocket"], "", true)),
@@ -325,38 +315,40 @@ fn web() -> Vec<Check> {
 }
 
 fn fetch(server_options: &[&str], client_shim: &str, by_rdma: bool) -> Verdict {
-    // wget waits for its connection, so it can fall back; curl does not wait.
+    // wget waits for its connection, so that the shim can fall back to TCP; curl does not wait.
     let tool = if by_rdma { "curl" } else { "wget" };
     if let Some(name) = [PYTHON, tool].into_iter().find(|name| !pair::installed(name)) {
-        return missing(name);
+        return Verdict::not_installed(name);
     }
     if !client_shim.is_empty() && !Path::new(client_shim).exists() {
-        return missing(client_shim);
+        return Verdict::not_installed(client_shim);
     }
     let work = || {
         let (port, folder) = (port(), build::sources());
         let url = format!("http://{ADDRESS}:{port}/LICENSE-APACHE");
         let server = format!("{PYTHON} -m http.server --bind {ADDRESS} --directory {} {port}", folder.display());
         let client = if by_rdma { format!("curl -sS {url}") } else { format!("wget -q -O - {url}") };
-        let mut meeting = Meeting { stays: true, ..Meeting::new(&server, &client, port) };
-        let mut clients = meeting.place.clone();
-        meeting.place.options = server_options.iter().map(|option| (*option).to_owned()).collect();
+        let mut sockets = SocketPair { stays: true, ..SocketPair::new(&server, &client, port) };
+        let mut clients = sockets.launch.clone();
+        sockets.launch.options = server_options.iter().map(|option| (*option).to_owned()).collect();
         match client_shim {
             "" => clients.options = vec!["--rsocket".to_owned()],
             shim => clients.envs.push(("LD_PRELOAD".to_owned(), shim.to_owned())),
         }
-        meeting.ready = if server_options.is_empty() { Ready::Tcp } else { Ready::Claimed };
-        let [server, client] = meeting.run(&clients).map_err(|e| e.to_string())?;
+        sockets.ready = if server_options.is_empty() { Ready::TcpListens } else { Ready::RdmaListens };
+        let [server, client] = sockets.run(&clients).map_err(|e| e.to_string())?;
         let page = fs::read_to_string(folder.join("LICENSE-APACHE")).map_err(|e| e.to_string())?;
-        let (whole, bytes) = (client.output.contains(&page), pair::counter(&client.output, "received_bytes"));
-        match client.ok && whole && (bytes > page.len() as u64) == by_rdma {
+        let (is_complete, bytes) = (client.output.contains(&page), pair::counter(&client.output, "received_bytes"));
+        match client.ok && is_complete && (bytes > page.len() as u64) == by_rdma {
             true => Ok(()),
-            false => {
-                Err(format!("whole: {whole}, bytes by RDMA: {bytes}\n{}\n{}", transcript(&server), transcript(&client)))
-            }
+            false => Err(format!(
+                "complete: {is_complete}, bytes by RDMA: {bytes}\n{}\n{}",
+                server.transcript(),
+                client.transcript()
+            )),
         }
     };
-    verdict(work())
+    work().into()
 }
 
 /// Returns the number of packets that a process counted.

@@ -1,12 +1,12 @@
-//! The Rust crates `ibverbs`, `sideway` and `rrddmma` from crates.io, unmodified: their published
-//! examples run on roxe. Only the device name in those of rrddmma is changed.
+//! Runs the published examples of the Rust crates `ibverbs`, `sideway` and `rrddmma` from
+//! crates.io, unmodified except for the device name in those of rrddmma.
 //!
-//! `tests/crates` fixes their versions and dependencies. The package is assembled and built in
-//! `crates` of the target folder, with the system's libibverbs at build time and roxe's at run
-//! time. Without cmake, libclang or access to the registry the checks are skipped.
+//! `tests/crates` fixes their versions and dependencies. The package is assembled and built in the
+//! folder `crates` of the target folder. It is linked with the system's libibverbs and runs with
+//! roxe's. Without cmake, libclang or access to the registry the checks are skipped.
 
 use roxe_tests::build;
-use roxe_tests::pair::{self, Outcome, Program};
+use roxe_tests::pair::{self, Program};
 use roxe_tests::report::{self, Check, Verdict};
 use std::fs;
 use std::io;
@@ -16,14 +16,14 @@ use std::process::{Command, ExitCode, Output};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(40);
-/// Ports of the pingpongs, one for each; other tests use other ports.
+/// First port of the pingpongs, which use one port each. Other suites use other ports.
 const FIRST_PORT: u16 = 18_580;
 
-/// The crates, and those of their examples that need no connection manager.
+/// Crates, their versions, and those examples that need no connection manager.
 const CRATES: [(&str, &str, &[&str]); 3] = [
     ("ibverbs", "0.9.2", &["loopback"]),
     ("sideway", "0.4.3", &["ibv_devinfo", "show_gids", "rc_pingpong", "rc_pingpong_split"]),
-    // The other examples do nothing with a library other than that of Mellanox.
+    // The other examples need Mellanox's library.
     ("rrddmma", "0.7.3", &["loopback", "local_rc_sendrecv", "local_ud_sendrecv", "wr"]),
 ];
 
@@ -38,12 +38,12 @@ pub(crate) fn main() -> ExitCode {
 fn prepare() -> Result<(), Verdict> {
     let failed = |e: io::Error| Verdict::Failed(format!("{}: {e}", folder().display()));
     if let Some(tool) = missing_tool() {
-        return Err(Verdict::Skipped(format!("{tool} is not installed (see the README's test command)")));
+        return Err(Verdict::not_installed(tool));
     }
-    lay_out().map_err(failed)?;
+    copy_package().map_err(failed)?;
     let fetched = cargo(&["fetch", "--locked"]).map_err(failed)?;
     if !fetched.status.success() {
-        return Err(not_fetched(&String::from_utf8_lossy(&fetched.stderr)));
+        return Err(fetch_failure(&String::from_utf8_lossy(&fetched.stderr)));
     }
     let metadata = cargo(&["metadata", "--locked", "--offline", "--format-version", "1"]).map_err(failed)?;
     copy_examples(&String::from_utf8_lossy(&metadata.stdout)).map_err(failed)?;
@@ -55,8 +55,8 @@ fn prepare() -> Result<(), Verdict> {
     }
 }
 
-/// Returns the missing tool of the required ones: cmake for two of the crates, pkg-config for the
-/// third, libclang for the bindings that they generate.
+/// Returns a required tool that is missing: two crates need cmake, the third pkg-config, and all of
+/// them libclang to generate bindings.
 fn missing_tool() -> Option<&'static str> {
     if let Some(tool) = ["cmake", "pkg-config"].into_iter().find(|tool| !pair::installed(tool)) {
         return Some(tool);
@@ -65,34 +65,34 @@ fn missing_tool() -> Option<&'static str> {
     (std::env::var_os("LIBCLANG_PATH").is_none() && !has_clang()).then_some("libclang")
 }
 
-/// The names in the folders where Debian and its relatives keep libraries.
+/// Returns the names of the files in the library folders of Linux distributions.
 fn libraries() -> impl Iterator<Item = String> {
     let folders = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
     let entries = folders.into_iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned())
 }
 
-/// The target folder, unless its path has a blank, at which rdma-core's files for cmake split it.
+/// Returns the folder of the package: in the target folder, unless that path has a space, which
+/// rdma-core's cmake files do not support.
 fn folder() -> PathBuf {
     let target = build::target_dir();
-    let has_blank = target.to_string_lossy().contains(char::is_whitespace);
-    if has_blank { build::shared_dir() } else { target }.join("crates")
+    let has_space = target.to_string_lossy().contains(char::is_whitespace);
+    if has_space { build::shared_dir() } else { target }.join("crates")
 }
 
-/// The package as `tests/crates` has it, without its programs.
-fn lay_out() -> io::Result<()> {
+/// Copies the manifest and lock file of `tests/crates`, and writes the stand-in for cmake.
+fn copy_package() -> io::Result<()> {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates");
     for name in ["Cargo.toml", "Cargo.lock"] {
         fs::create_dir_all(folder())?;
         fs::copy(from.join(name), folder().join(name))?;
     }
-    write_if_new(CMAKE, &cmake())?;
+    write_if_changed(CMAKE, &cmake())?;
     fs::set_permissions(cmake(), fs::Permissions::from_mode(0o755))
 }
 
-/// Replaces cmake while the crates are built. The crate `ibverbs-sys` needs only the headers of its
-/// rdma-core, which cmake lays out while it configures. The rest, most of a minute to compile, is
-/// never linked.
+/// Stand-in for cmake that skips a build of `ibverbs-sys`. That crate needs only the headers of its
+/// rdma-core, which cmake creates when it configures; the compiled rest is never linked.
 const CMAKE: &str = "#!/bin/sh\ncase \"$1 $2\" in \"--build \"*/ibverbs-sys-*) ;; *) exec cmake \"$@\" ;; esac\n";
 
 fn cmake() -> PathBuf {
@@ -102,7 +102,7 @@ fn cmake() -> PathBuf {
 fn cargo(args: &[&str]) -> io::Result<Output> {
     let mut command = Command::new(env!("CARGO"));
     command.args(args).current_dir(folder()).env("CARGO_TARGET_DIR", folder().join("target")).env("CMAKE", cmake());
-    // These variables are for the build of roxe itself.
+    // These variables apply to the build of roxe, not of the crates.
     for variable in ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "RUSTDOCFLAGS"] {
         command.env_remove(variable);
     }
@@ -112,13 +112,13 @@ fn cargo(args: &[&str]) -> io::Result<Output> {
     command.output()
 }
 
-/// Folder with `stddef.h` of the C compiler: libclang comes without headers.
+/// Returns the C compiler's folder with `stddef.h`, because libclang has no headers of its own.
 fn compiler_headers() -> Option<String> {
     let output = Command::new("cc").arg("-print-file-name=include").output().ok()?;
     Some(String::from_utf8(output.stdout).ok()?.trim().to_owned()).filter(|folder| Path::new(folder).is_absolute())
 }
 
-/// Copies the examples from where cargo has unpacked the crates: `metadata` names the folders.
+/// Copies the examples from the folders in which cargo has unpacked the crates, by `metadata`.
 fn copy_examples(metadata: &str) -> io::Result<()> {
     for (krate, version, examples) in CRATES {
         let end = format!("{krate}-{version}/Cargo.toml");
@@ -129,20 +129,20 @@ fn copy_examples(metadata: &str) -> io::Result<()> {
         for example in examples {
             let name = format!("{example}.rs");
             let text = fs::read_to_string(source.join("examples").join(&name))?.replace("\"mlx5_0\"", "\"roxe0\"");
-            write_if_new(&text, &folder().join(krate).join(name))?;
+            write_if_changed(&text, &folder().join(krate).join(name))?;
         }
     }
     Ok(())
 }
 
-/// Writes only changed files, so that cargo does not rebuild unchanged ones.
-fn write_if_new(new: &str, to: &Path) -> io::Result<()> {
+/// Writes a file only if its content changes, so that cargo does not rebuild it.
+fn write_if_changed(new: &str, to: &Path) -> io::Result<()> {
     if fs::read(to).is_ok_and(|old| old == new.as_bytes()) { Ok(()) } else { fs::write(to, new) }
 }
 
-/// Verdict if `cargo fetch` failed: skipped without a network, failed if the lock file does not
-/// fit.
-fn not_fetched(output: &str) -> Verdict {
+/// Returns the verdict after a failed `cargo fetch`: a failure if the lock file does not match, a
+/// skip if there is no network.
+fn fetch_failure(output: &str) -> Verdict {
     if output.contains("--locked") {
         return Verdict::Failed(output.to_owned());
     }
@@ -159,7 +159,7 @@ fn checks() -> Vec<Check> {
         alone("ibverbs", "loopback", "", &["sent", "received"]),
         alone("sideway", "ibv_devinfo", "", &["roxe0"]),
         alone("sideway", "show_gids", "", &["roxe0", "RoCEv2", "127.0.0.1"]),
-        // It asserts that what it has written and read again is right.
+        // The example asserts that it reads back what it has written.
         alone("rrddmma", "rrddmma_loopback", "", &["Time elapsed (RDMA)"]),
         alone("rrddmma", "local_rc_sendrecv", "", &["Hello, rrddmma!"]),
         alone("rrddmma", "local_ud_sendrecv", "", &["Hello, rrddmma!"]),
@@ -178,7 +178,7 @@ fn checks() -> Vec<Check> {
     checks
 }
 
-/// Runs one example alone; it must succeed and print every one of `words`.
+/// Returns a check that an example exits with 0 and prints all of `words`.
 fn alone(krate: &'static str, example: &'static str, args: &'static str, words: &'static [&'static str]) -> Check {
     Check::new(format!("{krate}: {example} {args}").trim_end().to_owned(), move || {
         let outcome = match pair::run(&program(example, args), &[], LIMIT) {
@@ -193,22 +193,18 @@ fn alone(krate: &'static str, example: &'static str, args: &'static str, words: 
         }
         match words.iter().find(|word| !outcome.output.contains(**word)) {
             None if outcome.ok => Verdict::Passed,
-            missing => Verdict::Failed(format!("missing: {missing:?}\n{}", transcript(&outcome))),
+            missing => Verdict::Failed(format!("missing: {missing:?}\n{}", outcome.transcript())),
         }
     })
 }
 
-/// Server and client of an example; both print how long it took.
+/// Runs server and client of an example; both must print a duration.
 fn pingpong(example: &str, args: &str, port: u16) -> Verdict {
     let server = program(example, &format!("{args} -p {port}"));
     let client = program(example, &format!("{args} -p {port} 127.0.0.1"));
     match pair::run_pair(&server, &client, port, &[], LIMIT) {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok(ends) if ends.iter().all(|end| end.ok && end.output.contains("iters in")) => Verdict::Passed,
-        Ok([s, c]) => Verdict::Failed(format!("{}\n{}", transcript(&s), transcript(&c))),
+        Ok([s, c]) => Verdict::Failed(format!("{}\n{}", s.transcript(), c.transcript())),
     }
-}
-
-fn transcript(outcome: &Outcome) -> String {
-    format!("$ {}\n{}", outcome.command, outcome.output)
 }

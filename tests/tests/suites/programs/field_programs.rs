@@ -1,7 +1,7 @@
-//! Programs of the field that measure or move data, unmodified, over both links: qperf, fio, dapl's
-//! dapltest and QEMU's live migration, as Debian has them. Each connects through librdmacm.
+//! Runs Debian's qperf, fio, dapltest and QEMU's live migration over both links, unmodified. Each
+//! connects through librdmacm.
 
-use roxe_tests::pair::{self, Outcome, Place, Program};
+use roxe_tests::pair::{self, Launch, Outcome, Program};
 use roxe_tests::rdmacm::local;
 use roxe_tests::report::{self, Check, Verdict};
 use std::process::ExitCode;
@@ -11,8 +11,8 @@ use std::{env, fs, process};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Tests of qperf, a second each. Its UC and UD tests set no GRH, and XRC is not in Debian's: no
-/// RoCE card can do them. `ver_*` compares what the atomics have done.
+/// Tests of qperf that take a second each. Its UC and UD tests set no GRH, so they cannot work over
+/// RoCE, and Debian's qperf has no XRC. `ver_*` verifies the results of atomics.
 const QPERF: [&str; 12] = [
     "rc_bw",
     "rc_bi_bw",
@@ -28,7 +28,7 @@ const QPERF: [&str; 12] = [
     "ver_rc_fetch_add",
 ];
 
-/// Tests of dapltest: transactions, whose bytes it validates (`-V`), and measurements.
+/// Tests of dapltest: transactions with validated bytes (`-V`), and measurements.
 const DAPLTEST: [&str; 5] = [
     "-T T -i 100 -t 1 -w 2 -V client SR 256 server SR 256",
     "-T T -i 100 -t 4 -w 4 -V client SR 256 server RW 4096 2 server SR 256 client SR 256 server RR 4096 server SR 256 \
@@ -38,11 +38,12 @@ const DAPLTEST: [&str; 5] = [
     "-T P -i 1000 -p 1 -m b RR 65536 2",
 ];
 
-/// dapl's name of the loopback interface, from a file like `/etc/dat.conf`.
+/// dapl's name of the loopback interface, which [`Registry`] defines.
 const ADAPTER: &str = "ofa-v2-lo";
 
-/// Bytes that fio moves, in blocks.
+/// Number of bytes that fio transfers.
 const FIO_BYTES: u64 = 8 << 20;
+/// Bytes of each of fio's messages.
 const FIO_BLOCK: u64 = 64 << 10;
 
 pub(crate) fn main() -> ExitCode {
@@ -80,27 +81,23 @@ fn program(name: &str, args: &str) -> Program {
 }
 
 fn missing(name: &str) -> Option<Verdict> {
-    (!pair::installed(name)).then(|| Verdict::Skipped(format!("{name} is not installed (tests/run installs it)")))
+    (!pair::installed(name)).then(|| Verdict::not_installed(name))
 }
 
-fn transcript(ends: &[Outcome]) -> String {
-    ends.iter().map(|end| format!("$ {}\n{}\n", end.command, end.output)).collect()
-}
-
-/// Returns true if the client's packets used `link`. The server's counters do not count: some
-/// servers are killed and print none.
-fn carried(link: &str, client: &Outcome, packets: u64) -> bool {
+/// Returns true if the client exchanged at least `packets`, and over `link`. Servers are not
+/// checked, because some are killed and print no counters.
+fn used_link(link: &str, client: &Outcome, packets: u64) -> bool {
     let count = |name| pair::counter(&client.output, name);
     let by_ring = count("sent_by_ring") + count("received_by_ring");
     let all = count("sent_packets") + count("received_packets");
     all >= packets && if link == "udp" { by_ring == 0 } else { by_ring * 2 > all }
 }
 
-fn verdict(ends: &[Outcome], good: bool) -> Verdict {
-    if good { Verdict::Passed } else { Verdict::Failed(transcript(ends)) }
+fn verdict(ends: &[Outcome; 2], good: bool) -> Verdict {
+    if good { Verdict::Passed } else { Verdict::Failed(ends.each_ref().map(Outcome::transcript).join("\n")) }
 }
 
-/// Runs a client of qperf over librdmacm (`-cm1`), and its server, which never ends.
+/// Runs a test of qperf over librdmacm (`-cm1`). Its server never exits.
 fn qperf(link: &str, test: &str) -> Verdict {
     if let Some(verdict) = missing("qperf") {
         return verdict;
@@ -114,14 +111,13 @@ fn qperf(link: &str, test: &str) -> Verdict {
         Ok(ends) => {
             let [_, client] = &ends;
             let unit = ["bw  =", "latency  =", "msg_rate  ="].iter().any(|word| client.output.contains(word));
-            let good = client.ok && unit && carried(link, client, 20);
+            let good = client.ok && unit && used_link(link, client, 20);
             verdict(&ends, good)
         }
     }
 }
 
-/// Server and client of fio's engine `rdma`. Which of them reads the data depends on the verb: the
-/// client writes into the server's memory, or reads from it.
+/// Runs server and client of fio's engine `rdma` with these options.
 fn fio(link: &str, server: &str, client: &str) -> Result<[Outcome; 2], Verdict> {
     if let Some(verdict) = missing("fio") {
         return Err(verdict);
@@ -131,42 +127,42 @@ fn fio(link: &str, server: &str, client: &str) -> Result<[Outcome; 2], Verdict> 
     let server = program("fio", &format!("--name=server {common} --rw=read {server}"));
     let client = program("fio", &format!("--name=client {common} --hostname=127.0.0.1 --rw=write {client}"));
     let envs = [("ROXE_LINK", link), ("ROXE_STATS", "on")].map(|(name, value)| (name.to_owned(), value.to_owned()));
-    let place = Place { envs: envs.to_vec(), ..Place::default() };
+    let launch = Launch { envs: envs.to_vec(), ..Launch::default() };
     let ready = || local::listens(process::id(), port);
-    pair::run_pair_at([(&server, &place), (&client, &place)], &port.to_string(), ready, LIMIT)
+    pair::run_pair_with([(&server, &launch), (&client, &launch)], &port.to_string(), ready, LIMIT)
         .map_err(|e| Verdict::Failed(e.to_string()))
 }
 
-/// RDMA WRITE and READ. fio verifies neither: its server is passive, and its client does not check
-/// the bytes that it has read. So the check counts bytes.
+/// Runs fio with RDMA WRITE or READ. fio verifies neither, because its server is passive and its
+/// client does not check the bytes that it reads. So this checks roxe's byte counters.
 fn fio_memory(link: &str, verb: &str) -> Verdict {
     match fio(link, "--iodepth=16", &format!("--iodepth=16 --verb={verb}")) {
         Err(verdict) => verdict,
         Ok(ends) => {
             let [_, client] = &ends;
             let moved = pair::counter(&client.output, if verb == "read" { "received_bytes" } else { "sent_bytes" });
-            let good = ends.iter().all(|end| end.ok) && moved >= FIO_BYTES && carried(link, client, 2000);
+            let good = ends.iter().all(|end| end.ok) && moved >= FIO_BYTES && used_link(link, client, 2000);
             verdict(&ends, good)
         }
     }
 }
 
-/// SENDs with checksums in them, which the server verifies as `verify`. fio leaves `rnr_retry` at
-/// 0, so that a message that finds no receive ends the run: the server has posted one for each
-/// before the client sends, half a second after they have connected.
+/// Runs fio with SENDs that contain crc32c checksums, which the server verifies as `verify`. fio
+/// leaves `rnr_retry` at 0, so that a message without a receive would end the run. The server posts
+/// a receive for each message before the client sends, half a second after the connection.
 fn fio_messages(link: &str, verify: &str, is_good: impl Fn(&[Outcome; 2]) -> bool) -> Verdict {
     let depth = FIO_BYTES / FIO_BLOCK;
     let server = format!("--iodepth={depth} --verify={verify} --verify_state_save=0");
     match fio(link, &server, &format!("--iodepth={depth} --verb=send --verify=crc32c --verify_state_save=0")) {
         Err(verdict) => verdict,
         Ok(ends) => {
-            let good = is_good(&ends) && carried(link, &ends[1], 2000);
+            let good = is_good(&ends) && used_link(link, &ends[1], 2000);
             verdict(&ends, good)
         }
     }
 }
 
-/// Migrates a guest of QEMU that runs its firmware, with most of its memory zero.
+/// Migrates a QEMU guest that runs its firmware; most of its memory is zero.
 fn qemu(link: &str) -> Verdict {
     if let Some(verdict) = missing("qemu-system-x86_64") {
         return verdict;
@@ -185,7 +181,7 @@ fn qemu(link: &str) -> Verdict {
             let [_, client] = &ends;
             let is_done = client.output.contains("Migration status: completed");
             let moved = pair::counter(&client.output, "sent_bytes");
-            verdict(&ends, client.ok && is_done && moved > 1 << 20 && carried(link, client, 100))
+            verdict(&ends, client.ok && is_done && moved > 1 << 20 && used_link(link, client, 100))
         }
     }
 }
@@ -209,7 +205,7 @@ impl Drop for Registry {
     }
 }
 
-/// Server and client of dapltest, and what to do with the server when the client has ended.
+/// Runs server and client of dapltest. Unless `server_ends`, kills the server after the client.
 fn dapl(link: &str, args: &str, server_ends: bool) -> Result<[Outcome; 2], Verdict> {
     if let Some(verdict) = missing("dapltest") {
         return Err(verdict);
@@ -222,17 +218,17 @@ fn dapl(link: &str, args: &str, server_ends: bool) -> Result<[Outcome; 2], Verdi
     let file = registry.0.display().to_string();
     let envs = [("ROXE_LINK", link), ("ROXE_STATS", "on"), ("DAT_OVERRIDE", &file)];
     let envs = envs.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-    let place = Place { envs, ..Place::default() };
-    let programs = [(&server, &place), (&client, &place)];
+    let launch = Launch { envs, ..Launch::default() };
+    let programs = [(&server, &launch), (&client, &launch)];
     let (tag, ready) = (port.to_string(), || local::listens(process::id(), port));
     let ends = match server_ends {
-        true => pair::run_pair_at(programs, &tag, ready, LIMIT),
+        true => pair::run_pair_with(programs, &tag, ready, LIMIT),
         false => pair::run_against(programs, &tag, ready, LIMIT),
     };
     ends.map_err(|e| Verdict::Failed(e.to_string()))
 }
 
-/// Judges by the client's output, because the client always exits with 0.
+/// Checks the client's output, because the client always exits with 0.
 fn dapltest(link: &str, args: &str) -> Verdict {
     match dapl(link, args, false) {
         Err(verdict) => verdict,
@@ -240,7 +236,7 @@ fn dapltest(link: &str, args: &str) -> Verdict {
             let [_, client] = &ends;
             let has_result = ["Total WQE", "raw: "].iter().any(|word| client.output.contains(word));
             let wrong = ["rror", "Warning", "mismatch"].iter().any(|word| client.output.contains(word));
-            let good = client.ok && has_result && !wrong && carried(link, client, 200);
+            let good = client.ok && has_result && !wrong && used_link(link, client, 200);
             verdict(&ends, good)
         }
     }

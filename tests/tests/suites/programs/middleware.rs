@@ -1,12 +1,11 @@
-//! Debian's UCX and libfabric, unmodified, which select their card and transport themselves, find
-//! and use roxe.
+//! Checks that Debian's UCX and libfabric, unmodified, find and use roxe.
 //!
 //! UCX silently falls back to TCP or shared memory. So every check allows one transport only,
-//! checks in the log that it was chosen, and counts the packets of both sides. As root the suite
-//! runs in a network namespace of its own.
+//! checks in the log that it was chosen, and counts the packets of both sides.
 //!
 //! `cargo test -p roxe-tests --test suites -- middleware [--weakest=SEED] [WORD...]`: on the
-//! weakest card of that seed, but for what docs/explanation/weakest.md says that they rely on.
+//! weakest card of that seed, without the weaknesses that docs/explanation/weakest.md lists for
+//! these programs.
 
 use roxe_tests::guest::link;
 use roxe_tests::pair::{self, Outcome, Program};
@@ -19,7 +18,7 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Tests of ucx_perftest: what UCP offers, by name, iterations and size of a message.
+/// Tests of ucx_perftest over UCP: name, iterations, and message size in bytes.
 const UCP: [(&str, u32, u32); 14] = [
     ("tag_lat", 500, 8),
     ("tag_lat", 200, 20_000),
@@ -37,9 +36,8 @@ const UCP: [(&str, u32, u32); 14] = [
     ("ucp_am_bw", 200, 65_536),
 ];
 
-/// Tests of UCT, which name their transport. Atomics are left out: UCX leaves them to cards whose
-/// atomics hold among requests only (`IBV_ATOMIC_HCA`), and those of roxe also hold towards the
-/// program.
+/// Tests of ucx_perftest over UCT, which name their transport. There are no atomics, because UCX
+/// uses them only on cards with `IBV_ATOMIC_HCA`, and roxe reports more.
 const UCT: [(&str, &str); 7] = [
     ("rc_verbs", "-t am_lat -n 500"),
     ("rc_verbs", "-t am_bw -n 500 -s 4096 -D bcopy"),
@@ -50,13 +48,13 @@ const UCT: [(&str, &str); 7] = [
     ("ud_verbs", "-t am_bw -n 500 -s 1024 -D bcopy"),
 ];
 
-/// Options of io_demo, for both sides. It is Debian's only UCX program that connects through
-/// librdmacm; ucx_perftest exchanges addresses over TCP. `-q` checks every byte.
+/// Options of io_demo, for both sides. It connects through librdmacm, whereas ucx_perftest
+/// exchanges addresses over TCP. `-q` checks every byte.
 const IO_DEMO: [&str; 3] =
     ["-q -i 100 -d 64:8000", "-q -i 100 -d 64:100000 -o read,write -w 4", "-q -i 100 -d 64:100000 -o read,write -A"];
 
-/// Options of fi_pingpong. Endpoints of type `msg` are connections of librdmacm, and `ofi_rxm` is
-/// made of them.
+/// Options of fi_pingpong. Endpoints of type `msg` are connections of librdmacm, which `ofi_rxm`
+/// uses.
 const FABRIC: [&str; 11] = [
     "-p verbs -e msg -c -I 100",
     "-p verbs -e msg -c -I 1000 -S 1024",
@@ -71,8 +69,9 @@ const FABRIC: [&str; 11] = [
     "-p verbs;ofi_rxd -e rdm -c -I 50 -S 65536",
 ];
 
-/// An interface for libfabric, which does not use the loopback interface, and its address.
+/// Interface for libfabric, which does not use the loopback interface.
 const NETDEV: &str = "fabric0";
+/// Address of [`NETDEV`].
 const ADDRESS: &str = "10.88.0.1";
 
 pub(crate) fn main() -> ExitCode {
@@ -110,9 +109,10 @@ fn port() -> u16 {
 }
 
 /// Returns the weaknesses that programs with `args` and `envs` do not tolerate.
-fn unbearable(args: &str, envs: &[(&str, &str)]) -> &'static str {
+fn untolerated(args: &str, envs: &[(&str, &str)]) -> &'static str {
     match args {
-        // Asleep, UCX repeats a lost datagram after a second: it would take minutes.
+        // While it sleeps, UCX repeats a lost datagram only after a second, so this would take
+        // minutes.
         args if args.contains("-E sleep") && envs.contains(&("UCX_TLS", "ud_v")) => ",-events,-loss",
         args if args.contains("-E sleep") => ",-events",
         args if args.contains("-e dgram") => ",-loss,-receives",
@@ -121,25 +121,17 @@ fn unbearable(args: &str, envs: &[(&str, &str)]) -> &'static str {
     }
 }
 
-/// Runs a pair with the card that the command line selects.
+/// Runs a pair on the card that the command line selects.
 fn run_pair(server: &str, client: &str, port: u16, envs: &[(&str, &str)]) -> io::Result<[Outcome; 2]> {
-    let weakest = pair::weakest(unbearable(server, envs));
+    let weakest = pair::weakest(untolerated(server, envs));
     let weakest = weakest.as_ref().map(|(name, value)| (*name, value.as_str()));
     let envs: Vec<_> = envs.iter().copied().chain(weakest).chain([("ROXE_STATS", "on")]).collect();
     pair::run_pair(&Program::parse(server), &Program::parse(client), port, &envs, LIMIT)
 }
 
-fn transcript(outcome: &Outcome) -> String {
-    format!("$ {}\n{}", outcome.command, outcome.output)
-}
-
-fn missing(name: &str) -> Verdict {
-    Verdict::Skipped(format!("{name} is not installed (see the README's test command)"))
-}
-
 fn lists_transports() -> Verdict {
     if !pair::installed("ucx_info") {
-        return missing("ucx_info");
+        return Verdict::not_installed("ucx_info");
     }
     match pair::run(&Program::parse("ucx_info -d"), &[], LIMIT) {
         Err(e) => Verdict::Failed(e.to_string()),
@@ -147,11 +139,12 @@ fn lists_transports() -> Verdict {
         Ok(outcome) if ["rc_verbs", "ud_verbs"].iter().all(|name| has_transport(&outcome.output, name)) => {
             Verdict::Passed
         }
-        Ok(outcome) => Verdict::Failed(transcript(&outcome)),
+        Ok(outcome) => Verdict::Failed(outcome.transcript()),
     }
 }
 
-/// Returns true if `ucx_info -d` shows `name` on our port: its line and the next one.
+/// Returns true if `ucx_info -d` lists the transport `name` on roxe's port: in its line and the
+/// next one.
 fn has_transport(output: &str, name: &str) -> bool {
     let lines: Vec<&str> = output.lines().map(|line| line.trim_start_matches(['#', ' '])).collect();
     lines
@@ -159,7 +152,7 @@ fn has_transport(output: &str, name: &str) -> bool {
         .any(|pair| pair[0].ends_with(&format!("Transport: {name}")) && pair[1].ends_with("Device: roxe0:1"))
 }
 
-/// UCX needs a device node, which `roxe run` could not create.
+/// Returns true if `roxe run` could not create the device node that UCX needs.
 fn is_without_view(outcome: &Outcome) -> bool {
     outcome.output.contains("roxe run: no /")
 }
@@ -168,23 +161,22 @@ fn no_view() -> Verdict {
     Verdict::Skipped("UCX needs /dev/infiniband, but this user cannot create the namespaces that show it".into())
 }
 
-/// Server and client of ucx_perftest over UCP, which may use one transport only.
+/// Runs a test of ucx_perftest over UCP with one transport.
 fn ucp(transport: &str, tls: &str, args: &str) -> Verdict {
     let chosen = format!("{transport}/roxe0:1");
     let envs = [("UCX_TLS", tls), ("UCX_NET_DEVICES", "roxe0:1"), ("UCX_LOG_LEVEL", "info")];
-    ucx_perftest(args, &envs, |end| end.output.contains(&chosen) && passed(&end.output) > 100)
+    ucx_perftest(args, &envs, |end| end.output.contains(&chosen) && packets(&end.output) > 100)
 }
 
-/// Runs a test of UCT, the layer below UCP.
+/// Runs a test of ucx_perftest over UCT, the layer below UCP.
 fn uct(transport: &str, args: &str) -> Verdict {
-    ucx_perftest(&format!("-d roxe0:1 -x {transport} {args}"), &[], |end| passed(&end.output) > 10)
+    ucx_perftest(&format!("-d roxe0:1 -x {transport} {args}"), &[], |end| packets(&end.output) > 10)
 }
 
-/// Server and client of io_demo, which connect through librdmacm only. Its server serves until it
-/// is stopped.
+/// Runs server and client of io_demo, which connect through librdmacm only. Its server never exits.
 fn io_demo(transport: &str, tls: &str, args: &str) -> Verdict {
     if !pair::installed("io_demo") {
-        return missing("io_demo");
+        return Verdict::not_installed("io_demo");
     }
     let port = port();
     let server = Program::parse(&format!("io_demo {args} -p {port}"));
@@ -196,7 +188,7 @@ fn io_demo(transport: &str, tls: &str, args: &str) -> Verdict {
         ("UCX_LOG_LEVEL", "info"),
         ("ROXE_STATS", "on"),
     ];
-    let weakest = pair::weakest(unbearable(args, &envs));
+    let weakest = pair::weakest(untolerated(args, &envs));
     let weakest = weakest.as_ref().map(|(name, value)| (*name, value.as_str()));
     let envs: Vec<_> = envs.into_iter().chain(weakest).collect();
     match pair::run_client(&server, &client, &envs, |output| output.contains("started listener"), LIMIT) {
@@ -206,16 +198,17 @@ fn io_demo(transport: &str, tls: &str, args: &str) -> Verdict {
             let chosen = format!("{transport}/roxe0:1");
             let good = client.output.contains("Client exit with status 'OK'")
                 && [&server, &client].iter().all(|end| end.output.contains(&chosen))
-                && passed(&client.output) > 100;
+                && packets(&client.output) > 100;
             judge(&[server, client], |_| good)
         }
     }
 }
 
-/// Checks that both sides exit with 0 and that `is_good` accepts their output.
+/// Runs server and client of ucx_perftest; checks that both exit with 0 and that `is_good` accepts
+/// their output.
 fn ucx_perftest(args: &str, envs: &[(&str, &str)], is_good: impl Fn(&Outcome) -> bool) -> Verdict {
     if !pair::installed("ucx_perftest") {
-        return missing("ucx_perftest");
+        return Verdict::not_installed("ucx_perftest");
     }
     let port = port();
     let server = format!("ucx_perftest {args} -p {port}");
@@ -230,20 +223,23 @@ fn judge(ends: &[Outcome], is_good: impl Fn(&Outcome) -> bool) -> Verdict {
     if ends.iter().all(|end| end.ok && is_good(end)) {
         Verdict::Passed
     } else {
-        Verdict::Failed(ends.iter().map(transcript).collect::<Vec<_>>().join("\n"))
+        Verdict::Failed(ends.iter().map(Outcome::transcript).collect::<Vec<_>>().join("\n"))
     }
 }
 
-/// Returns the interface, created at its first use, or the reason why there is none.
+/// Creates the interface on first use.
+///
+/// # Errors
+/// The reason why it cannot be created.
 fn netdev() -> Result<(), String> {
-    static MADE: OnceLock<Result<(), String>> = OnceLock::new();
-    MADE.get_or_init(|| link::add_bridge(NETDEV, ADDRESS).map_err(|e| e.to_string())).clone()
+    static CREATED: OnceLock<Result<(), String>> = OnceLock::new();
+    CREATED.get_or_init(|| link::add_bridge(NETDEV, ADDRESS).map_err(|e| e.to_string())).clone()
 }
 
-/// Runs `check` if `program` is installed and there is an interface for it.
+/// Runs `check` if `program` is installed and libfabric has an interface.
 fn on_fabric(program: &str, check: impl FnOnce() -> Verdict) -> Verdict {
     match netdev() {
-        _ if !pair::installed(program) => missing(program),
+        _ if !pair::installed(program) => Verdict::not_installed(program),
         Err(e) => Verdict::Skipped(format!(
             "libfabric does not use the loopback interface, and another interface cannot be created: {e}"
         )),
@@ -263,7 +259,7 @@ fn lists_endpoints() -> Verdict {
     })
 }
 
-/// Server and client of fi_pingpong, whose bytes are checked (`-c`).
+/// Runs server and client of fi_pingpong, which checks the bytes (`-c`).
 fn fabric(args: &str) -> Verdict {
     on_fabric("fi_pingpong", || {
         let port = port();
@@ -271,12 +267,12 @@ fn fabric(args: &str) -> Verdict {
         let client = format!("fi_pingpong {args} -P {port} {ADDRESS}");
         match run_pair(&server, &client, port, &[("ROXE_NETDEV", NETDEV)]) {
             Err(e) => Verdict::Failed(e.to_string()),
-            Ok(ends) => judge(&ends, |end| end.output.contains("usec/xfer") && passed(&end.output) > 100),
+            Ok(ends) => judge(&ends, |end| end.output.contains("usec/xfer") && packets(&end.output) > 100),
         }
     })
 }
 
-/// Packets that passed through the process. A side that only acknowledges sends few.
-fn passed(output: &str) -> u64 {
+/// Returns the number of packets that the process sent and received.
+fn packets(output: &str) -> u64 {
     ["sent_packets", "received_packets"].map(|name| pair::counter(output, name)).into_iter().sum()
 }

@@ -1,44 +1,44 @@
-//! Stock programs on the weakest card that the standard allows (`roxe run --weakest`). Programs
-//! that rely only on guarantees of verbs pass under every seed. The others are listed with their
-//! assumption, and pass once that weakness is left out.
+//! Runs stock programs on the weakest card that the standard allows (`roxe run --weakest`).
+//! Programs that rely only on guarantees of verbs pass with every seed. The others are listed with
+//! their assumption, and pass without the weakness that breaks it.
 //!
 //! ```text
 //! cargo test -p roxe-tests --test suites -- weakest_programs [--all] [--seed N] [WORD...]
-//!   --all      every program under ten seeds, and rdma-core's own suite under three
+//!   --all      every program with ten seeds, and rdma-core's own suite with three
 //!   --seed N   the first seed, default 1
-//!   WORD...    only what has one of the WORDs in its name
+//!   WORD...    only checks with one of the WORDs in their name
 //! ```
 
 use roxe_tests::matrix::Ip;
-use roxe_tests::pair::{self, Outcome, Place, Program};
+use roxe_tests::pair::{self, Launch, Program};
+use roxe_tests::pyverbs::{self, Run};
 use roxe_tests::rdmacm::list::{self, Scale};
-use roxe_tests::rdmacm::local::{self, Site, Weather};
-use roxe_tests::rdmacm::{Carrier, Ready};
+use roxe_tests::rdmacm::local::{self, Faults, Link};
+use roxe_tests::rdmacm::{Ready, Transport};
 use roxe_tests::report::{self, Check, Verdict};
-use roxe_tests::suite::{self, Run};
-use roxe_tests::unittest::Ending;
+use roxe_tests::unittest::TestResult;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-/// No passing check takes this long, however busy the machine is.
+/// Time limit of a check, long enough for a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
 const SUITE_LIMIT: Duration = Duration::from_secs(240);
 
-/// Assumptions of programs about a card.
+/// Assumption of a program about the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReliesOn {
-    /// Only what the standard promises.
+    /// No assumption beyond the standard's guarantees.
     Nothing,
-    /// No datagram and no message of an unreliable connection is ever lost: it waits for all.
+    /// UD and UC lose no message: the program waits for all of them.
     EveryMessage,
-    /// Inline room that the program did not request.
+    /// The card has more room for inline data than the program requested.
     InlineRoom,
 }
 
 impl ReliesOn {
-    /// The weakness to leave out.
-    fn left_out(self) -> &'static str {
+    /// Returns the options that exclude the weaknesses which break the assumption.
+    fn omitted_weaknesses(self) -> &'static str {
         match self {
             Self::Nothing => "",
             Self::EveryMessage => ",-loss,-receives",
@@ -61,11 +61,11 @@ const PROGRAMS: [(&str, &str, ReliesOn); 22] = [
     ("ib_read_bw", "-x 0 -n 1000", ReliesOn::Nothing),
     ("ib_atomic_bw", "-x 0 -n 1000", ReliesOn::Nothing),
     ("ib_send_lat", "-x 0 -n 200", ReliesOn::Nothing),
-    // It waits for a byte of memory and checks no other.
+    // It waits for one byte of memory and checks no other.
     ("ib_write_lat", "-x 0 -n 200", ReliesOn::Nothing),
     ("ib_read_lat", "-x 0 -n 200", ReliesOn::Nothing),
     ("ib_atomic_lat", "-x 0 -n 200", ReliesOn::Nothing),
-    // Its messages may be lost: it never waits for one.
+    // Its messages may be lost, because it waits for none.
     ("ib_write_bw", "-x 0 -n 1000 -c UC", ReliesOn::Nothing),
     ("ibv_uc_pingpong", "-g 0 -c", ReliesOn::EveryMessage),
     ("ibv_ud_pingpong", "-g 0 -c", ReliesOn::EveryMessage),
@@ -76,7 +76,7 @@ const PROGRAMS: [(&str, &str, ReliesOn); 22] = [
     ("ib_write_lat", "-x 0 -n 200 -c UC", ReliesOn::EveryMessage),
 ];
 
-/// The programs of every run.
+/// The programs that run without `--all`.
 const SLICE: [&str; 7] = [
     "ibv_rc_pingpong -g 0 -c -e",
     "ibv_srq_pingpong -g 0 -c",
@@ -97,7 +97,7 @@ struct Options {
 impl Options {
     fn read() -> Result<Self, String> {
         let mut options = Self { all: false, seed: 1, words: Vec::new() };
-        let mut args = report::words();
+        let mut args = report::arguments();
         while let Some(arg) = args.next() {
             match arg.as_str() {
                 "--all" => options.all = true,
@@ -124,11 +124,11 @@ pub(crate) fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let mut checks = vec![Check::new("seed is printed, and random if none is given", seeds_are_told)];
-    checks.push(Check::new("wrong seeds and names are explained", wrong_words_are_explained));
+    let mut checks = vec![Check::new("seed is printed, and random if none is given", seed_is_printed)];
+    checks.push(Check::new("wrong seeds and names are explained", wrong_options_are_explained));
     for seed in options.seeds(10) {
         checks.extend(programs(&options, seed));
-        checks.extend(connected(&options, seed));
+        checks.extend(librdmacm_programs(&options, seed));
     }
     if options.all {
         checks.extend(options.seeds(3).map(pyverbs));
@@ -136,14 +136,10 @@ pub(crate) fn main() -> ExitCode {
     report::run(checks, &options.words)
 }
 
-/// A port no other check of this run uses.
+/// Returns a port that no other check of this run uses.
 fn port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(19_800);
     NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
-fn transcript(outcome: &Outcome) -> String {
-    format!("$ {}\n{}", outcome.command, outcome.output)
 }
 
 fn programs(options: &Options, seed: u64) -> Vec<Check> {
@@ -151,69 +147,71 @@ fn programs(options: &Options, seed: u64) -> Vec<Check> {
     for (tool, args, relies) in PROGRAMS {
         let name = format!("{tool} {args}");
         if options.all || !options.words.is_empty() || SLICE.contains(&&*name) {
-            let weakest = format!("{seed}{}", relies.left_out());
-            checks.push(Check::new(format!("{name}, --weakest={weakest}"), move || two(tool, args, &weakest)));
+            let weakest = format!("{seed}{}", relies.omitted_weaknesses());
+            checks.push(Check::new(format!("{name}, --weakest={weakest}"), move || run_pair(tool, args, &weakest)));
         }
     }
     checks
 }
 
-/// Server and client of one stock program.
-fn two(tool: &str, args: &str, weakest: &str) -> Verdict {
+/// Runs server and client of one stock program.
+fn run_pair(tool: &str, args: &str, weakest: &str) -> Verdict {
     if !pair::installed(tool) {
-        return Verdict::Skipped(format!("{tool} is not installed (tests/run installs it)"));
+        return Verdict::not_installed(tool);
     }
     let port = port();
     let server = Program::parse(&format!("{tool} {args} -p {port}"));
     let client = Program::parse(&format!("{tool} {args} -p {port} 127.0.0.1"));
-    let place = Place { options: vec![format!("--weakest={weakest}")], ..Place::default() };
+    let launch = Launch { options: vec![format!("--weakest={weakest}")], ..Launch::default() };
     let ready = || pair::listens(port);
-    match pair::run_pair_at([(&server, &place), (&client, &place)], &port.to_string(), ready, LIMIT) {
+    match pair::run_pair_with([(&server, &launch), (&client, &launch)], &port.to_string(), ready, LIMIT) {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok([s, c]) if s.ok && c.ok && !c.output.contains("invalid data") => Verdict::Passed,
-        Ok([s, c]) => Verdict::Failed(format!("{}\n{}", transcript(&s), transcript(&c))),
+        Ok([s, c]) => Verdict::Failed(format!("{}\n{}", s.transcript(), c.transcript())),
     }
 }
 
-/// Stock programs that connect through librdmacm.
-fn connected(options: &Options, seed: u64) -> Vec<Check> {
+/// Returns the checks of stock programs that connect through librdmacm.
+fn librdmacm_programs(options: &Options, seed: u64) -> Vec<Check> {
     const SLICE: [&str; 3] = ["rping -c -a SERVER -p PORT -C", "ucmatose -s SERVER", "rdma_client"];
     let mut checks = Vec::new();
     for exchange in list::all(Scale::Small) {
-        // Datagrams wait for all of them; groups have no connection.
-        let relies = match exchange.carrier {
-            Carrier::Reliable if exchange.to_string().contains("rdma_xclient") => ReliesOn::InlineRoom,
-            Carrier::Reliable => ReliesOn::Nothing,
-            Carrier::Datagrams | Carrier::Groups => ReliesOn::EveryMessage,
+        // Programs with datagrams wait for all of them.
+        let relies = match exchange.transport {
+            Transport::Reliable if exchange.to_string().contains("rdma_xclient") => ReliesOn::InlineRoom,
+            Transport::Reliable => ReliesOn::Nothing,
+            Transport::Datagrams | Transport::Multicast => ReliesOn::EveryMessage,
         };
         let is_here = exchange.ips.contains(&Ip::V4) && exchange.ready == Ready::Listens;
         let name = exchange.to_string();
         let chosen = options.all || !options.words.is_empty() || SLICE.iter().any(|part| name.contains(part));
         if is_here && chosen {
-            let weakest = format!("{seed}{}", relies.left_out());
-            let place = Place { options: vec![format!("--weakest={weakest}")], ..Place::default() };
-            let end = local::End { place, address: "127.0.0.1".to_owned(), witness: std::process::id() };
-            let site = Site { name: "lo", ip: Ip::V4, server: end.clone(), client: end };
-            let run = move || local::run(&site, Weather::Clean, &exchange);
+            let weakest = format!("{seed}{}", relies.omitted_weaknesses());
+            let launch = Launch { options: vec![format!("--weakest={weakest}")], ..Launch::default() };
+            let end = local::Host { launch, address: "127.0.0.1".to_owned(), namespace_pid: std::process::id() };
+            let link = Link { name: "lo", ip: Ip::V4, server: end.clone(), client: end };
+            let run = move || local::run(&link, Faults::Clean, &exchange);
             checks.push(Check::new(format!("{name}, --weakest={weakest}"), run));
         }
     }
     checks
 }
 
-/// rdma-core's own suite. Its tests of datagrams wait for every one of them.
+/// Returns the check of rdma-core's own suite, without loss, because its tests wait for every
+/// datagram.
 fn pyverbs(seed: u64) -> Check {
     Check::new(format!("pyverbs, --weakest={seed},-loss"), move || {
-        if !suite::is_installed() {
-            return Verdict::Skipped("python3-pyverbs is not installed (tests/run installs it)".into());
+        if !pyverbs::is_installed() {
+            return Verdict::not_installed("python3-pyverbs");
         }
-        if let Err(e) = suite::unpack() {
+        if let Err(e) = pyverbs::unpack() {
             return Verdict::Failed(e.to_string());
         }
         let weakest = format!("{seed},-loss");
         let run = Run::new(&[], &[("ROXE_WEAKEST", weakest.as_str())], SUITE_LIMIT);
-        let wrong = run.endings().iter().filter(|(_, ending)| matches!(ending, Ending::Failed(_) | Ending::Unknown));
-        let wrong: Vec<_> = wrong.map(|(test, ending)| format!("{test}: {ending:?}{}", run.traceback(test))).collect();
+        let wrong =
+            run.results().iter().filter(|(_, result)| matches!(result, TestResult::Failed(_) | TestResult::Unknown));
+        let wrong: Vec<_> = wrong.map(|(test, result)| format!("{test}: {result:?}{}", run.traceback(test))).collect();
         match run.check_count() {
             Ok(()) if wrong.is_empty() => Verdict::Passed,
             Ok(()) => Verdict::Failed(wrong.join("\n")),
@@ -222,17 +220,17 @@ fn pyverbs(seed: u64) -> Check {
     })
 }
 
-/// Output of `ibv_devinfo` under `--weakest` with this value.
+/// Returns the output of `ibv_devinfo` with this option of `roxe run`.
 fn devinfo(option: &str) -> Result<String, Verdict> {
     if !pair::installed("ibv_devinfo") {
-        return Err(Verdict::Skipped("ibv_devinfo is not installed (tests/run installs it)".into()));
+        return Err(Verdict::not_installed("ibv_devinfo"));
     }
-    let place = Place { options: vec![option.to_owned()], ..Place::default() };
-    let ran = pair::run_at(&Program::parse("ibv_devinfo -v"), &place, LIMIT);
+    let launch = Launch { options: vec![option.to_owned()], ..Launch::default() };
+    let ran = pair::run_with(&Program::parse("ibv_devinfo -v"), &launch, LIMIT);
     ran.map(|outcome| outcome.output).map_err(|e| Verdict::Failed(e.to_string()))
 }
 
-fn seeds_are_told() -> Verdict {
+fn seed_is_printed() -> Verdict {
     let judge = || {
         let (named, drawn) = (devinfo("--weakest=42")?, devinfo("--weakest")?);
         let seed_line =
@@ -247,7 +245,7 @@ fn seeds_are_told() -> Verdict {
     judge().unwrap_or_else(|verdict| verdict)
 }
 
-fn wrong_words_are_explained() -> Verdict {
+fn wrong_options_are_explained() -> Verdict {
     for (option, word) in [("--weakest=42,-los", "placement, completions"), ("--weakest=4x", "4x is not a seed")] {
         match devinfo(option) {
             Ok(output) if output.contains("wrong --weakest") && output.contains(word) => {}

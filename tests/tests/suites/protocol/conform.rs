@@ -1,14 +1,14 @@
-//! Runs the catalogue of conformance cases on real sockets, against an agent on this host over UDP.
-//! Cases that loopback cannot have (IPv6 on both sides, connections to the near side) run over a
-//! veth pair. Also checks the report and capture of `roxe drill` for a deviating card.
+//! Runs the catalogue of conformance cases against an agent on this host over UDP sockets. Cases
+//! that need two hosts (IPv6 on both sides, connections to the near side) run over a veth pair.
+//! Also checks the report and capture of `roxe drill` for a deviating card.
 //!
-//! `cargo test -p roxe-tests --test suites -- conform [--all] [WORD...]`: without `--all` only the
-//! folders of scripts that take little time, and over the veth pair only what needs it.
+//! `cargo test -p roxe-tests --test suites -- conform [--all] [WORD...]`: without `--all` only
+//! folders with fast scripts, and over the veth pair only scripts that need it.
 
 use roxe_tests::build;
 use roxe_tests::guest::link;
 use roxe_tests::report::{self, Check, Verdict};
-use roxe_tests::veth::{End, Veth};
+use roxe_tests::veth::{Interface, Veth};
 use serde_json::Value;
 use std::io::{self, BufRead as _, BufReader};
 use std::process::{Child, Command, ExitCode, Output, Stdio};
@@ -16,18 +16,20 @@ use std::{fs, thread};
 
 /// Folders of `tests/conform` that rarely wait for timers.
 const QUICK: [&str; 6] = ["responder/", "congestion/", "xrc/", "windows/", "migration/", "multicast/"];
+/// Folders of `tests/conform` that often wait for timers.
 const SLOW: [&str; 5] = ["cm/", "requester/", "robustness/", "uc/", "ud/"];
 
-/// Scripts with cases that the loopback interface cannot have.
+/// Scripts with cases that need two hosts.
 const BETWEEN_HOSTS: [&str; 6] = ["cm/active", "cm/connect", "cm/private_data", "cm/stale", "ipv6", "ud/grh"];
 /// Address of the agent at the other end of the veth pair.
 const FAR: &str = "10.77.0.1";
-/// Addresses of the near side, the second of each family for strangers.
+/// Addresses of the near side. The second one of each IP version sends packets that belong to no
+/// connection.
 const NEAR: &str = "10.77.0.2,10.77.0.3,fd77::2,fd77::3";
 
 pub(crate) fn main() -> ExitCode {
-    let all = report::words().any(|word| word == "--all");
-    let veth = match link::is_root().then(world).transpose() {
+    let all = report::arguments().any(|word| word == "--all");
+    let veth = match link::is_root().then(create_veth).transpose() {
         Ok(veth) => veth,
         Err(e) => {
             println!("FAILED   conform: cannot make two namespaces with a link: {e}");
@@ -53,9 +55,9 @@ pub(crate) fn main() -> ExitCode {
     report::main(catalogue.chain([drill, manager, agent_lost, unread, long, marks, stopped, between]).collect())
 }
 
-/// A second network namespace, with two addresses of each family here and one there.
-fn world() -> io::Result<Veth> {
-    let end = |name, mac, addresses: &[&str]| End {
+/// Creates a second network namespace, with two addresses of each IP version here and one there.
+fn create_veth() -> io::Result<Veth> {
+    let end = |name, mac, addresses: &[&str]| Interface {
         name,
         mac,
         addresses: addresses.iter().map(|address| (*address).to_owned()).collect(),
@@ -64,7 +66,7 @@ fn world() -> io::Result<Veth> {
     let here = end("conform0", "02:00:00:00:77:02", &near);
     let there = end("conform1", "02:00:00:00:77:01", &["10.77.0.1/24", "fd77::1/64"]);
     let veth = Veth::build(&here, &there)?;
-    // For packets of 4096 bytes.
+    // For a path MTU of 4096.
     veth.set_mtu(&here, &there, 9000)?;
     Ok(veth)
 }
@@ -90,7 +92,7 @@ fn conforms_between(veth: &Veth, words: &[&str]) -> Verdict {
     result.and_then(|sums| if sums.contains("unsupported") { Err(sums) } else { Ok(()) }).into()
 }
 
-/// An agent that is killed in the middle of the catalogue.
+/// Kills an agent in the middle of the catalogue.
 fn agent_lost() -> Verdict {
     let mut agent = start(&["run", "--", &build::roxe().to_string_lossy(), "peer", "--listen", "127.0.0.1:0"]);
     let target = match target(&mut agent) {
@@ -112,7 +114,7 @@ fn agent_lost() -> Verdict {
     Verdict::Failed(format!("{} after {started} and {rest} lines\n{text}", ended.status))
 }
 
-/// `conform | head`: the reader closes the pipe.
+/// Runs `conform | head`, whose reader closes the pipe.
 fn unread() -> Verdict {
     let mut conform = start(&["conform", "virtual", "-v"]);
     let first = lines(&mut conform).next();
@@ -129,7 +131,10 @@ fn start(words: &[&str]) -> Child {
     command.args(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("roxe can be started")
 }
 
-/// Name of the card of an agent, from its first line; the line itself if it has another form.
+/// Returns the target of an agent, from the first line that it prints.
+///
+/// # Errors
+/// The line, if it has another form.
 fn target(agent: &mut Child) -> Result<String, String> {
     let greeting = lines(agent).next().unwrap_or_default();
     match greeting.split(' ').collect::<Vec<_>>()[..] {
@@ -148,7 +153,10 @@ fn roxe(words: &[&str]) -> Output {
     output
 }
 
-/// The last line of a catalogue in which no case failed.
+/// Runs `roxe` with these words, and returns the last line if no case failed.
+///
+/// # Errors
+/// The whole output.
 fn conforms(words: &[&str]) -> Result<String, String> {
     let output = roxe(words);
     let text = String::from_utf8_lossy(&output.stdout);
@@ -172,8 +180,8 @@ fn drill() -> Verdict {
     let dump = files.first().map(|file| roxe(&["dump", &file.path().to_string_lossy()]));
     let dump = dump.map(|dump| String::from_utf8_lossy(&dump.stdout).into_owned()).unwrap_or_default();
     fs::remove_dir_all(&folder).expect("remove the folder");
-    let whole = dump.contains("2 RoCEv2 packets, 0 of them bad") && dump.contains("# msn is 1, not 2");
-    if output.status.code() == Some(1) && says && whole {
+    let is_complete = dump.contains("2 RoCEv2 packets, 0 of them bad") && dump.contains("# msn is 1, not 2");
+    if output.status.code() == Some(1) && says && is_complete {
         return Verdict::Passed;
     }
     Verdict::Failed(format!("{}\n{text}\n{dump}", output.status))
@@ -187,9 +195,9 @@ fn stopped() -> Verdict {
     let stat = format!("/proc/{}/stat", drill.id());
     while drill.try_wait().expect("poll roxe drill").is_none() {
         for (signal, state) in [(libc::SIGSTOP, 'T'), (libc::SIGCONT, 'S')] {
-            // SAFETY: our own child, not yet waited for.
+            // SAFETY: the process is a child that is not reaped yet.
             unsafe { libc::kill(drill.id().cast_signed(), signal) };
-            // A program that has ended is a zombie until it is waited for.
+            // An ended program is a zombie until it is reaped.
             let is_in_state =
                 |stat: String| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with([state, 'Z']));
             while !fs::read_to_string(&stat).is_ok_and(is_in_state) {
@@ -205,7 +213,7 @@ fn stopped() -> Verdict {
     Verdict::Failed(format!("{ended:?}"))
 }
 
-/// roxe sends CNPs with DSCP 48.
+/// Checks that the case measures the DSCP of roxe's CNPs, which is 48.
 fn marks() -> Verdict {
     let file = build::target_dir().join("marks.json");
     let output = roxe(&["conform", "self", "congestion/cnp_by_rate", "--json", &file.to_string_lossy()]);
@@ -222,7 +230,7 @@ fn marks() -> Verdict {
     Verdict::Failed(format!("{}: {dscps:?}\n{text}", output.status))
 }
 
-/// Sends a packet longer than the maximum datagram.
+/// Runs a script with a packet that is longer than a UDP datagram can be.
 fn long() -> Verdict {
     let file = build::target_dir().join("long.drill");
     fs::write(&file, "title A packet of 66000 bytes\npeer qp q\nsend SEND_ONLY psn=100 len=66000\n")
@@ -236,7 +244,8 @@ fn long() -> Verdict {
     Verdict::Failed(format!("{}\n{text}", output.status))
 }
 
-/// Scripts with a wrong message, a wrong event, wrong private data and a missing packet fail.
+/// Checks that scripts with a wrong message, a wrong event, wrong private data and a missing packet
+/// fail.
 fn manager() -> Verdict {
     const BEGINS: &str = "title A request that is accepted otherwise\npeer listen l\npeer qp q state=RESET\n\
                           send REQ service=l.service data=\"abc\"\n";

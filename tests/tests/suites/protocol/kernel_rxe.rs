@@ -1,8 +1,8 @@
-//! Interoperability with the Linux kernel's rxe: the matrix of cells and Debian's stock programs,
-//! with roxe here and rxe in a QEMU guest.
+//! Checks that roxe on this host and the Linux kernel's rxe in a QEMU guest interoperate: the
+//! matrix of cells, and Debian's stock programs.
 //!
-//! Without arguments, as `tests/run` runs it, a few cells of every operation and condition, and two
-//! stock programs.
+//! Without arguments, as for every change, runs a few cells of every operation and condition, and a
+//! few stock programs.
 //!
 //! ```text
 //! kernel_rxe [--slice|--all] [--seed N] [--capture FOLDER] [WORD...]
@@ -10,7 +10,8 @@
 //!   --all              every cell and every stock program
 //!   --seed N           message bytes and fault rules of an earlier run (a run prints its seed)
 //!   --capture FOLDER   capture every packet of roxe's side and let tshark check them
-//!   WORD...            only what has every WORD in its name: 'roxe->rxe' netem 'RC read' 'mtu=256'
+//!   WORD...            only cells and programs with every WORD in their name, such as 'roxe->rxe'
+//!                      netem 'RC read' 'mtu=256'
 //! ```
 //!
 //! Needs root, the packages that `tests/run` installs, and the network on first use to fetch a
@@ -19,11 +20,11 @@
 use roxe_tests::build;
 use roxe_tests::guest::{Guest, kernel::Kernel, link};
 use roxe_tests::matrix::agents::{self, Agents};
-use roxe_tests::matrix::rdmacm::{self, Meeting};
+use roxe_tests::matrix::rdmacm::{self, InteropExchange};
 use roxe_tests::matrix::report::{self, Count, Results};
 use roxe_tests::matrix::run::Runner;
-use roxe_tests::matrix::stock::{self, Shown, Stock};
-use roxe_tests::matrix::{Ending, Judged, capture, plan};
+use roxe_tests::matrix::stock::{self, ProgramResult, Stock};
+use roxe_tests::matrix::{Ending, GroupResult, capture, plan};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::PathBuf;
@@ -43,7 +44,7 @@ struct Options {
 
 impl Options {
     fn read() -> Result<Self, String> {
-        let (mut options, mut args) = (Self::default(), roxe_tests::report::words());
+        let (mut options, mut args) = (Self::default(), roxe_tests::report::arguments());
         while let Some(arg) = args.next() {
             let mut value = || args.next().ok_or_else(|| format!("{arg} wants a value"));
             match arg.as_str() {
@@ -61,12 +62,12 @@ impl Options {
     }
 }
 
-/// Scope of this run.
+/// The cells and programs of this run.
 struct Plan {
-    groups: Vec<plan::Planned>,
+    groups: Vec<plan::PlannedGroup>,
     stock: Vec<Stock>,
     agents: Vec<Agents>,
-    rdmacm: Vec<Meeting>,
+    rdmacm: Vec<InteropExchange>,
 }
 
 impl Plan {
@@ -85,10 +86,10 @@ impl Plan {
         Self { groups: plan::only(groups, &options.words), stock, agents, rdmacm }
     }
 
-    /// The names of all programs.
+    /// Returns the names of all programs.
     fn programs(&self) -> impl Iterator<Item = String> {
         let agents = self.agents.iter().map(Agents::name);
-        self.stock.iter().map(Stock::name).chain(agents).chain(self.rdmacm.iter().map(Meeting::name))
+        self.stock.iter().map(Stock::name).chain(agents).chain(self.rdmacm.iter().map(InteropExchange::name))
     }
 
     fn list(&self) {
@@ -118,7 +119,7 @@ pub(crate) fn main() -> ExitCode {
         eprintln!("{why}");
         return ExitCode::from(2);
     }
-    // Before the namespace, in which there is no network: the kernel, and the product.
+    // Prepare the kernel and the product before entering the namespace, which has no network.
     let kernel = match Kernel::prepare() {
         Ok(kernel) => kernel,
         Err(why) => return skipped(&plan, &why.0),
@@ -154,47 +155,47 @@ fn run(options: &Options, plan: &Plan, kernel: &Kernel) -> io::Result<Results> {
     let mut results = Results { seed, kernel: kernel.version.clone(), ..Results::default() };
     for (group, cells) in &plan.groups {
         let judged = runner.group(*group, cells);
-        tell_group(&judged);
+        print_group(&judged);
         results.groups.push(judged);
     }
     for stock in &plan.stock {
         let shown = stock.run(&mut runner);
-        print_shown(&shown);
+        print_result(&shown);
         results.stock.push(shown);
     }
     for agents in &plan.agents {
         let shown = agents.run(&mut runner);
-        print_shown(&shown);
+        print_result(&shown);
         results.stock.push(shown);
     }
-    results.stock.extend(rdmacm::run(&plan.rdmacm, &mut runner, print_shown)?);
+    results.stock.extend(rdmacm::run(&plan.rdmacm, &mut runner, print_result)?);
     println!("took {:.0} s", start.elapsed().as_secs_f32());
     Ok(results)
 }
 
-fn tell_group(judged: &Judged) {
-    let count = Count::of(judged.tried.iter().map(|t| &t.ending));
-    let cells = judged.tried.len();
+fn print_group(judged: &GroupResult) {
+    let count = Count::of(judged.cells.iter().map(|t| &t.ending));
+    let cells = judged.cells.len();
     println!("{}: {} of {cells} cells passed in {:.1} s", judged.group, count.passed, judged.seconds);
-    for t in &judged.tried {
+    for t in &judged.cells {
         print!("{}", report::exception(&format!("{} {}", judged.group, t.cell), &t.ending));
     }
     print!("{}", of_capture(judged.capture.as_ref()));
 }
 
-/// Tells how a program ended, in one piece: others may end at the same time.
-fn print_shown(shown: &Shown) {
-    let ending = match shown.ending {
-        Ending::Passed if shown.tries == 1 => format!("ok       {} ({:.1} s)\n", shown.name, shown.seconds),
-        Ending::Passed => format!("ok       {} ({:.1} s, {} tries)\n", shown.name, shown.seconds, shown.tries),
-        _ => report::exception(&shown.name, &shown.ending),
+/// Prints the result of a program in one call, because programs may end at the same time.
+fn print_result(result: &ProgramResult) {
+    let ending = match result.ending {
+        Ending::Passed if result.tries == 1 => format!("ok       {} ({:.1} s)\n", result.name, result.seconds),
+        Ending::Passed => format!("ok       {} ({:.1} s, {} tries)\n", result.name, result.seconds, result.tries),
+        _ => report::exception(&result.name, &result.ending),
     };
-    print!("{ending}{}", of_capture(shown.capture.as_ref()));
+    print!("{ending}{}", of_capture(result.capture.as_ref()));
 }
 
 fn of_capture(capture: Option<&capture::Verdict>) -> String {
     let Some(v) = capture else { return String::new() };
-    let head = format!("         {} packets, tshark objects to {}\n", v.packets, v.bad);
+    let head = format!("         {} packets, {} bad by tshark's judgement\n", v.packets, v.bad);
     v.examples.lines().fold(head, |text, line| format!("{text}         | {line}\n"))
 }
 

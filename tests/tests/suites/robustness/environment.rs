@@ -1,10 +1,8 @@
-//! Environments that lack something: a pair of programs works there, or says in one line what is
-//! missing and what to do.
-//!
-//! Most of these environments need root.
+//! Runs a pair of programs in restricted environments: it works, or it prints one line with what is
+//! missing and what to do. Most of these environments need root.
 
 use roxe_tests::guest::link;
-use roxe_tests::pair::{self, Outcome, Place, Program};
+use roxe_tests::pair::{self, Launch, Outcome, Program};
 use roxe_tests::report::{self, Check, Verdict};
 use std::net::UdpSocket;
 use std::process::{Command, ExitCode};
@@ -17,20 +15,19 @@ mod containers;
 mod seccomp;
 
 const LIMIT: Duration = Duration::from_secs(40);
-/// The first word after the name of this suite when its process is to become another program, with
-/// the system calls that a container has.
+/// Argument after which this process becomes another program, with only a container's system calls.
 const CONTAINED: &str = "--contained";
-/// A number that belongs to no user.
-const NOBODYS_UID: &str = "47911";
-/// Another unused UID, without any process. A limit on processes counts processes of other checks
-/// too, and the watcher of `roxe run` exits a moment after its program.
+/// A UID that no user has.
+const UNUSED_UID: &str = "47911";
+/// Another unused UID, of which no process runs: a limit on processes counts all processes of a
+/// UID, and the watcher of `roxe run` exits a moment after its program.
 const IDLE_UID: &str = "47912";
 
 /// Expected result of the pair.
 #[derive(Clone, Copy)]
 enum Expects {
     Works,
-    /// The program exits, and one line contains these words.
+    /// The programs fail, and one line of roxe's messages contains these words.
     Says(&'static [&'static str]),
 }
 
@@ -39,12 +36,12 @@ struct Environment {
     name: &'static str,
     prefix: Vec<String>,
     expects: Expects,
-    /// True if some systems forbid ordinary users to create this environment.
-    takes_leave: bool,
+    /// True if some systems forbid this environment to ordinary users.
+    may_be_forbidden: bool,
 }
 
 pub(crate) fn main() -> ExitCode {
-    let args: Vec<String> = report::words().collect();
+    let args: Vec<String> = report::arguments().collect();
     if let [first, command @ ..] = &args[..]
         && first == CONTAINED
     {
@@ -66,59 +63,60 @@ fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
-/// A mount namespace in which `script` has run.
+/// Returns a prefix that runs `script` in a mount namespace, then the command.
 fn mounted(script: &str) -> Vec<String> {
     let script = format!("set -e; unset XDG_RUNTIME_DIR; {script}; exec \"$@\"");
     ["unshare", "--mount", "sh", "-c", &script, "sh"].map(str::to_owned).to_vec()
 }
 
-/// Makes these folders read-only.
+/// Returns a prefix that makes these folders read-only.
 fn read_only(folders: &str) -> Vec<String> {
     mounted(&format!("for i in {folders}; do mount --bind $i $i; mount -o remount,ro,bind $i; done"))
 }
 
-/// Root of a user namespace of an ordinary user, where the host's root has taken the names of its
-/// folders in shared places.
-fn root_of_another() -> Vec<String> {
+/// Returns a prefix that enters a user namespace as its root, where the host's root already owns
+/// the folders that roxe would create in shared places.
+fn user_namespace_root() -> Vec<String> {
     let folder = "/run/roxe-test-environment";
     let mut prefix = mounted(&format!(
         "for i in tmp dev/shm; do mkdir -p {folder}/$i; chmod 1777 {folder}/$i; mkdir -p -m 700 {folder}/$i/roxe-0; \
          mount --bind {folder}/$i /$i; done"
     ));
-    let user = format!("setpriv --reuid {NOBODYS_UID} --regid {NOBODYS_UID} --clear-groups");
+    let user = format!("setpriv --reuid {UNUSED_UID} --regid {UNUSED_UID} --clear-groups");
     prefix.extend(words(&format!("{user} unshare --user --map-root-user")));
     prefix
 }
 
 /// Capabilities of root in a Docker container.
-const RIGHTS: &str = "-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,+setuid,+setpcap,+net_bind_service,+net_raw,\
+const CAPABILITIES: &str = "-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,+setuid,+setpcap,+net_bind_service,+net_raw,\
                       +sys_chroot,+mknod,+audit_write,+setfcap";
 
 fn environments() -> Vec<Environment> {
     let this = env::current_exe().unwrap_or_default().display().to_string();
-    let works = |name, prefix| Environment { name, prefix, expects: Expects::Works, takes_leave: false };
-    let says = |name, prefix, words| Environment { name, prefix, expects: Expects::Says(words), takes_leave: false };
+    let works = |name, prefix| Environment { name, prefix, expects: Expects::Works, may_be_forbidden: false };
+    let says =
+        |name, prefix, words| Environment { name, prefix, expects: Expects::Says(words), may_be_forbidden: false };
     vec![
         works("a user namespace, as its root", words("unshare --user --map-root-user")),
         Environment {
-            takes_leave: true,
-            ..works("a user namespace, as its root, where root has left its folders", root_of_another())
+            may_be_forbidden: true,
+            ..works("a user namespace, as its root, with folders of the host's root", user_namespace_root())
         },
-        works("a user namespace that knows the own user only", words("unshare --user --map-current-user")),
+        works("a user namespace that maps only the own user", words("unshare --user --map-current-user")),
         works("no /proc", mounted("mount -t tmpfs none /proc")),
-        works("a read-only root, and a /tmp that cannot be written", read_only("/ /tmp")),
+        works("a read-only root and a read-only /tmp", read_only("/ /tmp")),
         works("20 open files", words("prlimit --nofile=20")),
         works("files of 100 KB at most", words("prlimit --fsize=102400")),
-        works("no memory may be locked", words("prlimit --memlock=0")),
+        works("no locked memory", words("prlimit --memlock=0")),
         works("no HOME", words("env -u HOME -u XDG_RUNTIME_DIR")),
-        works("a container's system calls and rights", {
-            let mut prefix = words(&format!("setpriv --bounding-set {RIGHTS}"));
+        works("a container's system calls and capabilities", {
+            let mut prefix = words(&format!("setpriv --bounding-set {CAPABILITIES}"));
             prefix.extend([this, "environment".to_owned(), CONTAINED.to_owned()]);
             prefix
         }),
-        says("nothing can be written", read_only("/ /tmp /run /dev/shm"), &["XDG_RUNTIME_DIR"]),
+        says("no writable folder", read_only("/ /tmp /run /dev/shm"), &["XDG_RUNTIME_DIR"]),
         says("10 open files", words("prlimit --nofile=10"), &["Too many open files", "ulimit -n"]),
-        says("a network namespace with its lo down", words("unshare --net"), &["lo", "ip link set lo up"]),
+        says("a network namespace whose lo is down", words("unshare --net"), &["lo", "ip link set lo up"]),
         says(
             "no threads",
             words(&format!(
@@ -130,36 +128,36 @@ fn environments() -> Vec<Environment> {
 }
 
 fn check(environment: Environment) -> Check {
-    let what = match environment.expects {
+    let expectation = match environment.expects {
         Expects::Works => "works",
-        Expects::Says(_) => "says so",
+        Expects::Says(_) => "is reported",
     };
-    Check::new(format!("{}: {what}", environment.name), move || {
+    Check::new(format!("{}: {expectation}", environment.name), move || {
         let first = environment.prefix.first().map_or("", String::as_str);
         if !link::is_root() {
             return Verdict::Skipped("needs root".to_owned());
         }
         if let Some(missing) = [first, "ibv_rc_pingpong"].into_iter().find(|tool| !pair::installed(tool)) {
-            return Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)"));
+            return Verdict::not_installed(missing);
         }
-        if environment.takes_leave && !leads_there(&environment.prefix) {
-            return Verdict::Skipped("the system does not let an ordinary user do this".to_owned());
+        if environment.may_be_forbidden && !is_possible(&environment.prefix) {
+            return Verdict::Skipped("the system forbids this to ordinary users".to_owned());
         }
-        let place = Place { prefix: environment.prefix.clone(), ..Place::default() };
-        match run(&place) {
+        let launch = Launch { prefix: environment.prefix.clone(), ..Launch::default() };
+        match run(&launch) {
             Err(e) => Verdict::Failed(e.to_string()),
             Ok(outcomes) => judge(&outcomes, environment.expects),
         }
     })
 }
 
-/// Returns true if any program can be run with this prefix.
-fn leads_there(prefix: &[String]) -> bool {
+/// Returns true if a program can be run with this prefix.
+fn is_possible(prefix: &[String]) -> bool {
     let [program, args @ ..] = prefix else { return true };
     Command::new(program).args(args).arg("true").status().is_ok_and(|status| status.success())
 }
 
-fn run(place: &Place) -> io::Result<[Outcome; 2]> {
+fn run(launch: &Launch) -> io::Result<[Outcome; 2]> {
     static PORT: AtomicU16 = AtomicU16::new(18_900);
     let port = PORT.fetch_add(1, Ordering::Relaxed);
     let program = |server: &str| Program {
@@ -167,8 +165,8 @@ fn run(place: &Place) -> io::Result<[Outcome; 2]> {
         args: words(&format!("-g 0 -n 100 -p {port} {server}")),
     };
     let programs = [program(""), program("127.0.0.1")];
-    pair::run_pair_at(
-        programs.each_ref().map(|program| (program, place)),
+    pair::run_pair_with(
+        programs.each_ref().map(|program| (program, launch)),
         &port.to_string(),
         || pair::listens(port),
         LIMIT,
@@ -181,14 +179,14 @@ fn judge(outcomes: &[Outcome; 2], expects: Expects) -> Verdict {
     let good = match expects {
         Expects::Works => outcomes.iter().all(|outcome| outcome.ok),
         Expects::Says(words) => {
-            outcomes.iter().all(|outcome| !outcome.ok) && outcomes.iter().any(|end| tells(end, words))
+            outcomes.iter().all(|outcome| !outcome.ok) && outcomes.iter().any(|end| says(end, words))
         }
     };
     if good { Verdict::Passed } else { Verdict::Failed(all()) }
 }
 
-/// Returns true if one line of roxe contains all the words.
-fn tells(outcome: &Outcome, words: &[&str]) -> bool {
+/// Returns true if one line of roxe's messages contains all the words.
+fn says(outcome: &Outcome, words: &[&str]) -> bool {
     let mut lines = outcome.output.lines().filter(|line| line.starts_with("roxe"));
     lines.any(|line| words.iter().all(|word| line.contains(word)))
 }
@@ -198,10 +196,10 @@ fn foreign_port() -> Verdict {
         return Verdict::Skipped("needs root, for a network of its own".to_owned());
     }
     if !pair::installed("ibv_rc_pingpong") {
-        return Verdict::Skipped("ibv_rc_pingpong is not installed (tests/run installs it)".to_owned());
+        return Verdict::not_installed("ibv_rc_pingpong");
     }
     let taken = UdpSocket::bind("127.0.0.1:4791");
-    match taken.and_then(|_socket| run(&Place::default())) {
+    match taken.and_then(|_socket| run(&Launch::default())) {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok(outcomes) => judge(&outcomes, Expects::Says(&["UDP port 4791 of 127.0.0.1", "ROXE_NETDEV"])),
     }

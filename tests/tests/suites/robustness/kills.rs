@@ -1,17 +1,17 @@
 //! Kills or stops peers at random moments under load, on both links. The survivor's requests fail
-//! within 1.5 times the time that its attributes promise; a peer that is stopped for less continues
-//! without errors; no file or object remains; and the survivor works with the next peer.
+//! within 1.5 times the time in which its attributes let it retry. A peer that is stopped for less
+//! continues without errors. No file or object remains, and the survivor works with the next peer.
 //!
 //! ```text
 //! cargo test -p roxe-tests --test suites -- kills [--all] [--seed N] [WORD...]
 //!   --all      1,000 kills and 300 stops in all, instead of 40 and 24
 //!   --seed N   the moments of an earlier run (a run prints its seed)
-//!   WORD...    only what has one of them in its name, such as udp or killed
+//!   WORD...    only checks with one of the WORDs in their name, such as udp or killed
 //! ```
 //!
-//! A process that waits for a processor cannot report an error. So the time that the survivor's
-//! threads waited (`/proc/PID/schedstat`) is added to the limit; the suite prints how often that
-//! was needed.
+//! A process that waits for a processor cannot report an error. So the limit grows by the time that
+//! the survivor's threads waited (`/proc/PID/schedstat`). The suite prints how often that was
+//! needed.
 
 mod load;
 mod peer;
@@ -19,7 +19,7 @@ mod peer;
 use load::{RETRIES, TIMEOUT, monotonic};
 use peer::Peer;
 use roxe_tests::guest::link;
-use roxe_tests::lanes;
+use roxe_tests::parallel;
 use roxe_tests::report::{self, Check, Verdict};
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
@@ -29,15 +29,15 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Pairs at once: most of the time one side is dead and the other waits.
-const LANES: usize = 4;
+/// Number of sequences that run at once. Most of the time one side is dead and the other waits.
+const SEQUENCES: usize = 4;
 /// Limit of every wait, in milliseconds.
 const LIMIT_MS: u64 = 20_000;
 /// Status of a request whose peer does not respond.
 const RETRY_EXC: u32 = 12;
 
 pub(crate) fn main() -> ExitCode {
-    let args: Vec<String> = report::words().collect();
+    let args: Vec<String> = report::arguments().collect();
     if args.iter().any(|arg| arg == peer::ROLE) {
         return match peer::run() {
             Ok(()) => ExitCode::SUCCESS,
@@ -57,15 +57,15 @@ fn run_checks(args: Vec<String>) -> ExitCode {
     println!("seed {seed} (--seed {seed} repeats it)");
     let mut checks = Vec::new();
     for link in ["auto", "udp"] {
-        for how in [How::Killed, How::Stopped, How::Paused] {
-            let rounds = match (how, all) {
-                (How::Killed, true) => 500,
-                (How::Killed, false) => 20,
+        for fate in [Fate::Killed, Fate::Stopped, Fate::Paused] {
+            let rounds = match (fate, all) {
+                (Fate::Killed, true) => 500,
+                (Fate::Killed, false) => 20,
                 (_, true) => 75,
                 (_, false) => 6,
             };
-            let name = format!("peers are {} {rounds} times, link {link}", how.word());
-            checks.push(Check::new(name, move || Run { link, how, rounds, seed }.verdict()));
+            let name = format!("peers are {} {rounds} times, link {link}", fate.word());
+            checks.push(Check::new(name, move || Run { link, fate, rounds, seed }.verdict()));
         }
     }
     let words: Vec<String> = args.into_iter().filter(|arg| arg.parse::<u64>().is_err()).collect();
@@ -74,7 +74,7 @@ fn run_checks(args: Vec<String>) -> ExitCode {
 
 /// Fate of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum How {
+enum Fate {
     /// SIGKILL.
     Killed,
     /// SIGSTOP for longer than the survivor tries, then SIGCONT.
@@ -83,7 +83,7 @@ enum How {
     Paused,
 }
 
-impl How {
+impl Fate {
     const fn word(self) -> &'static str {
         match self {
             Self::Killed => "killed",
@@ -93,10 +93,11 @@ impl How {
     }
 }
 
-/// Time that a requester retries, from its attributes: it waits for an acknowledgement twice for
-/// its timeout, then for twice that, then for four times that, but then for 250 ms at most
-/// (`transport/src/qp/reliability.rs`; IBA §9.7.6.1.3 allows up to four times each time).
-fn promise() -> Duration {
+/// Returns the time after which a requester with these attributes gives up. It waits twice for its
+/// timeout, once for twice that, and then for four times that, but at most 250 ms unless the
+/// timeout is longer (`transport/src/qp/reliability.rs`; IBA §9.7.6.1.3 allows four times for each
+/// wait).
+fn retry_time() -> Duration {
     let one = Duration::from_nanos(4096 << TIMEOUT);
     let longest = one.max(Duration::from_millis(250));
     (0..=u32::from(RETRIES)).map(|tries| (one * (1 << tries.saturating_sub(1).min(2))).min(longest)).sum()
@@ -105,24 +106,26 @@ fn promise() -> Duration {
 /// A check of the suite.
 struct Run {
     link: &'static str,
-    how: How,
+    fate: Fate,
     rounds: usize,
     seed: u64,
 }
 
-/// Time that a queue pair took to fail, and the part of it that its process waited for a processor.
+/// The failure of a queue pair.
 struct Failure {
+    /// Time from the peer's death or stop to the failure.
     took: Duration,
+    /// Time that the process waited for a processor meanwhile.
     waited: Duration,
 }
 
 impl Run {
     fn verdict(&self) -> Verdict {
-        let tag = format!("roxe-kills-{}-{}-{}", self.link, self.how.word(), std::process::id());
+        let tag = format!("roxe-kills-{}-{}-{}", self.link, self.fate.word(), std::process::id());
         let runtime = std::env::temp_dir().join(tag);
         let result = fs::DirBuilder::new().mode(0o700).create(&runtime).map_err(|e| e.to_string());
-        let result = result.and_then(|()| self.all_lanes(&runtime)).and_then(|failures| {
-            self.leave_nothing(&runtime)?;
+        let result = result.and_then(|()| self.run_all(&runtime)).and_then(|failures| {
+            self.check_leftovers(&runtime)?;
             Ok(failures)
         });
         // A leftover folder is harmless.
@@ -136,27 +139,29 @@ impl Run {
         }
     }
 
-    fn all_lanes(&self, runtime: &Path) -> Result<Vec<Failure>, String> {
-        let shares: Vec<(u64, usize)> =
-            (0..LANES).map(|lane| (lane as u64, (self.rounds + lane) / LANES)).filter(|(_, n)| *n > 0).collect();
-        let results = lanes::run(&shares, LANES, |(lane, rounds)| {
-            Lane::new(self, runtime, *lane).and_then(|lane| lane.run(*rounds))
+    fn run_all(&self, runtime: &Path) -> Result<Vec<Failure>, String> {
+        let shares: Vec<(u64, usize)> = (0..SEQUENCES)
+            .map(|n| (n as u64, (self.rounds + n) / SEQUENCES))
+            .filter(|(_, rounds)| *rounds > 0)
+            .collect();
+        let results = parallel::run(&shares, SEQUENCES, |(number, rounds)| {
+            Sequence::new(self, runtime, *number).and_then(|sequence| sequence.run(*rounds))
         });
         Ok(results.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
     }
 
-    /// After a last pair that ends regularly, no names in the runtime folder and no sockets are
-    /// left.
-    fn leave_nothing(&self, runtime: &Path) -> Result<(), String> {
-        let mut lane = Lane::new(self, runtime, u64::MAX)?;
-        lane.in_peace()?;
-        lane.survivor.end()?;
+    /// Checks that no names in the runtime folder and no sockets are left after a last pair that
+    /// ends regularly.
+    fn check_leftovers(&self, runtime: &Path) -> Result<(), String> {
+        let mut sequence = Sequence::new(self, runtime, u64::MAX)?;
+        sequence.undisturbed_pair()?;
+        sequence.survivor.end()?;
         let left = sockets_in(runtime);
         if !left.is_empty() {
             return Err(format!("{} names are left: {left:?}", left.len()));
         }
         if !link::is_root() {
-            // Others use this network namespace as well.
+            // Other programs use this network namespace, too.
             return Ok(());
         }
         let read = |table: &str| fs::read_to_string(format!("/proc/net/{table}")).unwrap_or_default();
@@ -173,26 +178,26 @@ impl Run {
         }
         failures.sort_by_key(|failure| failure.took);
         let at = |percent: usize| failures[(failures.len() - 1) * percent / 100].took.as_secs_f64();
-        let late = failures.iter().filter(|failure| failure.took > allowed(Duration::ZERO)).count();
+        let late = failures.iter().filter(|failure| failure.took > failure_limit(Duration::ZERO)).count();
         let waited = failures.iter().map(|failure| failure.waited).max().unwrap_or_default();
         format!(
-            "{} rounds, {} queue pairs failed after {:.2} s (least), {:.2} (median), {:.2} (99 %), {:.2} (most); promised \
-             {:.2} s; {late} took more than half as much again, with up to {:.2} s of waiting for a processor",
+            "{} rounds, {} queue pairs failed after {:.2} s (least), {:.2} s (median), {:.2} s (99 %), {:.2} s (most); \
+             retry time {:.2} s; {late} took over 1.5 times that, with up to {:.2} s of waiting for a processor",
             self.rounds,
             failures.len(),
             at(0),
             at(50),
             at(99),
             at(100),
-            promise().as_secs_f64(),
+            retry_time().as_secs_f64(),
             waited.as_secs_f64(),
         )
     }
 }
 
-/// Time in which a failure is accepted if threads waited that long for a processor.
-fn allowed(waited: Duration) -> Duration {
-    promise().mul_f64(1.5) + waited
+/// Returns the time limit of a failure if threads waited this long for a processor.
+fn failure_limit(waited: Duration) -> Duration {
+    retry_time().mul_f64(1.5) + waited
 }
 
 /// Returns the sockets in a folder and its subfolders.
@@ -206,34 +211,34 @@ fn sockets_in(folder: &Path) -> Vec<PathBuf> {
     entries.flat_map(within).collect()
 }
 
-/// A process that survives, and its peers, one after the other.
-struct Lane<'a> {
+/// A surviving process with its peers, one after the other.
+struct Sequence<'a> {
     run: &'a Run,
     runtime: &'a Path,
     survivor: Peer,
     random: Random,
 }
 
-impl<'a> Lane<'a> {
+impl<'a> Sequence<'a> {
     fn new(run: &'a Run, runtime: &'a Path, number: u64) -> Result<Self, String> {
         let random = Random(run.seed ^ number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         Ok(Self { run, runtime, survivor: Peer::start(run.link, runtime)?, random })
     }
 
     fn run(mut self, rounds: usize) -> Result<Vec<Failure>, String> {
-        // Before the baseline is taken, objects that exist once per process are created: also the
-        // socket for packets outside rings, which the first peer without a ring brings about.
+        // Create the objects that exist once per process before the first census. A peer without a
+        // ring creates the socket for packets outside rings.
         self.without_ring().map_err(|why| format!("a peer that is stopped from the start: {why}"))?;
         self.round().map_err(|why| format!("first round: {why}"))?;
-        self.in_peace()?;
+        self.undisturbed_pair()?;
         let before = self.survivor.ask("census")?;
         let mut failures = Vec::new();
         for round in 0..rounds {
             let failed = self.round().map_err(|why| format!("round {round}: {why}"))?;
             failures.extend(failed);
         }
-        self.in_peace()?;
-        self.holds_no_more_than(&before)?;
+        self.undisturbed_pair()?;
+        self.check_census(&before)?;
         self.survivor.end()?;
         Ok(failures)
     }
@@ -241,21 +246,21 @@ impl<'a> Lane<'a> {
     fn round(&mut self) -> Result<Vec<Failure>, String> {
         let peer = self.busy_pair()?;
         thread::sleep(self.random.below(Duration::from_millis(150)));
-        match self.run.how {
-            How::Killed => {
+        match self.run.fate {
+            Fate::Killed => {
                 let (waited, killed) = (self.survivor.waited(), monotonic());
                 peer.kill()?;
-                let failures = survived(&mut self.survivor, killed, waited)?;
+                let failures = check_failures(&mut self.survivor, killed, waited)?;
                 self.survivor.ask("close")?;
                 Ok(failures)
             }
-            How::Stopped => self.stop(peer),
-            How::Paused => {
+            Fate::Stopped => self.stop(peer),
+            Fate::Paused => {
                 peer.stop();
-                thread::sleep(self.random.below(promise() / 5));
+                thread::sleep(self.random.below(retry_time() / 5));
                 peer.signal(libc::SIGCONT);
                 thread::sleep(self.random.below(Duration::from_millis(50)));
-                self.part_in_peace(peer).map(|()| Vec::new())
+                self.end_undisturbed(peer).map(|()| Vec::new())
             }
         }
     }
@@ -265,11 +270,11 @@ impl<'a> Lane<'a> {
     fn stop(&mut self, mut peer: Peer) -> Result<Vec<Failure>, String> {
         let waited = self.survivor.waited();
         peer.stop();
-        let mut failures = survived(&mut self.survivor, monotonic(), waited)?;
+        let mut failures = check_failures(&mut self.survivor, monotonic(), waited)?;
         self.survivor.ask("close")?;
         let (waited, resumed) = (peer.waited(), monotonic());
         peer.signal(libc::SIGCONT);
-        failures.extend(survived(&mut peer, resumed, waited).map_err(|why| format!("after SIGCONT: {why}"))?);
+        failures.extend(check_failures(&mut peer, resumed, waited).map_err(|why| format!("after SIGCONT: {why}"))?);
         peer.ask("close")?;
         peer.end()?;
         Ok(failures)
@@ -282,22 +287,22 @@ impl<'a> Lane<'a> {
         peer.stop();
         let (waited, since) = (self.survivor.waited(), monotonic());
         self.survivor.ask(&format!("start {}", ends[1]))?;
-        survived(&mut self.survivor, since, waited)?;
+        check_failures(&mut self.survivor, since, waited)?;
         self.survivor.ask("close")?;
         peer.kill()
     }
 
     /// Runs a pair that works and ends regularly.
-    fn in_peace(&mut self) -> Result<(), String> {
+    fn undisturbed_pair(&mut self) -> Result<(), String> {
         let peer = self.busy_pair()?;
-        self.part_in_peace(peer).map_err(|why| format!("an undisturbed pair: {why}"))
+        self.end_undisturbed(peer).map_err(|why| format!("an undisturbed pair: {why}"))
     }
 
     /// Starts a new peer and connects it to the survivor.
     fn busy_pair(&mut self) -> Result<Peer, String> {
         let mut peer = Peer::start(self.run.link, self.runtime)?;
         let ends = [self.survivor.ask("open")?, peer.ask("open")?];
-        // The side connected first sends to one that is not ready yet, and retransmits.
+        // The side that starts first sends to a side that is not ready yet, and retransmits.
         peer.ask(&format!("start {}", ends[0]))?;
         self.survivor.ask(&format!("start {}", ends[1]))?;
         Ok(peer)
@@ -305,26 +310,26 @@ impl<'a> Lane<'a> {
 
     /// Checks that both sides make progress without failures and that every sent message arrived;
     /// then disconnects both.
-    fn part_in_peace(&mut self, mut peer: Peer) -> Result<(), String> {
+    fn end_undisturbed(&mut self, mut peer: Peer) -> Result<(), String> {
         self.survivor.ask(&format!("working {LIMIT_MS}"))?;
         peer.ask(&format!("working {LIMIT_MS}"))?;
         self.survivor.ask(&format!("quiet {LIMIT_MS}"))?;
         peer.ask(&format!("quiet {LIMIT_MS}"))?;
-        let ours = Heard::parse(&self.survivor.ask("close")?)?;
-        let theirs = Heard::parse(&peer.ask("close")?)?;
-        if ours.failed.iter().chain(&theirs.failed).any(Option::is_some) {
-            return Err(format!("a request has failed: {ours:?}, {theirs:?}"));
+        let own = Report::parse(&self.survivor.ask("close")?)?;
+        let peers = Report::parse(&peer.ask("close")?)?;
+        if own.failed.iter().chain(&peers.failed).any(Option::is_some) {
+            return Err(format!("a request has failed: {own:?}, {peers:?}"));
         }
-        let arrived = ours.sent == theirs.received && theirs.sent == ours.received;
-        if !arrived || ours.completed == 0 || theirs.completed == 0 || ours.outstanding + theirs.outstanding > 0 {
-            return Err(format!("not all has arrived: {ours:?}, {theirs:?}"));
+        let arrived = own.sent == peers.received && peers.sent == own.received;
+        if !arrived || own.completed == 0 || peers.completed == 0 || own.outstanding + peers.outstanding > 0 {
+            return Err(format!("messages are missing: {own:?}, {peers:?}"));
         }
         peer.end()
     }
 
-    /// Waits until the survivor has as many descriptors, rings and threads as `before`. The engine
-    /// releases the resources of a dead peer periodically.
-    fn holds_no_more_than(&mut self, before: &str) -> Result<(), String> {
+    /// Waits until the survivor has no more descriptors, rings and threads than `before`. The
+    /// engine releases the resources of dead peers periodically, not at once.
+    fn check_census(&mut self, before: &str) -> Result<(), String> {
         let numbers = |text: &str| text.split(' ').filter_map(|word| word.parse::<u64>().ok()).collect::<Vec<_>>();
         let (limit, start) = (numbers(before), Instant::now());
         loop {
@@ -340,16 +345,16 @@ impl<'a> Lane<'a> {
     }
 }
 
-/// Checks that every queue pair of `survivor` failed for lack of acknowledgements, within the limit
+/// Checks that every queue pair of `survivor` failed with an exceeded retry count, within the limit
 /// after `since`.
-fn survived(survivor: &mut Peer, since: u64, waited: Duration) -> Result<Vec<Failure>, String> {
-    let heard = Heard::parse(&survivor.ask(&format!("failed {LIMIT_MS}"))?)?;
+fn check_failures(survivor: &mut Peer, since: u64, waited: Duration) -> Result<Vec<Failure>, String> {
+    let report = Report::parse(&survivor.ask(&format!("failed {LIMIT_MS}"))?)?;
     let waited = survivor.waited().saturating_sub(waited);
     let judge = |failed: &Option<(u32, u64)>| match *failed {
-        None => Err(format!("a queue pair has not failed in {LIMIT_MS} ms: {heard:?}")),
+        None => Err(format!("a queue pair has not failed in {LIMIT_MS} ms: {report:?}")),
         Some((RETRY_EXC, at)) => {
             let took = Duration::from_nanos(at.saturating_sub(since));
-            if took <= allowed(waited) {
+            if took <= failure_limit(waited) {
                 Ok(Failure { took, waited })
             } else {
                 Err(format!("a queue pair failed after {took:?}; its process waited {waited:?} for a processor"))
@@ -357,21 +362,21 @@ fn survived(survivor: &mut Peer, since: u64, waited: Duration) -> Result<Vec<Fai
         }
         Some((status, _)) => Err(format!("a queue pair failed with status {status}, not {RETRY_EXC}")),
     };
-    heard.failed.iter().map(judge).collect()
+    report.failed.iter().map(judge).collect()
 }
 
 /// Progress that a peer reports.
 #[derive(Debug)]
-struct Heard {
+struct Report {
     completed: u64,
     sent: u64,
     received: u64,
     outstanding: u64,
-    /// Status and time for each queue pair.
+    /// Status and time of each queue pair's failure.
     failed: Vec<Option<(u32, u64)>>,
 }
 
-impl Heard {
+impl Report {
     fn parse(text: &str) -> Result<Self, String> {
         if let Some((_, wrong)) = text.split_once("wrong: ") {
             return Err(wrong.to_owned());
@@ -396,7 +401,7 @@ impl Heard {
     }
 }
 
-/// Random moments, from a seed.
+/// A pseudorandom generator of durations.
 struct Random(u64);
 
 impl Random {

@@ -1,9 +1,9 @@
-//! Programs under their authors' checkers, valgrind and gcc's sanitizers, on both links: the tools
-//! report the mistakes of the programs, and no mistake of roxe.
+//! Runs programs under valgrind and gcc's sanitizers, on both links: the tools report the programs'
+//! mistakes, and nothing about roxe.
 
 use roxe_tests::cc::{self, Compiled};
-use roxe_tests::pair::{self, Outcome, Place, Program};
-use roxe_tests::rdmacm::judge::lost_its_race;
+use roxe_tests::pair::{self, Launch, Outcome, Program};
+use roxe_tests::rdmacm::judge::hit_rping_exit_race;
 use roxe_tests::rdmacm::local;
 use roxe_tests::report::{self, Check, Verdict};
 use std::path::{Path, PathBuf};
@@ -15,54 +15,54 @@ use std::{env, fs, process};
 const LIMIT: Duration = Duration::from_secs(240);
 /// Values of `ROXE_LINK`.
 const LINKS: [&str; 2] = ["auto", "udp"];
-/// Valgrind reports errors by this exit status; the other tools do so by default.
+/// Valgrind with an exit status for errors, which the other tools have by default.
 const VALGRIND: [&str; 3] = ["valgrind", "-q", "--error-exitcode=9"];
-/// Messages of `tests/clients/users` in each direction.
+/// Number of messages of `tests/clients/users` in each direction.
 const ROUNDS: &str = "100";
-/// Rounds under valgrind.
+/// Number of messages under valgrind.
 const ROUNDS_VALGRIND: &str = "5";
 
-/// Options of a pair of programs, and the sign that the server is ready.
+/// Command lines of a pair of programs, and the check that the server is ready.
 struct Pair {
     server: &'static str,
     client: &'static str,
-    waits: fn(u16) -> bool,
+    is_ready: fn(u16) -> bool,
 }
 
 /// Pairs that run under valgrind. Perftest sends uninitialised bytes over its own TCP connection:
-/// see [`THEIRS`].
+/// see [`SUPPRESSIONS`].
 const PAIRS: [Pair; 4] = [
     Pair {
         server: "ibv_rc_pingpong -g 0 -n 50 -p PORT",
         client: "ibv_rc_pingpong -g 0 -n 50 -p PORT 127.0.0.1",
-        waits: pair::listens,
+        is_ready: pair::listens,
     },
     Pair {
         server: "ib_write_bw -F -n 20 -s 4096 -p PORT",
         client: "ib_write_bw -F -n 20 -s 4096 -p PORT 127.0.0.1",
-        waits: pair::listens,
+        is_ready: pair::listens,
     },
     Pair {
         server: "rping -s -a 127.0.0.1 -p PORT -C 3",
         client: "rping -c -a 127.0.0.1 -p PORT -C 3",
-        waits: is_bound,
+        is_ready: is_bound,
     },
-    Pair { server: "rdma_server -p PORT", client: "rdma_client -s 127.0.0.1 -p PORT", waits: is_bound },
+    Pair { server: "rdma_server -p PORT", client: "rdma_client -s 127.0.0.1 -p PORT", is_ready: is_bound },
 ];
 
-/// The test's own suppressions, in addition to those of `roxe run`: they show that those of the
-/// user stay in force. The second one is for rping's race with itself ([`lost_its_race`]): its
-/// event thread uses the channel that the main thread has freed.
-const THEIRS: &str = "\
+/// Suppressions of the user, which must stay in force beside those of `roxe run`. The second one is
+/// for a race of rping ([`hit_rping_exit_race`]): its event thread uses the channel that the main
+/// thread has freed.
+const SUPPRESSIONS: &str = "\
 {
-   bytes of perftest that it has not written
+   perftest sends uninitialised bytes
    Memcheck:Param
    write(buf)
    ...
    obj:*/bin/ib_*
 }
 {
-   where rping finds its channel
+   rping reads its freed channel
    Memcheck:Addr8
    obj:*/bin/rping
    fun:start_thread
@@ -78,35 +78,47 @@ pub(crate) fn main() -> ExitCode {
     for link in LINKS {
         checks.extend(PAIRS.iter().map(|pair| under_valgrind(pair, link)));
         checks.extend([
-            own(link, &Built { tool: Tool::Valgrind, mistake: "", options: &[] }, Hears::Nothing),
-            own(link, &Built { tool: Tool::Address, mistake: "", options: &[] }, Hears::Nothing),
-            own(link, &Built { tool: Tool::Address, mistake: "unmapped", options: &[] }, Hears::Nothing),
-            own(link, &Built { tool: Tool::Thread, mistake: "", options: &[] }, Hears::Nothing),
-            own(link, &Built { tool: Tool::Thread, mistake: "unmapped", options: &[] }, Hears::Nothing),
+            users_check(link, &Built { tool: Tool::Valgrind, mistake: "", options: &[] }, Report::None),
+            users_check(link, &Built { tool: Tool::Address, mistake: "", options: &[] }, Report::None),
+            users_check(link, &Built { tool: Tool::Address, mistake: "unmapped", options: &[] }, Report::None),
+            users_check(link, &Built { tool: Tool::Thread, mistake: "", options: &[] }, Report::None),
+            users_check(link, &Built { tool: Tool::Thread, mistake: "unmapped", options: &[] }, Report::None),
         ]);
     }
     checks.extend([
-        own("auto", &Built { tool: Tool::Address, mistake: "", options: &["--preload"] }, Hears::Nothing),
-        own("auto", &Built { tool: Tool::Address, mistake: "", options: &["--rsocket"] }, Hears::Nothing),
-        // Reports do not include outgoing uninitialised bytes: programs commonly send padding.
-        own("udp", &Built { tool: Tool::Valgrind, mistake: "uninitialised", options: &[] }, Hears::Nothing),
-        own("udp", &Built { tool: Tool::Valgrind, mistake: "unmapped", options: &[] }, Hears::Of("Invalid read")),
-        own(
+        users_check("auto", &Built { tool: Tool::Address, mistake: "", options: &["--preload"] }, Report::None),
+        users_check("auto", &Built { tool: Tool::Address, mistake: "", options: &["--rsocket"] }, Report::None),
+        // Outgoing uninitialised bytes are not reported, because programs commonly send padding.
+        users_check("udp", &Built { tool: Tool::Valgrind, mistake: "uninitialised", options: &[] }, Report::None),
+        users_check(
+            "udp",
+            &Built { tool: Tool::Valgrind, mistake: "unmapped", options: &[] },
+            Report::Contains("Invalid read"),
+        ),
+        users_check(
             "auto",
             &Built { tool: Tool::Valgrind, mistake: "use-after-free", options: &[] },
-            Hears::Of("Invalid read"),
+            Report::Contains("Invalid read"),
         ),
-        own("auto", &Built { tool: Tool::Valgrind, mistake: "leak", options: &[] }, Hears::Of("definitely lost")),
-        own(
+        users_check(
+            "auto",
+            &Built { tool: Tool::Valgrind, mistake: "leak", options: &[] },
+            Report::Contains("definitely lost"),
+        ),
+        users_check(
             "auto",
             &Built { tool: Tool::Address, mistake: "use-after-free", options: &[] },
-            Hears::Of("heap-use-after-free"),
+            Report::Contains("heap-use-after-free"),
         ),
-        own("auto", &Built { tool: Tool::Address, mistake: "leak", options: &[] }, Hears::Of("LeakSanitizer")),
-        own(
+        users_check(
+            "auto",
+            &Built { tool: Tool::Address, mistake: "leak", options: &[] },
+            Report::Contains("LeakSanitizer"),
+        ),
+        users_check(
             "auto",
             &Built { tool: Tool::Thread, mistake: "race", options: &[] },
-            Hears::Of("ThreadSanitizer: data race"),
+            Report::Contains("ThreadSanitizer: data race"),
         ),
     ]);
     report::main(checks)
@@ -118,12 +130,12 @@ fn port() -> u16 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// A pair of Debian's programs.
+/// Returns the check of a pair of Debian's programs.
 fn under_valgrind(pair: &'static Pair, link: &'static str) -> Check {
     let tool = pair.server.split(' ').next().unwrap_or_default();
     Check::new(format!("valgrind, link {link}: {tool}"), move || {
         if let Some(missing) = ["valgrind", tool].into_iter().find(|tool| !pair::installed(tool)) {
-            return Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)"));
+            return Verdict::not_installed(missing);
         }
         let folder = scratch(&format!("valgrind-{tool}-{link}"));
         let verdict = judge_pair(pair, link, &folder).unwrap_or_else(|e| Verdict::Failed(e.to_string()));
@@ -134,27 +146,23 @@ fn under_valgrind(pair: &'static Pair, link: &'static str) -> Check {
 }
 
 fn judge_pair(pair: &Pair, link: &str, folder: &Path) -> std::io::Result<Verdict> {
-    let (port, theirs) = (port(), folder.join("theirs.supp"));
-    fs::write(&theirs, THEIRS)?;
-    let place = Place {
+    let (port, suppressions) = (port(), folder.join("suppressions.supp"));
+    fs::write(&suppressions, SUPPRESSIONS)?;
+    let launch = Launch {
         envs: vec![
             ("ROXE_LINK".to_owned(), link.to_owned()),
-            ("VALGRIND_OPTS".to_owned(), format!("--suppressions={}", theirs.display())),
+            ("VALGRIND_OPTS".to_owned(), format!("--suppressions={}", suppressions.display())),
         ],
-        ..Place::default()
+        ..Launch::default()
     };
     let program =
         |line: &str| Program::parse(&format!("{} {}", VALGRIND.join(" "), line.replace("PORT", &port.to_string())));
     let (server, client) = (program(pair.server), program(pair.client));
-    let both = [(&server, &place), (&client, &place)];
-    let outcomes = pair::run_pair_at(both, &port.to_string(), || (pair.waits)(port), LIMIT)?;
-    let ended = |outcome: &Outcome| outcome.ok || lost_its_race(outcome);
+    let both = [(&server, &launch), (&client, &launch)];
+    let outcomes = pair::run_pair_with(both, &port.to_string(), || (pair.is_ready)(port), LIMIT)?;
+    let ended = |outcome: &Outcome| outcome.ok || hit_rping_exit_race(outcome);
     let bad = outcomes.iter().find(|outcome| !ended(outcome) || outcome.output.contains("\n=="));
-    Ok(bad.map_or(Verdict::Passed, |_| Verdict::Failed(outcomes.iter().map(transcript).collect())))
-}
-
-fn transcript(outcome: &Outcome) -> String {
-    format!("$ {}\n{}\n", outcome.command, outcome.output)
+    Ok(bad.map_or(Verdict::Passed, |_| Verdict::Failed(outcomes.each_ref().map(Outcome::transcript).join("\n"))))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,7 +182,7 @@ impl Tool {
     }
 }
 
-/// The project's own program, and its options.
+/// A build of `tests/clients/users`, with its options.
 struct Built {
     tool: Tool,
     /// Mistake that the program makes; empty for none.
@@ -183,13 +191,13 @@ struct Built {
     options: &'static [&'static str],
 }
 
-/// Required reports of a tool.
-enum Hears {
-    Nothing,
-    Of(&'static str),
+/// The expected report of a tool.
+enum Report {
+    None,
+    Contains(&'static str),
 }
 
-fn own(link: &'static str, &Built { tool, mistake, options }: &Built, hears: Hears) -> Check {
+fn users_check(link: &'static str, &Built { tool, mistake, options }: &Built, expected: Report) -> Check {
     let words: Vec<&str> = [tool.name(), mistake].into_iter().chain(options.iter().copied()).collect();
     let name = format!("{}, link {link}: users", words.join(" ").trim());
     Check::new(name.split_whitespace().collect::<Vec<_>>().join(" "), move || {
@@ -197,16 +205,16 @@ fn own(link: &'static str, &Built { tool, mistake, options }: &Built, hears: Hea
             return Verdict::Skipped(why);
         }
         if tool == Tool::Valgrind && !pair::installed("valgrind") {
-            return Verdict::Skipped("valgrind is not installed (tests/run installs it)".to_owned());
+            return Verdict::not_installed("valgrind");
         }
         match compile(tool, &format!("users-{}-{link}-{}", tool.name(), words.concat())) {
-            Ok(compiled) => judge(&compiled.program, tool, mistake, options, link, &hears),
+            Ok(compiled) => judge(&compiled.program, tool, mistake, options, link, &expected),
             Err(why) => why,
         }
     })
 }
 
-fn judge(program: &Path, tool: Tool, mistake: &str, options: &[&str], link: &str, hears: &Hears) -> Verdict {
+fn judge(program: &Path, tool: Tool, mistake: &str, options: &[&str], link: &str, expected: &Report) -> Verdict {
     let program = program.display().to_string();
     let line: Vec<&str> = match tool {
         Tool::Valgrind => {
@@ -216,22 +224,22 @@ fn judge(program: &Path, tool: Tool, mistake: &str, options: &[&str], link: &str
         Tool::Address | Tool::Thread => vec![&program, ROUNDS, mistake],
     };
     let (name, args) = (line[0].to_owned(), line[1..].iter().map(|word| (*word).to_owned()).collect());
-    let place = Place {
+    let launch = Launch {
         envs: vec![("ROXE_LINK".to_owned(), link.to_owned())],
         options: options.iter().map(|option| (*option).to_owned()).collect(),
-        ..Place::default()
+        ..Launch::default()
     };
-    match (pair::run_at(&Program { name, args }, &place, LIMIT), hears) {
+    match (pair::run_with(&Program { name, args }, &launch, LIMIT), expected) {
         (Err(e), _) => Verdict::Failed(e.to_string()),
-        (Ok(outcome), Hears::Nothing) if outcome.ok && outcome.output.trim().is_empty() => Verdict::Passed,
-        (Ok(outcome), Hears::Of(what)) if !outcome.ok && outcome.output.contains(what) => Verdict::Passed,
-        (Ok(outcome), _) => Verdict::Failed(transcript(&outcome)),
+        (Ok(outcome), Report::None) if outcome.ok && outcome.output.trim().is_empty() => Verdict::Passed,
+        (Ok(outcome), Report::Contains(text)) if !outcome.ok && outcome.output.contains(text) => Verdict::Passed,
+        (Ok(outcome), _) => Verdict::Failed(outcome.transcript()),
     }
 }
 
 fn scratch(name: &str) -> PathBuf {
     let folder = env::temp_dir().join(format!("roxe-users-{name}-{}", process::id()));
-    // If that fails, so does what is done in it.
+    // If this fails, writing into the folder fails, too.
     let _ = fs::create_dir_all(&folder);
     folder
 }

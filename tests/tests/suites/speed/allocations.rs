@@ -1,9 +1,8 @@
-//! No step of a message allocates memory: not posting, sending, receiving, acknowledging,
-//! repairing or completing, nor judging its packets by fault rules.
+//! Checks that transport allocates no memory for a message: not to post, send, receive,
+//! acknowledge, retransmit or complete it, nor to apply fault rules to its packets.
 //!
-//! The allocator watches two queue pairs exchange messages over the simulated network, which
-//! does not allocate either once it is warm. A program of its own without a test harness, which
-//! allocates on another thread.
+//! Two queue pairs exchange messages over the simulated network, which does not allocate either
+//! once it is warm. A suite has no test harness, which would allocate on another thread.
 
 use crate::ALLOCATOR;
 use roxe_sim::{Mr, Pair, Peer, Setup};
@@ -29,15 +28,15 @@ pub(crate) fn main() -> ExitCode {
 fn exchange(service: Service) -> Verdict {
     let mut bench = Bench::new(service);
     bench.exchange(200);
-    ALLOCATOR.none_during(|| bench.exchange(MESSAGES)).into()
+    ALLOCATOR.check_none_during(|| bench.exchange(MESSAGES)).into()
 }
 
-/// Every kind of rule on both directions of a queue pair that is known.
+/// Applies every kind of fault rule to packets of both directions.
 fn judge() -> Verdict {
     let rules = "drop 1%; duplicate 1%; delay 1% by=1ms..2ms; reorder 1%; corrupt header 1%; corrupt payload 1%; ecn 1%; rnr 1%; \
                  drop qp=#0 from=10.0.0.1 op=SEND,ACK psn=1..0x300 msg=2..90 nth=3..700,800 times=9";
     let mut injector = Injector::new(&rules.parse().expect("legal rules"), 1);
-    let mut see = |psn: u32| {
+    let mut apply = |psn: u32| {
         let dir = if psn.is_multiple_of(2) { Direction::Tx } else { Direction::Rx };
         let bth = Bth::new(Qpn::new(2), Psn::new(psn / 2));
         let header = Header { bth, kind: Kind::RcRequest(Request::SendOnly(SendTail::Plain)) };
@@ -51,8 +50,8 @@ fn judge() -> Verdict {
             packet: &packet,
         })
     };
-    see(0);
-    ALLOCATOR.none_during(|| (1..=MESSAGES).for_each(|psn| _ = see(psn))).into()
+    apply(0);
+    ALLOCATOR.check_none_during(|| (1..=MESSAGES).for_each(|psn| _ = apply(psn))).into()
 }
 
 /// Two queue pairs and their buffers.
@@ -79,7 +78,7 @@ impl Bench {
         Self { pair, service, src, dst }
     }
 
-    /// Posts, runs and reaps `messages` messages in each direction, one of each kind in turn.
+    /// Exchanges `messages` messages, half in each direction, of all kinds in turn.
     fn exchange(&mut self, messages: u32) {
         for n in 0..messages / 2 {
             for who in [Peer::A, Peer::B] {
@@ -110,10 +109,9 @@ impl Bench {
         let len = if self.service == Service::Ud { 200 } else { 1 + n * 7 % 2000 };
         let len = if let SendOp::FetchAdd { .. } = op { 8 } else { len };
         if matches!(op, SendOp::Send | SendOp::SendImm(_)) {
-            let landing = [self.dst[who.other().index()].sge(0, 1000), self.dst[who.other().index()].sge(1000, 3000)];
-            let posted = self.pair.post_recv(who.other(), &RecvRequest { wr_id: n.into(), sges: &landing });
-            // A lost message of UC consumes no receive; once all receives are posted, the oldest
-            // serve.
+            let sges = [self.dst[who.other().index()].sge(0, 1000), self.dst[who.other().index()].sge(1000, 3000)];
+            let posted = self.pair.post_recv(who.other(), &RecvRequest { wr_id: n.into(), sges: &sges });
+            // A lost UC message consumes no receive, so the receive queue may be full.
             assert!(posted.is_ok() || self.service != Service::Rc, "{posted:?}");
         }
         let ud = (self.service == Service::Ud).then(|| UdDest {

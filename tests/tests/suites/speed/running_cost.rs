@@ -1,7 +1,7 @@
-//! Costs of a running device: no allocation per message, and next to nothing for idle queue pairs.
+//! Checks the costs of a running device: no allocation per message, and little memory and no
+//! processor time for idle queue pairs.
 //!
-//! A program of its own without a test harness: the allocator is that of the whole process, and the
-//! harness allocates on another thread.
+//! A suite has no test harness, which would allocate on another thread.
 
 use crate::ALLOCATOR;
 use parking_lot::Mutex;
@@ -33,17 +33,17 @@ fn allocations() -> Result<Result<(), String>, Error> {
     let (alice, bob) = (Side::new(&pd, &context)?, Side::new(&pd, &context)?);
     alice.qp.connect(&bob.qp.endpoint())?;
     bob.qp.connect(&alice.qp.endpoint())?;
-    // The first lap through the queues touches memory that was only reserved, and threads start.
+    // Warm up: threads start, and the queues touch their memory for the first time.
     contend();
     ping_pong(&alice, &bob, 2000)?;
-    match ALLOCATOR.none_during(|| ping_pong(&alice, &bob, 10_000)) {
-        Ok(played) => played.map(Ok),
-        Err(taken) => Ok(Err(taken)),
+    match ALLOCATOR.check_none_during(|| ping_pong(&alice, &bob, 10_000)) {
+        Ok(result) => result.map(Ok),
+        Err(backtrace) => Ok(Err(backtrace)),
     }
 }
 
-/// Lets several threads wait for one lock: the first that wait make parking_lot build its table of
-/// waiting threads, once per process. In the ping-pong this would happen at a random moment.
+/// Lets several threads wait for one lock, so that parking_lot allocates its table of waiting
+/// threads. It does so once per process, in the ping-pong at a random moment.
 fn contend() {
     let lock = Mutex::new(());
     let held = lock.lock();
@@ -65,11 +65,11 @@ fn idle() -> Result<(), String> {
         return Err(format!("{each} bytes each"));
     }
     let wakeups = settled_wakeups()?;
-    // An observation, not a wait: in this second no thread of the device may run.
+    // In this second no thread of the device may run.
     thread::sleep(Duration::from_secs(1));
     let more = background_wakeups() - wakeups;
     drop(idle);
-    if more == 0 { Ok(()) } else { Err(format!("the background thread ran {more} times although nothing happened")) }
+    if more == 0 { Ok(()) } else { Err(format!("the background thread ran {more} times without traffic")) }
 }
 
 fn connected_pairs(context: &Context) -> Result<Vec<QueuePair>, Error> {
@@ -94,8 +94,8 @@ struct Side {
 impl Side {
     fn new(pd: &roxe::ProtectionDomain, context: &Context) -> Result<Self, Error> {
         let cq = context.create_cq(64)?;
-        // 2 seconds: if this process stalls for longer than the ACK timeout, the background thread
-        // searches for another process that may have received its packets, which allocates.
+        // A timeout of 2 s: if this process stalls for longer, the background thread searches for
+        // another process that may have received its packets, which allocates.
         let qp = pd.create_qp(&cq, &cq).timeout(19).build()?;
         Ok(Self { qp, cq, region: pd.alloc_mr(2 * MESSAGE, Access::LOCAL_WRITE)? })
     }
@@ -124,7 +124,8 @@ fn ping_pong(alice: &Side, bob: &Side, rounds: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Resident memory of this process (`man 5 proc_pid_statm`: the second number, in pages).
+/// Returns the resident memory of this process (`man 5 proc_pid_statm`: the second number, in
+/// pages).
 fn resident_bytes() -> usize {
     let pages = fs::read_to_string("/proc/self/statm")
         .ok()
@@ -133,7 +134,7 @@ fn resident_bytes() -> usize {
     pages * 4096
 }
 
-/// Number of times that the device's own threads were scheduled.
+/// Returns how often the device's own threads were scheduled.
 fn background_wakeups() -> u64 {
     let tasks = fs::read_dir("/proc/self/task").expect("Linux lists threads");
     tasks
@@ -144,8 +145,8 @@ fn background_wakeups() -> u64 {
         .sum()
 }
 
-/// The count once it stood still for half a second: timers that were set while there was traffic
-/// run out first.
+/// Waits until the wake-ups do not change for half a second, because timers of earlier traffic must
+/// expire first. Returns their number.
 fn settled_wakeups() -> Result<u64, String> {
     let (mut last, mut still) = (0, 0);
     for _ in 0..1000 {
@@ -157,5 +158,5 @@ fn settled_wakeups() -> Result<u64, String> {
         }
         last = now;
     }
-    Err(format!("the background thread never comes to rest ({last} wake-ups)"))
+    Err(format!("the background thread is never idle ({last} wake-ups)"))
 }

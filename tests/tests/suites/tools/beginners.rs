@@ -5,7 +5,7 @@
 //! page.
 
 use roxe_tests::guest::link;
-use roxe_tests::pair::{self, Place, Program};
+use roxe_tests::pair::{self, Launch, Program};
 use roxe_tests::report::{self, Check, Verdict};
 use roxe_tests::{cc, misuse};
 use std::fs;
@@ -17,27 +17,27 @@ const LIMIT: Duration = Duration::from_secs(60);
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/tutorials/first-mistakes.md");
 /// Start and end of a block of the page.
 const FENCES: [&str; 2] = ["```console\n$ roxe run ", "\n```\n"];
-/// Columns of the page.
+/// Line length of the page in columns.
 const COLUMNS: usize = 96;
-/// Prefix of the values in a report.
-const VALUES: usize = 19;
+/// Column at which the values of a report begin.
+const VALUE_COLUMN: usize = 19;
 
 pub(crate) fn main() -> ExitCode {
     let page = fs::read_to_string(PAGE).unwrap_or_default();
     let blocks: Vec<(String, String)> =
         blocks(&page).map(|(line, expected)| (line.to_owned(), expected.to_owned())).collect();
-    if report::words().any(|arg| arg == "--write") {
+    if report::arguments().any(|arg| arg == "--write") {
         return write(page, &blocks);
     }
-    let enough = Check::new("page shows ten mistakes", {
+    let count_check = Check::new("page shows ten mistakes", {
         let count = blocks.len();
         move || if count == 10 { Verdict::Passed } else { Verdict::Failed(format!("it has {count}")) }
     });
     let checks = blocks.into_iter().map(|(line, expected)| Check::new(line.clone(), move || judge(&line, &expected)));
-    report::main(checks.chain([enough]).collect())
+    report::main(checks.chain([count_check]).collect())
 }
 
-/// The commands of the page, under `roxe run`, and their output.
+/// Returns the arguments of the page's `roxe run` commands, and their outputs.
 fn blocks(page: &str) -> impl Iterator<Item = (&str, &str)> {
     page.split(FENCES[0]).skip(1).filter_map(|rest| {
         let block = rest.split(FENCES[1]).next()?;
@@ -54,31 +54,31 @@ fn judge(line: &str, expected: &str) -> Verdict {
     }
     match run(line) {
         Ok(now) if !now.is_empty() && words(&now) == words(expected) => Verdict::Passed,
-        Ok(now) => Verdict::Failed(format!("the page says\n{expected}\nand now it is\n{now}")),
+        Ok(now) => Verdict::Failed(format!("the page shows\n{expected}\nroxe prints\n{now}")),
         Err(why) => Verdict::Failed(why),
     }
 }
 
-/// Output of roxe.
+/// Runs a command of the page and returns roxe's output.
 fn run(line: &str) -> Result<String, String> {
     let (options, program) = line.split_once(" -- ./misuse ").ok_or("no command of the page")?;
     let program = Program { name: misuse::program()?, args: program.split(' ').map(str::to_owned).collect() };
-    let place = Place { options: options.split(' ').map(str::to_owned).collect(), ..Place::default() };
-    let output = pair::run_at(&program, &place, LIMIT).map_err(|e| e.to_string())?.output;
-    Ok(shown(&output))
+    let launch = Launch { options: options.split(' ').map(str::to_owned).collect(), ..Launch::default() };
+    let output = pair::run_with(&program, &launch, LIMIT).map_err(|e| e.to_string())?.output;
+    Ok(page_lines(&output))
 }
 
-/// The lines of roxe: without those of the program, and without the last events of a queue pair,
-/// whose number depends on the time.
-fn shown(output: &str) -> String {
+/// Returns roxe's lines that the page shows: without the last events of a queue pair, whose number
+/// varies.
+fn page_lines(output: &str) -> String {
     let is_roxes = |line: &&str| line.starts_with("roxe:") || line.starts_with("    ");
-    let is_event = |line: &str| line.get(VALUES..).is_some_and(|value| value.contains(" ms  "));
+    let is_event = |line: &str| line.get(VALUE_COLUMN..).is_some_and(|value| value.contains(" ms  "));
     let lines = output.lines().filter(is_roxes).filter(|line| !is_event(line));
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/misuse/");
     lines.map(|line| line.replace(folder, "")).collect::<Vec<_>>().join("\n")
 }
 
-/// The words of a text, with every number the same.
+/// Returns the words of a text, with `#` for every number.
 fn words(text: &str) -> Vec<String> {
     text.split_whitespace().map(without_numbers).collect()
 }
@@ -95,11 +95,11 @@ fn without_numbers(word: &str) -> String {
     plain + rest
 }
 
-/// Puts what is printed now into the page.
+/// Replaces the outputs in the page by the current ones.
 fn write(mut page: String, blocks: &[(String, String)]) -> ExitCode {
     for (line, before) in blocks {
         let now = match run(line) {
-            Ok(now) => now.lines().map(broken).collect::<Vec<_>>().join("\n"),
+            Ok(now) => now.lines().map(wrap).collect::<Vec<_>>().join("\n"),
             Err(why) => {
                 println!("FAILED   {line}: {why}");
                 return ExitCode::FAILURE;
@@ -117,9 +117,9 @@ fn write(mut page: String, blocks: &[(String, String)]) -> ExitCode {
     }
 }
 
-/// A line in lines of the page.
-fn broken(line: &str) -> String {
-    let indent = if line.starts_with(' ') { VALUES } else { 2 };
+/// Wraps a line at [`COLUMNS`].
+fn wrap(line: &str) -> String {
+    let indent = if line.starts_with(' ') { VALUE_COLUMN } else { 2 };
     let (mut text, mut column) = (String::new(), 0);
     for word in line.split_inclusive(' ') {
         if column + word.trim_end().len() > COLUMNS && column > indent {

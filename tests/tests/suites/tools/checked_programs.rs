@@ -1,22 +1,21 @@
-//! Programs of the field under the checker (`roxe run --check`): no report of an error, but for the
-//! mistakes that were found in their source. Each of those is named in [`KNOWN`] and [`PROVOKED`],
-//! with the reason; docs/reference/checker.md lists them for people. `misuse` has more programs
-//! that are right.
+//! Runs programs of the field under the checker (`roxe run --check`), which reports no errors
+//! except mistakes in their source. [`KNOWN_MISTAKES`] and [`DELIBERATE`] list these mistakes, as
+//! does docs/reference/checker.md. The suite `misuse` has more correct programs.
 //!
 //! ```text
 //! cargo test -p roxe-tests --test suites -- checked_programs [--all] [WORD...]
-//!   --all      the tests of this folder that start programs, all of them, on both links
-//!   WORD...    only what has one of the WORDs in its name
+//!   --all      also whole suites that start programs, and both links
+//!   WORD...    only checks with one of the WORDs in their name
 //! ```
 
 use roxe_tests::build;
 use roxe_tests::matrix::Ip;
-use roxe_tests::pair::{self, Place, Program};
+use roxe_tests::pair::{self, Launch, Program};
+use roxe_tests::pyverbs::{self, Run};
 use roxe_tests::rdmacm::list::{self, Scale};
-use roxe_tests::rdmacm::local::{self, End, Site, Weather};
+use roxe_tests::rdmacm::local::{self, Faults, Host, Link};
 use roxe_tests::report::{self, Check, Verdict};
-use roxe_tests::suite::{self, Run};
-use roxe_tests::unittest::Ending;
+use roxe_tests::unittest::TestResult;
 use serde_json::Value;
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -28,9 +27,8 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(60);
 const SUITE_LIMIT: Duration = Duration::from_secs(240);
 
-/// Mistakes of programs: the rule, a word of the calls that the report names, and what the source
-/// does.
-const KNOWN: [(&str, &str, &str); 11] = [
+/// Mistakes of programs: the rule, a word in the report's call stacks, and the place in the source.
+const KNOWN_MISTAKES: [(&str, &str, &str); 11] = [
     ("acked-too-many", "fio+", "engines/rdma.c:410, 684 acknowledge completions, not events"),
     ("destroy-order", "fio+", "engines/rdma.c:1010 destroys the queue before the queue pair"),
     ("destroy-order", "qperf+", "src/rdma.c:1611, 1940: domain before region; the accepted id stays"),
@@ -44,8 +42,8 @@ const KNOWN: [(&str, &str, &str); 11] = [
     ("memory-gone-in-flight", "python", "base.py: of two local players the region is collected first"),
 ];
 
-/// Tests of rdma-core's suite that break a rule on purpose and expect the result.
-const PROVOKED: [(&str, &str); 10] = [
+/// Rules that tests of rdma-core's suite break on purpose, with the tests.
+const DELIBERATE: [(&str, &str); 10] = [
     ("access-missing", "test_atomic.AtomicTest.test_atomic_invalid_mr_access"),
     ("access-missing", "test_atomic.AtomicTest.test_atomic_invalid_qp_access"),
     ("access-missing", "test_mr.MRTest.test_mr_rereg_access_bad_flow"),
@@ -58,25 +56,24 @@ const PROVOKED: [(&str, &str); 10] = [
     ("key-stale", "test_mr.MWTest.test_mw_type2_invalidate_remote"),
 ];
 
-/// librdmacm programs of every run: a server that outlives its clients, datagrams, groups, small
-/// messages.
+/// librdmacm programs: a server that outlives its clients, connections, datagrams, small messages.
 const SLICE: [&str; 4] = [", 20 clients", "ucmatose -s SERVER -c 4 -C 4", "udaddy -s SERVER -c 4 -C 4", "rdma_client"];
 
-/// UCX, which posts receives that reach into the next element of its pool.
+/// Command line of UCX, which posts receives that overlap the next element of its pool.
 const UCX: &str = "ucx_perftest -t tag_lat -n 200 -s 8";
 
-/// The tests that start programs, in this folder.
+/// Suites that start programs.
 const SUITES: [&str; 8] =
     ["stock_clients", "rdmacm_clients", "rsockets", "middleware", "field_programs", "crates", "tutorials", "mpi"];
 
 pub(crate) fn main() -> ExitCode {
-    let words: Vec<String> = report::words().collect();
+    let words: Vec<String> = report::arguments().collect();
     let all = words.iter().any(|word| word == "--all");
     let links = if all { &["auto", "udp"][..] } else { &["auto"] };
     let mut checks = Vec::new();
     for link in links {
         for name in SLICE {
-            checks.push(Check::new(format!("{name}, link {link}"), move || connected(name, link)));
+            checks.push(Check::new(format!("{name}, link {link}"), move || librdmacm_program(name, link)));
         }
         checks.push(Check::new(format!("{UCX}, link {link}"), move || ucx(link)));
         checks.push(Check::new(format!("pyverbs, link {link}"), move || pyverbs(link)));
@@ -87,7 +84,7 @@ pub(crate) fn main() -> ExitCode {
     report::run(checks, &words)
 }
 
-/// A report file that programs of every user may write to; removed with this.
+/// A report file that programs of every user can write; removed when this is dropped.
 struct Reports(PathBuf);
 
 impl Reports {
@@ -100,21 +97,24 @@ impl Reports {
         Ok(Self(file))
     }
 
-    /// Variables that turn the checker on with this file.
+    /// Returns the environment variables that turn the checker on with this file.
     fn envs(&self, link: &str) -> Vec<(String, String)> {
         let file = self.0.display().to_string();
         let envs = [("ROXE_CHECK", "warn"), ("ROXE_CHECK_REPORT", &file), ("ROXE_LINK", link)];
         envs.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()
     }
 
-    /// Reports of errors that are in no list, one a line; `provoked`: rules that may be broken.
-    fn unknown(&self, provoked: &[&str]) -> Result<(), String> {
+    /// Checks that there are no errors except [`KNOWN_MISTAKES`] and those of `allowed_rules`.
+    ///
+    /// # Errors
+    /// The other errors, one a line.
+    fn new_reports(&self, allowed_rules: &[&str]) -> Result<(), String> {
         let text = fs::read_to_string(&self.0).map_err(|e| e.to_string())?;
         let is_new = |line: &&str| {
             let report: Value = serde_json::from_str(line).unwrap_or_default();
             let calls = report["stacks"].to_string();
-            let is_known = KNOWN.iter().any(|(rule, word, _)| report["rule"] == *rule && calls.contains(word));
-            report["severity"] != "warning" && provoked.iter().all(|rule| report["rule"] != *rule) && !is_known
+            let is_known = KNOWN_MISTAKES.iter().any(|(rule, word, _)| report["rule"] == *rule && calls.contains(word));
+            report["severity"] != "warning" && allowed_rules.iter().all(|rule| report["rule"] != *rule) && !is_known
         };
         let new: Vec<&str> = text.lines().filter(is_new).collect();
         if new.is_empty() { Ok(()) } else { Err(new.join("\n")) }
@@ -128,43 +128,43 @@ impl Drop for Reports {
     }
 }
 
-/// Runs `work` with reports; checks its result and its reports.
-fn judged(provoked: &[&str], work: impl FnOnce(&Reports) -> Verdict) -> Verdict {
+/// Runs `work` with a report file. Passes if `work` passes and there are no new reports.
+fn check_reports(allowed_rules: &[&str], work: impl FnOnce(&Reports) -> Verdict) -> Verdict {
     let reports = match Reports::new() {
         Ok(reports) => reports,
         Err(e) => return Verdict::Failed(e.to_string()),
     };
-    match (work(&reports), reports.unknown(provoked)) {
+    match (work(&reports), reports.new_reports(allowed_rules)) {
         (Verdict::Passed, Err(new)) => Verdict::Failed(new),
         (verdict, _) => verdict,
     }
 }
 
-/// Programs that connect through librdmacm.
-fn connected(name: &str, link: &str) -> Verdict {
+/// Runs a program that connects through librdmacm.
+fn librdmacm_program(name: &str, link: &str) -> Verdict {
     let exchange = list::all(Scale::Small).into_iter().find(|exchange| exchange.to_string().contains(name));
     let Some(exchange) = exchange else { return Verdict::Failed(format!("there is no {name}")) };
-    judged(&[], |reports| {
-        let place = Place { envs: reports.envs(link), ..Place::default() };
-        let end = End { place, address: "127.0.0.1".to_owned(), witness: id() };
-        local::run(&Site { name: "lo", ip: Ip::V4, server: end.clone(), client: end }, Weather::Clean, &exchange)
+    check_reports(&[], |reports| {
+        let launch = Launch { envs: reports.envs(link), ..Launch::default() };
+        let end = Host { launch, address: "127.0.0.1".to_owned(), namespace_pid: id() };
+        local::run(&Link { name: "lo", ip: Ip::V4, server: end.clone(), client: end }, Faults::Clean, &exchange)
     })
 }
 
-/// UCX over a queue pair of datagrams: not even a warning that it changes its receives.
+/// Runs UCX over UD; there must not even be a warning that it changes its receives.
 fn ucx(link: &str) -> Verdict {
     const PORT: u16 = 18_290;
     if !pair::installed("ucx_perftest") {
-        return Verdict::Skipped("ucx_perftest is not installed (tests/run installs it)".to_owned());
+        return Verdict::not_installed("ucx_perftest");
     }
-    judged(&[], |reports| {
+    check_reports(&[], |reports| {
         let mut envs = reports.envs(link);
         envs.extend([("UCX_TLS", "ud_v"), ("UCX_NET_DEVICES", "roxe0:1")].map(|(n, v)| (n.to_owned(), v.to_owned())));
-        let place = Place { envs, ..Place::default() };
+        let launch = Launch { envs, ..Launch::default() };
         let server = Program::parse(&format!("{UCX} -p {PORT}"));
         let client = Program::parse(&format!("{UCX} -p {PORT} 127.0.0.1"));
-        let both = [(&server, &place), (&client, &place)];
-        match pair::run_pair_at(both, "checked-ucx", || pair::listens(PORT), LIMIT) {
+        let both = [(&server, &launch), (&client, &launch)];
+        match pair::run_pair_with(both, "checked-ucx", || pair::listens(PORT), LIMIT) {
             Err(e) => Verdict::Failed(e.to_string()),
             Ok(ends) if ends.iter().any(|end| end.output.contains("roxe run: no /")) => Verdict::Skipped(
                 "UCX needs /dev/infiniband, but this user cannot create the namespaces that show it".to_owned(),
@@ -178,42 +178,42 @@ fn ucx(link: &str) -> Verdict {
     })
 }
 
-/// rdma-core's own suite: what breaks no rule on purpose, then the rest.
+/// Runs rdma-core's own suite: first the tests that break no rule on purpose, then the others.
 fn pyverbs(link: &str) -> Verdict {
-    if !suite::is_installed() {
-        return Verdict::Skipped("python3-pyverbs is not installed (tests/run installs it)".to_owned());
+    if !pyverbs::is_installed() {
+        return Verdict::not_installed("python3-pyverbs");
     }
-    if let Err(e) = suite::unpack() {
+    if let Err(e) = pyverbs::unpack() {
         return Verdict::Failed(e.to_string());
     }
-    let (provoking, quiet): (Vec<String>, Vec<String>) =
-        suite::names().into_iter().partition(|test| PROVOKED.iter().any(|(_, provoking)| test == provoking));
-    let run = |tests: &[String], provoked: &[&str]| {
-        judged(provoked, |reports| {
+    let (deliberate, others): (Vec<String>, Vec<String>) =
+        pyverbs::names().into_iter().partition(|test| DELIBERATE.iter().any(|(_, deliberate)| test == deliberate));
+    let run = |tests: &[String], allowed_rules: &[&str]| {
+        check_reports(allowed_rules, |reports| {
             let envs = reports.envs(link);
             let envs: Vec<_> = envs.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
             let run = Run::new(tests, &envs, SUITE_LIMIT);
-            let failed = |ending: &Ending| matches!(ending, Ending::Failed(_) | Ending::Unknown);
-            match run.endings().iter().find(|(_, ending)| failed(ending)) {
-                Some((test, ending)) => Verdict::Failed(format!("{test}: {ending:?}{}", run.traceback(test))),
-                None if run.endings().is_empty() => Verdict::Failed(run.tail()),
+            let failed = |result: &TestResult| matches!(result, TestResult::Failed(_) | TestResult::Unknown);
+            match run.results().iter().find(|(_, result)| failed(result)) {
+                Some((test, result)) => Verdict::Failed(format!("{test}: {result:?}{}", run.traceback(test))),
+                None if run.results().is_empty() => Verdict::Failed(run.tail()),
                 None => Verdict::Passed,
             }
         })
     };
-    let rules = PROVOKED.map(|(rule, _)| rule);
-    match run(&quiet, &[]) {
-        Verdict::Passed => run(&provoking, &rules),
+    let rules = DELIBERATE.map(|(rule, _)| rule);
+    match run(&others, &[]) {
+        Verdict::Passed => run(&deliberate, &rules),
         verdict => verdict,
     }
 }
 
-/// A test of this folder with everything that it starts under the checker. The checker refuses what
-/// `rdma_xclient` sends, like cards that grant no more than was requested.
+/// Runs a suite with all its programs under the checker. `rdma_xclient` may fail: the checker
+/// refuses its inline data, like a card that grants no more room than was requested.
 fn all_of(name: &str, link: &str) -> Verdict {
-    judged(&[], |reports| {
+    check_reports(&[], |reports| {
         let cargo = Command::new(env!("CARGO"))
-            .args(["test", "--quiet", "--workspace", "--test", name])
+            .args(["test", "--others", "--workspace", "--test", name])
             .envs(reports.envs(link))
             .env("ROXE_BIN", build::roxe())
             .output();

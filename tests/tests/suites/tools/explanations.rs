@@ -1,12 +1,11 @@
-//! `roxe run --explain`: each failure is explained by its own cause, so that causes with the same
-//! status or errno can be distinguished. `tests/clients/misuse/failure.c` has the programs. Runs on
-//! both links and, as root, towards another host. A program that loads another libibverbs is
-//! reported.
+//! Checks that `roxe run --explain` explains each failure by its cause, so that causes with the
+//! same status or errno can be distinguished. `tests/clients/misuse/failure.c` has the programs.
+//! Runs on both links and, as root, towards another host.
 
 use roxe_tests::guest::link;
-use roxe_tests::pair::{self, Place, Program};
+use roxe_tests::pair::{self, Launch, Program};
 use roxe_tests::report::{self, Check, Verdict};
-use roxe_tests::veth::{End, Veth};
+use roxe_tests::veth::{Interface, Veth};
 use roxe_tests::{cc, misuse};
 use std::process::{Command, ExitCode};
 use std::sync::OnceLock;
@@ -14,7 +13,7 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A program, and words of its explanation.
+/// Programs, and words of their explanations.
 const CASES: [(&str, &[&str]); 52] = [
     ("retry-no-process", &["(12)", "no process of this user on this host has the queue pair"]),
     ("retry-no-queue-pair", &["(12)", "has no queue pair"]),
@@ -87,8 +86,8 @@ const CASES: [(&str, &[&str]); 52] = [
     ("cm-create-qp", &["rdma_create_qp failed: max_send_sge is 1000; the device takes at most 32"]),
 ];
 
-/// Programs that confuse the two keys of a region, which differ under the checker, and words of
-/// their explanations.
+/// Programs that confuse the lkey and rkey of a region, which differ only under the checker, and
+/// words of their explanations.
 const CHECKED: [(&str, &[&str]); 2] = [
     ("local-rkey", &["(4)", "the key is the rkey of a region, and lists need the lkey", "use ibv_mr.lkey"]),
     (
@@ -97,8 +96,8 @@ const CHECKED: [(&str, &[&str]); 2] = [
     ),
 ];
 
-/// Tables of refused verbs, each run in one process: a row, and words of its line about the
-/// argument, its value and the accepted values.
+/// Tables of refused verbs, each of which runs in one process. A row has a name, and words of its
+/// line about the argument, its value and the accepted values.
 const REFUSED: [(&str, &[(&str, &str)]); 3] = [
     (
         "refused-creations",
@@ -264,98 +263,99 @@ const REFUSED: [(&str, &[(&str, &str)]); 3] = [
     ),
 ];
 
-/// A program, its place, and words of its explanation.
-struct Far {
+/// A program that sends packets to another host, its environment variables, and words of its
+/// explanation.
+struct OtherHost {
     name: &'static str,
     case: &'static str,
     envs: &'static [(&'static str, &'static str)],
     words: &'static [&'static str],
 }
 
-/// Packets to another host, 192.0.2.2 through the interface `near`. The last case takes the
+/// Cases with another host, 192.0.2.2 through the interface `near`. The last case takes the
 /// interface down.
-const FAR: [Far; 14] = [
-    Far {
+const OTHER_HOST: [OtherHost; 14] = [
+    OtherHost {
         name: "network: a host without a card, a connection",
         case: "cm-no-card",
         envs: &[("ROXE_NETDEV", "near"), ("PEER", "192.0.2.2")],
         words: &["RDMA_CM_EVENT_UNREACHABLE", "192.0.2.2 reports that UDP port 4791 is closed"],
     },
-    Far {
+    OtherHost {
         name: "network: the interface is not a device, a connection",
         case: "cm-address",
         envs: &[("PEER", "192.0.2.2")],
         words: &["RDMA_CM_EVENT_ADDR_ERROR", "set ROXE_NETDEV=near"],
     },
-    Far {
+    OtherHost {
         name: "network: no route, a connection",
         case: "cm-address",
         envs: &[("PEER", "198.51.100.7")],
         words: &["RDMA_CM_EVENT_ADDR_ERROR", "no route to 198.51.100.7"],
     },
-    Far {
+    OtherHost {
         name: "network: a host without a card, a request",
         case: "retry-far",
         envs: &[("ROXE_NETDEV", "near"), ("PEER", "192.0.2.2")],
         words: &["(12)", "192.0.2.2 reports that UDP port 4791 is closed"],
     },
-    Far {
+    OtherHost {
         name: "network: a host without a card, a request with many retries",
         case: "retry-often",
-        // From an address to which the host has sent none of its few answers in a second.
+        // From another address, because the host limits its ICMP messages to an address.
         envs: &[("ROXE_NETDEV", "near"), ("PEER", "192.0.2.2"), ("GID_INDEX", "1")],
         words: &["(12)", "192.0.2.2 reports that UDP port 4791 is closed"],
     },
-    Far {
-        name: "network: a neighbour that has gone, a request",
+    OtherHost {
+        name: "network: a neighbour that has disappeared, a request",
         case: "retry-far",
         envs: &[("ROXE_NETDEV", "near"), ("PEER", "192.0.2.80"), ("THEN", "ip neigh del 192.0.2.80 dev near")],
         words: &["(12)", "no host on near answers that it has 192.0.2.80 (ARP)"],
     },
-    Far {
+    OtherHost {
         name: "network: a broadcast address, a request",
         case: "retry-far",
         envs: &[("ROXE_NETDEV", "near"), ("PEER", "192.0.2.255")],
         words: &["(12)", "192.0.2.255 is a broadcast address"],
     },
-    Far {
-        name: "network: the way leads over another interface, a request",
+    OtherHost {
+        name: "network: the route leads over another interface, a request",
         case: "retry-far",
         envs: &[("PEER", "192.0.2.2")],
         words: &["(12)", "packets to 192.0.2.2 leave through near, and this device is lo: set ROXE_NETDEV=near"],
     },
-    Far {
+    OtherHost {
         name: "network: a neighbour that does not answer, a connection",
         case: "cm-address",
         envs: &[("ROXE_NETDEV", "near"), ("PEER", "192.0.2.76")],
         words: &["RDMA_CM_EVENT_ADDR_ERROR, status -110", "192.0.2.76 does not answer ARP"],
     },
-    Far {
-        name: "network: a host that is not there any more, a connection",
+    OtherHost {
+        name: "network: a host that has disappeared, a connection",
         case: "cm-no-card",
-        // Its address is forgotten, and it does not answer any more.
+        // The kernel forgets the host's MAC address, and the host does not answer ARP.
         envs: &[("ROXE_NETDEV", "near"), ("PEER", "192.0.2.77"), ("THEN", "ip neigh del 192.0.2.77 dev near")],
         words: &["RDMA_CM_EVENT_UNREACHABLE", "the network answers that the host 192.0.2.77 cannot be reached"],
     },
-    Far {
+    OtherHost {
         name: "network: a host that the network cannot reach, a request",
         case: "retry-far",
         envs: &[("ROXE_NETDEV", "near"), ("PEER", "192.0.2.79"), ("THEN", "ip route add unreachable 192.0.2.79")],
         words: &["(12)", "the network answers that 192.0.2.79 cannot be reached"],
     },
-    Far {
+    OtherHost {
         name: "network: packets vanish, a request",
         case: "retry-far",
         envs: &[("ROXE_NETDEV", "near"), ("PEER", "192.0.2.78")],
         words: &["(12)", "no acknowledgment arrived after 1 retry (retry_cnt); the cause is unknown"],
     },
-    Far {
+    OtherHost {
         name: "network: long packets vanish",
         case: "retry-long",
         envs: &[("ROXE_FAULTS", "drop tx qp=#0 msg=2..")],
         words: &["(12)", "the path may lose long packets; try a smaller path_mtu"],
     },
-    Far {
+    OtherHost {
         name: "network: the interface is down, a request",
         case: "retry-far",
         envs: &[("ROXE_NETDEV", "near"), ("PEER", "192.0.2.2"), ("THEN", "ip link set near down")],
@@ -374,23 +374,24 @@ pub(crate) fn main() -> ExitCode {
     let refused =
         REFUSED.map(|(table, rows)| Check::new(format!("verbs: {table}"), move || judge_refused(table, rows)));
     let bypass = Check::new("program that loads another libibverbs is reported", judge_bypass);
-    let late = LATE.map(|option| Check::new(format!("exit handler, {option}"), move || judge_late(option)));
-    let far = FAR.iter().map(|far| Check::new(far.name.to_owned(), move || judge_far(far)));
+    let late = EXIT_HANDLER_OPTIONS
+        .map(|option| Check::new(format!("exit handler, {option}"), move || judge_exit_handler(option)));
+    let far = OTHER_HOST.iter().map(|far| Check::new(far.name.to_owned(), move || judge_other_host(far)));
     report::main(checks.chain(checked).chain(refused).chain([bypass]).chain(late).chain(far).collect())
 }
 
-/// Options that make verbs use thread-local variables, which are gone in an exit handler.
-const LATE: [&str; 5] = ["--explain", "--check", "--faults=none", "--trace=/dev/null", "--weakest=1"];
+/// Options that make verbs use thread-local variables, which no longer exist in an exit handler.
+const EXIT_HANDLER_OPTIONS: [&str; 5] = ["--explain", "--check", "--faults=none", "--trace=/dev/null", "--weakest=1"];
 
-fn judge_late(option: &str) -> Verdict {
+fn judge_exit_handler(option: &str) -> Verdict {
     if let Some(why) = cc::missing() {
         return Verdict::Skipped(why);
     }
     let run = || {
         let compiled = cc::Compiled::new("gcc", "late/late.c", &["ibverbs", "rdmacm"], "late")?;
         let program = Program { name: compiled.program.display().to_string(), args: vec![] };
-        let place = Place { options: vec![option.to_owned()], ..Place::default() };
-        let outcome = pair::run_at(&program, &place, LIMIT).map_err(|e| e.to_string())?;
+        let launch = Launch { options: vec![option.to_owned()], ..Launch::default() };
+        let outcome = pair::run_with(&program, &launch, LIMIT).map_err(|e| e.to_string())?;
         if outcome.ok && outcome.output.contains("end\n") { Ok(()) } else { Err(outcome.output) }
     };
     run().into()
@@ -402,7 +403,7 @@ fn judge(case: &str, words: &[&str], envs: &[(&str, &str)]) -> Verdict {
     }
     match misuse::program().and_then(|program| run(program, case, envs)) {
         Ok(output) if output.matches("last events").count() != output.matches(") failed: ").count() => {
-            Verdict::Failed(format!("not each queue pair that failed tells its last events, once:\n{output}"))
+            Verdict::Failed(format!("not every failed queue pair prints its last events once:\n{output}"))
         }
         Ok(output) if words.iter().all(|word| output.contains(word)) => Verdict::Passed,
         Ok(output) => Verdict::Failed(format!("{words:?} are not all in:\n{output}")),
@@ -410,7 +411,7 @@ fn judge(case: &str, words: &[&str], envs: &[(&str, &str)]) -> Verdict {
     }
 }
 
-/// Each row has one line, its own, and none is left out.
+/// Checks that each row of a table has exactly one line, with the row's words.
 fn judge_refused(table: &str, rows: &[(&str, &str)]) -> Verdict {
     if let Some(why) = cc::missing() {
         return Verdict::Skipped(why);
@@ -432,46 +433,44 @@ fn judge_refused(table: &str, rows: &[(&str, &str)]) -> Verdict {
     if wrong.is_empty() { Verdict::Passed } else { Verdict::Failed(format!("{wrong:#?}")) }
 }
 
-/// Output of a program that exits with 0 although its requests fail.
+/// Runs a case, which exits with 0 although its requests fail, and returns its output.
 fn run(program: String, case: &str, envs: &[(&str, &str)]) -> Result<String, String> {
     let program = Program { name: program, args: vec![case.to_owned(), "wrong".to_owned()] };
     let envs = envs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-    let place = Place { envs, options: vec!["--explain".to_owned()], ..Place::default() };
-    let outcome = pair::run_at(&program, &place, LIMIT).map_err(|e| e.to_string())?;
+    let launch = Launch { envs, options: vec!["--explain".to_owned()], ..Launch::default() };
+    let outcome = pair::run_with(&program, &launch, LIMIT).map_err(|e| e.to_string())?;
     if outcome.ok { Ok(outcome.output) } else { Err(outcome.output) }
 }
 
-/// A program whose environment has lost the variables of roxe, and that has no view. It runs until
-/// it receives the signal to end.
+/// Runs a program without a view and without roxe's environment variables, which loads the system's
+/// libibverbs. It runs until roxe has printed a line about it.
 fn judge_bypass() -> Verdict {
     let script = "until grep -qs roxe /proc/$$/fd/2; do sleep 0.01; done";
     let args = ["-i", "LD_PRELOAD=libibverbs.so.1", "sh", "-c", script].map(str::to_owned).to_vec();
-    let place = Place { options: ["--no-view", "--explain"].map(str::to_owned).into(), ..Place::default() };
-    match pair::run_at(&Program { name: "env".to_owned(), args }, &place, LIMIT) {
+    let launch = Launch { options: ["--no-view", "--explain"].map(str::to_owned).into(), ..Launch::default() };
+    match pair::run_with(&Program { name: "env".to_owned(), args }, &launch, LIMIT) {
         Ok(outcome) if outcome.output.contains("libibverbs.so.1") && outcome.output.contains("env -i") => {
             Verdict::Passed
         }
-        Ok(outcome) if outcome.output.contains("cannot be preloaded") => {
-            Verdict::Skipped("libibverbs is not installed (tests/run installs it)".to_owned())
-        }
+        Ok(outcome) if outcome.output.contains("cannot be preloaded") => Verdict::not_installed("libibverbs"),
         Ok(outcome) => Verdict::Failed(outcome.output),
         Err(e) => Verdict::Failed(e.to_string()),
     }
 }
 
-/// Makes the other host, which is there until this process ends: the system takes its time to
-/// remove an interface whose name would be used again.
-fn other_host() -> Result<(), String> {
+/// Creates the other host on first use. It exists until this process ends, because the kernel
+/// removes interfaces with a delay, and their names could not be used again at once.
+fn create_other_host() -> Result<(), String> {
     static HOST: OnceLock<Result<Veth, String>> = OnceLock::new();
     let end = |name, mac, addresses: &[&str]| {
         let addresses = addresses.iter().map(|address| (*address).to_owned()).collect();
-        End { name, mac, addresses }
+        Interface { name, mac, addresses }
     };
     let build = || {
         let here = end("near", "02:00:00:00:00:01", &["192.0.2.1/24", "192.0.2.9/24"]);
         let there = end("far", "02:00:00:00:00:02", &["192.0.2.2/24"]);
         let veth = Veth::build(&here, &there).map_err(|e| e.to_string())?;
-        // No host has these addresses of the link, and the kernel does not ask for them.
+        // No host has these addresses. With these entries the kernel sends no ARP for them.
         for silent in ["192.0.2.77", "192.0.2.78", "192.0.2.79", "192.0.2.80"] {
             let args = ["neigh", "add", silent, "lladdr", "02:00:00:00:00:09", "dev", "near"];
             let made = Command::new("ip").args(args).status().map_err(|e| format!("ip: {e}"))?;
@@ -484,14 +483,14 @@ fn other_host() -> Result<(), String> {
     HOST.get_or_init(build).as_ref().map(|_| ()).map_err(Clone::clone)
 }
 
-fn judge_far(far: &Far) -> Verdict {
+fn judge_other_host(far: &OtherHost) -> Verdict {
     if let Some(why) = cc::missing() {
         return Verdict::Skipped(why);
     }
     if !link::is_root() {
         return Verdict::Skipped("needs root, for a network of its own".to_owned());
     }
-    match other_host().and_then(|()| run(misuse::program()?, far.case, far.envs)) {
+    match create_other_host().and_then(|()| run(misuse::program()?, far.case, far.envs)) {
         Ok(output) if far.words.iter().all(|word| output.contains(word)) => Verdict::Passed,
         Ok(output) => Verdict::Failed(format!("{:?} are not all in:\n{output}", far.words)),
         Err(why) => Verdict::Failed(why),

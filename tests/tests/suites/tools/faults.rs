@@ -1,4 +1,4 @@
-//! Stock programs under `ROXE_FAULTS` and `ROXE_CAPTURE`, with tshark to check the captures.
+//! Runs stock programs with `ROXE_FAULTS` and `ROXE_CAPTURE`, and lets tshark check the captures.
 
 use roxe_tests::files::Scratch;
 use roxe_tests::pair::{self, Outcome, Program};
@@ -20,39 +20,39 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) fn main() -> ExitCode {
-    let mut checks = spoiled();
+    let mut checks = fault_checks();
     checks.push(Check::new("equal seeds make equal decisions, different seeds do not", same_seed));
     checks.push(Check::new("two processes with one capture name write two files", one_name));
-    checks.push(Check::new("killed processes leave complete captures", killed));
-    checks.push(Check::new("roxe faults replaces the rules of a running program", replaced));
-    checks.push(Check::new("bad rules and bad files are explained", explained));
-    checks.push(Check::new("tshark complains about wrong packets", tshark_complains));
-    checks.push(Check::new("tshark reads every kind of packet as roxe does", tshark_agrees));
+    checks.push(Check::new("killed processes leave complete captures", killed_processes));
+    checks.push(Check::new("roxe faults replaces the rules of a running program", rules_are_replaced));
+    checks.push(Check::new("wrong rules and file names are reported", errors_are_reported));
+    checks.push(Check::new("tshark reports wrong checksums", tshark_complains));
+    checks.push(Check::new("tshark parses every kind of packet like roxe", tshark_agrees));
     report::main(checks)
 }
 
-type Judged = Result<(), String>;
+type CheckResult = Result<(), String>;
 
-/// A folder for a check.
+/// Creates a folder for a check.
 fn scratch() -> Scratch {
     Scratch::new("faults").unwrap_or_else(|why| panic!("{why}"))
 }
 
-/// The files in a folder.
+/// Returns the files in a folder.
 fn files(folder: &Scratch) -> Vec<PathBuf> {
     let entries = fs::read_dir(&**folder).into_iter().flatten().flatten();
     entries.map(|entry| entry.path()).collect()
 }
 
 /// One packet of a capture.
-struct Seen {
+struct CapturedPacket {
     direction: Direction,
     comment: String,
     net: NetHeader,
     bytes: Vec<u8>,
 }
 
-impl Seen {
+impl CapturedPacket {
     fn new(frame: &Frame<'_>) -> Result<Self, String> {
         let ip = ip_packet(frame.link, frame.data).ok_or("a frame without IP")?;
         let (net, payload) = NetHeader::parse_ip(ip).map_err(|e| e.to_string())?;
@@ -63,9 +63,9 @@ impl Seen {
         Ok(Self { direction, comment: frame.comment.to_owned(), net, bytes: payload.to_vec() })
     }
 
-    /// The ICRC is right, or the comment says why it is not. Damage on arrival is that of the other
-    /// side's rules.
-    fn check(&self) -> Judged {
+    /// Checks that the ICRC is right, or that the comment reports the damage. The other side's
+    /// rules damage incoming packets.
+    fn check(&self) -> CheckResult {
         let damaged = match self.direction {
             Direction::Outbound => self.comment.contains("corrupted"),
             Direction::Inbound => self.comment.contains("icrc wrong") || self.comment.contains("malformed"),
@@ -77,22 +77,22 @@ impl Seen {
     }
 }
 
-/// The packets of a capture, each as it must be.
-fn read(file: &Path) -> Result<Vec<Seen>, String> {
-    let at = |what: &dyn std::fmt::Display| format!("{}: {what}", file.display());
+/// Reads and checks the packets of a capture.
+fn read(file: &Path) -> Result<Vec<CapturedPacket>, String> {
+    let at = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
     let bytes = fs::read(file).map_err(|e| at(&e))?;
     let mut packets = Vec::new();
     for frame in frames(&bytes).map_err(|e| at(&e))? {
-        let packet = Seen::new(&frame.map_err(|e| at(&e))?).map_err(|e| at(&e))?;
+        let packet = CapturedPacket::new(&frame.map_err(|e| at(&e))?).map_err(|e| at(&e))?;
         packet.check().map_err(|e| at(&format_args!("packet {}: {e}", packets.len() + 1)))?;
         packets.push(packet);
     }
     Ok(packets)
 }
 
-/// Checks that tshark has no complaint about a capture and reads the same fields, if tshark is
+/// Checks that tshark has no warning about a capture and reads the same fields, if tshark is
 /// installed.
-fn please_tshark(file: &Path) -> Judged {
+fn check_with_tshark(file: &Path) -> CheckResult {
     if !tshark::installed() {
         return Ok(());
     }
@@ -102,7 +102,7 @@ fn please_tshark(file: &Path) -> Judged {
     }
 }
 
-/// A port no other check of this run uses.
+/// Returns a port that no other check of this run uses.
 fn port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(18_300);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -112,8 +112,8 @@ fn program(name: &str, args: &str) -> Program {
     Program { name: name.to_owned(), args: args.split_whitespace().map(str::to_owned).collect() }
 }
 
-/// A server, its client, and the port where they meet.
-fn both(tool: &str, args: &str) -> (Program, Program, u16) {
+/// Returns a server, its client, and their port.
+fn server_and_client(tool: &str, args: &str) -> (Program, Program, u16) {
     let port = port();
     let server = program(tool, &format!("{args} -p {port}"));
     let client = program(tool, &format!("{args} -p {port} 127.0.0.1"));
@@ -121,17 +121,13 @@ fn both(tool: &str, args: &str) -> (Program, Program, u16) {
 }
 
 fn run_pair(tool: &str, args: &str, envs: &[(&str, &str)], limit: Duration) -> Result<[Outcome; 2], String> {
-    let (server, client, port) = both(tool, args);
+    let (server, client, port) = server_and_client(tool, args);
     pair::run_pair(&server, &client, port, envs, limit).map_err(|e| e.to_string())
 }
 
-fn transcript(outcome: &Outcome) -> String {
-    format!("$ {}\n{}", outcome.command, outcome.output)
-}
-
-/// Programs that must succeed under all these rules, and words of the comments that captures must
-/// have.
-fn spoiled() -> Vec<Check> {
+/// Returns the checks of programs that must succeed with these rules, whose captures must have
+/// comments with these words.
+fn fault_checks() -> Vec<Check> {
     let rc = "-g 0 -c -n 200";
     let mut checks = Vec::new();
     for (tool, args, rules, effects) in [
@@ -154,73 +150,80 @@ fn spoiled() -> Vec<Check> {
         ("ibv_ud_pingpong", "-g 0 -c -n 200 -s 1024", "reorder 3% by=200us; ecn 5%", &["delayed", "marked CE"]),
         ("ibv_uc_pingpong", "-g 0 -c -n 200 -s 1000", "reorder 3% by=200us", &["delayed"]),
     ] {
-        checks.push(spoil(tool, args, rules, effects, iterations));
+        checks.push(fault_check(tool, args, rules, effects, check_iterations));
     }
     let all = "drop 1%; duplicate 1%; reorder 2%; corrupt payload 0.5%";
     for tool in ["ib_send_bw", "ib_write_bw", "ib_read_bw", "ib_atomic_bw"] {
         let size = if tool == "ib_atomic_bw" { "" } else { "-s 20000" };
-        checks.push(spoil(
+        checks.push(fault_check(
             tool,
             &format!("-F -x 0 -n 300 -u 18 {size}"),
             all,
             &["dropped", "copy", "delayed"],
-            figures,
+            check_figures,
         ));
     }
-    checks.push(spoil("ib_send_bw", "-F -x 0 -n 1000 -c UD -s 1000", "duplicate 3%", &["copy"], figures));
+    checks.push(fault_check("ib_send_bw", "-F -x 0 -n 1000 -c UD -s 1000", "duplicate 3%", &["copy"], check_figures));
     checks
 }
 
-/// The pingpongs end with "N iters in S seconds"; with `-c` they print what differs.
-fn iterations(output: &str) -> Judged {
+/// Checks the output of a pingpong: it ends with "N iters in S seconds", and with `-c` it prints
+/// "invalid data" if bytes differ.
+fn check_iterations(output: &str) -> CheckResult {
     if output.contains("invalid data") {
         return Err("the received bytes differ".into());
     }
     if output.contains("iters in") { Ok(()) } else { Err("no result line".into()) }
 }
 
-fn figures(output: &str) -> Judged {
+fn check_figures(output: &str) -> CheckResult {
     if perftest::rows(output).is_empty() { Err("no result line".into()) } else { Ok(()) }
 }
 
-fn spoil(
+fn fault_check(
     tool: &'static str,
     args: &str,
     rules: &'static str,
     effects: &'static [&'static str],
-    judge: fn(&str) -> Judged,
+    judge: fn(&str) -> CheckResult,
 ) -> Check {
     let args = args.trim().to_owned();
     Check::new(format!("{tool} {args} under '{rules}'"), move || {
         if !pair::installed(tool) {
-            return Verdict::Skipped(format!("{tool} is not installed (see the README's test command)"));
+            return Verdict::not_installed(tool);
         }
-        survive(tool, &args, rules, effects, judge).into()
+        run_with_faults(tool, &args, rules, effects, judge).into()
     })
 }
 
-fn survive(tool: &str, args: &str, rules: &str, effects: &[&str], judge: fn(&str) -> Judged) -> Judged {
+fn run_with_faults(
+    tool: &str,
+    args: &str,
+    rules: &str,
+    effects: &[&str],
+    judge: fn(&str) -> CheckResult,
+) -> CheckResult {
     let scratch = scratch();
     let capture = scratch.join("%p.pcapng");
     let rules = format!("seed=1; {rules}").parse::<Rules>().map_err(|e| e.to_string())?.to_string();
     let envs = [("ROXE_FAULTS", rules.as_str()), ("ROXE_CAPTURE", &capture.to_string_lossy())];
     let [server, client] = run_pair(tool, args, &envs, LIMIT)?;
     if !server.ok || !client.ok {
-        return Err(format!("{}\n{}", transcript(&server), transcript(&client)));
+        return Err(format!("{}\n{}", server.transcript(), client.transcript()));
     }
-    // The final report may follow a line that the program has not ended.
+    // The final report may follow an unfinished line of the program.
     let output = client.output.replace("roxe: ", "\nroxe: ");
-    judge(&output).map_err(|why| format!("{why}\n{}", transcript(&client)))?;
+    judge(&output).map_err(|why| format!("{why}\n{}", client.transcript()))?;
     for outcome in [&server, &client] {
         if !outcome.output.contains(&format!("roxe: faults: {rules}\n")) || !outcome.output.contains(" faults\n") {
-            return Err(format!("the rules or what they did are not told\n{}", transcript(outcome)));
+            return Err(format!("the rules or their effects are not printed\n{}", outcome.transcript()));
         }
     }
     check_files(&files(&scratch), effects)
 }
 
-/// Two files without fault, in which every effect is named.
-fn check_files(files: &[PathBuf], effects: &[&str]) -> Judged {
+/// Checks that there are two valid captures, whose comments name every effect.
+fn check_files(files: &[PathBuf], effects: &[&str]) -> CheckResult {
     if files.len() != 2 {
         return Err(format!("captures: {files:?}"));
     }
@@ -232,10 +235,10 @@ fn check_files(files: &[PathBuf], effects: &[&str]) -> Judged {
         }
         directions.extend(packets.iter().map(|packet| packet.direction));
         comments.extend(packets.into_iter().map(|packet| packet.comment));
-        please_tshark(file)?;
+        check_with_tshark(file)?;
     }
     if ![Direction::Inbound, Direction::Outbound].iter().all(|direction| directions.contains(direction)) {
-        return Err("all packets went one way".into());
+        return Err("all packets have one direction".into());
     }
     match effects.iter().find(|effect| !comments.iter().any(|comment| comment.contains(**effect))) {
         Some(effect) => Err(format!("no packet is {effect:?}")),
@@ -243,27 +246,27 @@ fn check_files(files: &[PathBuf], effects: &[&str]) -> Judged {
     }
 }
 
-/// Which of its packets each process marked, in order.
+/// Returns for each process whether it marked its packets, in the order of the packets.
 fn decisions(seed: u64) -> Result<Vec<Vec<bool>>, String> {
     let scratch = scratch();
     let (capture, rules) = (scratch.join("%p.pcapng"), format!("seed={seed}; ecn tx 20%"));
     let envs = [("ROXE_FAULTS", rules.as_str()), ("ROXE_CAPTURE", &capture.to_string_lossy())];
     let [server, client] = run_pair("ibv_rc_pingpong", "-g 0 -c -s 64 -n 150", &envs, LIMIT)?;
     if !server.ok || !client.ok {
-        return Err(format!("{}\n{}", transcript(&server), transcript(&client)));
+        return Err(format!("{}\n{}", server.transcript(), client.transcript()));
     }
-    let marked = |packets: Vec<Seen>| {
+    let marked = |packets: Vec<CapturedPacket>| {
         let sent = packets.into_iter().filter(|packet| packet.direction == Direction::Outbound);
         sent.map(|packet| packet.comment.contains("marked CE")).collect()
     };
     files(&scratch).iter().map(|file| read(file).map(marked)).collect()
 }
 
-/// The number of packets of a run depends on time, because that of acknowledgements does; nothing
-/// else differs.
+/// The number of acknowledgements, and thus of packets, depends on time. The decisions about equal
+/// packets do not.
 fn same_seed() -> Verdict {
     if !pair::installed("ibv_rc_pingpong") {
-        return Verdict::Skipped("ibv_rc_pingpong is not installed (see the README's test command)".into());
+        return Verdict::not_installed("ibv_rc_pingpong");
     }
     let agree = |a: &[bool], b: &[bool]| a.iter().zip(b).all(|(a, b)| a == b);
     let compare = || {
@@ -273,16 +276,16 @@ fn same_seed() -> Verdict {
             return Err(format!("{} packets, or none of them marked", one.len()));
         }
         if !first.iter().chain(&again).all(|run| agree(run, one)) {
-            return Err("the same seed decided differently".into());
+            return Err("one seed made different decisions".into());
         }
-        if other.iter().all(|run| agree(run, one)) { Err("another seed decided alike".into()) } else { Ok(()) }
+        if other.iter().all(|run| agree(run, one)) { Err("two seeds made equal decisions".into()) } else { Ok(()) }
     };
     compare().into()
 }
 
 fn one_name() -> Verdict {
     if !pair::installed("ibv_rc_pingpong") {
-        return Verdict::Skipped("ibv_rc_pingpong is not installed (see the README's test command)".into());
+        return Verdict::not_installed("ibv_rc_pingpong");
     }
     let share = || {
         let scratch = scratch();
@@ -292,7 +295,7 @@ fn one_name() -> Verdict {
         let (first, second) =
             if client.output.contains("another process writes") { (server, client) } else { (client, server) };
         if first.output.contains("another process writes") || !second.output.contains("another process writes") {
-            return Err(format!("{}\n{}", transcript(&first), transcript(&second)));
+            return Err(format!("{}\n{}", first.transcript(), second.transcript()));
         }
         let files = files(&scratch);
         if !files.contains(&capture) {
@@ -325,8 +328,10 @@ impl PingPong {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// `roxe faults` with these words, once the device is open: the lines that it prints, or an
-    /// error.
+    /// Runs `roxe faults` with these words once the device is open. Returns its output.
+    ///
+    /// # Errors
+    /// Its standard error if it fails.
     fn faults(&mut self, words: &[&str]) -> Result<String, String> {
         let deadline = Instant::now() + LIMIT;
         loop {
@@ -347,33 +352,33 @@ impl PingPong {
 
 impl Drop for PingPong {
     fn drop(&mut self) {
-        // Fails if it has ended already.
+        // Fails if the program has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Waits until `is_so`; fails with `what` after [`LIMIT`].
-fn until(mut is_so: impl FnMut() -> Result<bool, String>, what: &str) -> Judged {
+/// Waits until `condition` is true; fails with `name` after [`LIMIT`].
+fn until(mut condition: impl FnMut() -> Result<bool, String>, name: &str) -> CheckResult {
     let deadline = Instant::now() + LIMIT;
-    while !is_so()? {
+    while !condition()? {
         if Instant::now() > deadline {
-            return Err(format!("missing: {what}"));
+            return Err(format!("missing: {name}"));
         }
         thread::sleep(pair::POLL_INTERVAL);
     }
     Ok(())
 }
 
-/// A program runs without rules, then with one about packets, without, and with one about calls,
-/// which ends it.
-fn replaced() -> Verdict {
+/// Replaces the rules of a running program: none, a rule about packets, none, and a rule about
+/// calls, which ends the program.
+fn rules_are_replaced() -> Verdict {
     if !pair::installed("ibv_rc_pingpong") {
-        return Verdict::Skipped("ibv_rc_pingpong is not installed (see the README's test command)".into());
+        return Verdict::not_installed("ibv_rc_pingpong");
     }
     let run = || {
         let (scratch, port) = (scratch(), port());
-        // Far more messages than there is time for.
+        // More messages than the time limit allows.
         let args = format!("-n 100000000 -p {port}");
         let mut server = PingPong::start(&scratch, &["--faults", "drop rx nth=4000000000"], &args)?;
         until(|| Ok(pair::listens(port) || server.has_ended()), "a server that listens")?;
@@ -412,62 +417,61 @@ fn replaced() -> Verdict {
     run().into()
 }
 
-/// Bytes of a capture with ten thousand packets, which tshark reads in a second.
-const SOME: u64 = 2 << 20;
+/// Bytes of a capture with ten thousand packets, which tshark can check in a second.
+const CAPTURED: u64 = 2 << 20;
 
-/// Bytes of the smallest page.
+/// Bytes of the smallest page of Linux.
 const PAGE: usize = 4096;
 
-/// Both are still at it when each has captured something.
-fn killed() -> Verdict {
+/// Kills server and client while they run and once each has captured [`CAPTURED`] bytes.
+fn killed_processes() -> Verdict {
     if !pair::installed("ib_send_bw") {
-        return Verdict::Skipped("ib_send_bw is not installed (see the README's test command)".into());
+        return Verdict::not_installed("ib_send_bw");
     }
     let kill = || {
         let scratch = scratch();
         let capture = scratch.join("%p.pcapng");
         let envs = [("ROXE_CAPTURE", &*capture.to_string_lossy())];
-        let has_some = |file: &PathBuf| fs::metadata(file).is_ok_and(|file| file.len() >= SOME);
-        let enough = || files(&scratch).iter().filter(|file| has_some(file)).count() == 2;
-        let (server, client, port) = both("ib_send_bw", "-F -x 0 -D 60 -s 64 -r 4 -t 4");
+        let is_long = |file: &PathBuf| fs::metadata(file).is_ok_and(|file| file.len() >= CAPTURED);
+        let enough = || files(&scratch).iter().filter(|file| is_long(file)).count() == 2;
+        let (server, client, port) = server_and_client("ib_send_bw", "-F -x 0 -D 60 -s 64 -r 4 -t 4");
         let ends = pair::kill_pair(&server, &client, port, &envs, enough, LIMIT).map_err(|e| e.to_string())?;
         if !enough() || !ends.iter().all(|end| end.output.ends_with(pair::KILLED)) {
-            return Err(format!("not killed in the middle\n{}\n{}", transcript(&ends[0]), transcript(&ends[1])));
+            return Err(format!("not killed while running\n{}\n{}", ends[0].transcript(), ends[1].transcript()));
         }
-        files(&scratch).iter().try_for_each(|file| drop_cut_block(file))?;
+        files(&scratch).iter().try_for_each(|file| remove_partial_block(file))?;
         check_files(&files(&scratch), &[])
     };
     kill().into()
 }
 
-/// The kernel ends the write of a process that is being killed at the end of a page, here once in
-/// some hundred times. Takes what such a cut has left of a block out of the file; another cut is an
-/// error.
-fn drop_cut_block(path: &Path) -> Result<(), String> {
+/// Removes a partial block at the end of a capture if it ends at a page boundary, where the kernel
+/// may cut the last write of a killed process. A partial block elsewhere is an error.
+fn remove_partial_block(path: &Path) -> Result<(), String> {
     let bytes = fs::read(path).map_err(|e| e.to_string())?;
     let len =
         |at: usize| bytes.get(at + 4..at + 8).and_then(|len| Some(u32::from_le_bytes(len.try_into().ok()?) as usize));
-    let mut whole = 0;
-    while let Some(next) = len(whole).map(|len| whole + len).filter(|next| (whole + 1..=bytes.len()).contains(next)) {
-        whole = next;
+    let mut end = 0;
+    while let Some(next) = len(end).map(|len| end + len).filter(|next| (end + 1..=bytes.len()).contains(next)) {
+        end = next;
     }
-    if whole == bytes.len() {
+    if end == bytes.len() {
         return Ok(());
     }
     if !bytes.len().is_multiple_of(PAGE) {
-        return Err(format!("{}: {whole} of {} bytes are whole blocks", path.display(), bytes.len()));
+        return Err(format!("{}: {end} of {} bytes are complete blocks", path.display(), bytes.len()));
     }
     let file = File::options().write(true).open(path);
-    file.and_then(|file| file.set_len(whole as u64)).map_err(|e| e.to_string())
+    file.and_then(|file| file.set_len(end as u64)).map_err(|e| e.to_string())
 }
 
-fn explained() -> Verdict {
+fn errors_are_reported() -> Verdict {
     let fails = |envs: &[(&str, &str)], words: &[&str]| {
         let outcome = pair::run(&program("ibv_devinfo", ""), envs, LIMIT).map_err(|e| e.to_string())?;
-        let silent = words.iter().find(|word| !outcome.output.contains(**word));
-        match silent {
-            Some(word) => Err(format!("{envs:?}: no {word:?} in\n{}", transcript(&outcome))),
-            None if outcome.ok && !envs.is_empty() => Err(format!("{envs:?}: succeeded\n{}", transcript(&outcome))),
+        let missing = words.iter().find(|word| !outcome.output.contains(**word));
+        match missing {
+            Some(word) => Err(format!("{envs:?}: no {word:?} in\n{}", outcome.transcript())),
+            None if outcome.ok && !envs.is_empty() => Err(format!("{envs:?}: succeeded\n{}", outcome.transcript())),
             None => Ok(()),
         }
     };
@@ -493,10 +497,10 @@ fn explained() -> Verdict {
 }
 
 fn no_tshark() -> Verdict {
-    Verdict::Skipped("tshark is not installed (see the README's test command)".into())
+    Verdict::not_installed("tshark")
 }
 
-/// A capture of these packets, sent one way over IPv4 and the other way over IPv6.
+/// Returns a capture of these packets, in one direction over IPv4 and in the other over IPv6.
 fn capture_of(packets: &[Vec<u8>]) -> Vec<u8> {
     let v4 = |last| Ipv4Addr::new(10, 0, 0, last).into();
     let v6 = |last| std::net::IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last)).into();
@@ -523,25 +527,24 @@ fn capture_of(packets: &[Vec<u8>]) -> Vec<u8> {
     file
 }
 
-/// A packet of every opcode that a device of roxe can send, with a different value in every header
-/// field.
+/// Returns a packet of every opcode that roxe can send and tshark knows, with a different value in
+/// every header field.
 fn every_kind() -> Vec<Vec<u8>> {
     let filler: Vec<u8> = (0..120u32).map(|n| (n * 37 + 11) as u8).collect();
     let packet = |opcode: u8| {
         Opcode::from_u8(opcode).filter(|opcode| is_known_to_tshark(*opcode))?;
         let mut bytes = filler.clone();
-        // The BTH: opcode, all flags but a pad, the default partition, a PSN with the request for
-        // an acknowledgement.
+        // The BTH has all flags but no pad, the default partition, and the AckReq bit.
         bytes[..4].copy_from_slice(&[opcode, 0xc0, 0xff, 0xff]);
         bytes[4] = 0;
         bytes[8] |= 0x80;
-        let whole = (16..bytes.len()).rev().find_map(|len| Packet::parse(bytes.get(..len)?).ok())?;
-        Some(emit(&whole.header, whole.payload))
+        let packet = (16..bytes.len()).rev().find_map(|len| Packet::parse(bytes.get(..len)?).ok())?;
+        Some(emit(&packet.header, packet.payload))
     };
     (0..=u8::MAX).filter_map(packet).collect()
 }
 
-/// Debian's tshark is older than two operations and knows no XRC; no client here sends them.
+/// Returns true if Debian's tshark can dissect the opcode: it knows no XRC, FLUSH and ATOMIC WRITE.
 fn is_known_to_tshark(opcode: Opcode) -> bool {
     opcode.service() != Service::Xrc && !matches!(opcode.operation(), Operation::Flush | Operation::AtomicWrite)
 }
@@ -555,7 +558,7 @@ fn emit(header: &Header, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// tshark must detect a wrong header checksum and a wrong UDP checksum.
+/// Checks that tshark detects a wrong IPv4 header checksum and a wrong UDP checksum.
 fn tshark_complains() -> Verdict {
     if !tshark::installed() {
         return no_tshark();
@@ -564,16 +567,16 @@ fn tshark_complains() -> Verdict {
         let scratch = scratch();
         let good = capture_of(&every_kind()[..1]);
         let find = |bytes: &[u8]| good.windows(bytes.len()).position(|window| window == bytes).ok_or("no address");
-        // The byte before the source address of IPv4 ends the checksum; port 4791 begins 4
-        // bytes before that of UDP.
+        // The IPv4 checksum ends before the source address. The UDP checksum is 6 bytes after the
+        // addresses.
         let v4 = find(&[10, 0, 0, 1, 10, 0, 0, 2])? - 1;
         let v6 = find(&Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1).octets())? + 16 + 7;
-        for (what, at) in [("IPv4 header", v4), ("UDP over IPv6", v6)] {
+        for (header, at) in [("IPv4 header", v4), ("UDP over IPv6", v6)] {
             let (mut bad, file) = (good.clone(), scratch.join("bad.pcapng"));
             bad[at] ^= 1;
             fs::write(&file, bad).map_err(|e| e.to_string())?;
             if tshark::complaints(&file)?.len() != 1 {
-                return Err(format!("a wrong checksum of the {what} goes unnoticed"));
+                return Err(format!("a wrong checksum of the {header} is not reported"));
             }
         }
         Ok(())
@@ -589,7 +592,7 @@ fn tshark_agrees() -> Verdict {
         let (scratch, kinds) = (scratch(), every_kind());
         let file = scratch.join("kinds.pcapng");
         fs::write(&file, capture_of(&kinds)).map_err(|e| e.to_string())?;
-        please_tshark(&file)?;
+        check_with_tshark(&file)?;
         match tshark::compare(&file)? {
             compared if kinds.len() >= 38 && compared == 2 * kinds.len() => Ok(()),
             compared => Err(format!("{} kinds, {compared} packets compared", kinds.len())),

@@ -1,5 +1,5 @@
-//! `roxe lab`: stock programs between hosts of one machine, as root and as an ordinary user,
-//! without leftovers.
+//! Tests `roxe lab`: runs stock programs between hosts on one machine, as root and as an ordinary
+//! user, and checks that nothing is left behind.
 
 use roxe_tests::build;
 use roxe_tests::cc::Compiled;
@@ -16,17 +16,20 @@ use std::sync::OnceLock;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Starts a server on the first host; the others are its clients, which try until it is there.
+/// Script that runs a server on the first host, and on the others clients, which retry until it
+/// listens.
 const RPING: &str = "if [ $LAB_HOST = 1 ]; then exec rping -s -a $ADDR -C 5; fi
 for i in $(seq 100); do rping -c -a $ADDR -C 5 -v && exit 0; sleep 0.1; done; exit 1";
 
 pub(crate) fn main() -> ExitCode {
-    // Before the namespace, in which there is no network. Checks that need no guest run anyway.
+    // Prepare the kernel before entering the namespace, which has no network. Checks without a
+    // guest also run if that fails.
     let _ = kernel();
     crate::alone("lab", || report::main(checks()))
 }
 
-/// Returns the kernel for guests, or why no guest can run here. The first call fetches it.
+/// Returns the kernel for guests, or the reason why no guest can run here. Fetches the kernel on
+/// first use.
 fn kernel() -> &'static Result<Kernel, Unavailable> {
     static KERNEL: OnceLock<Result<Kernel, Unavailable>> = OnceLock::new();
     KERNEL.get_or_init(Kernel::prepare)
@@ -68,7 +71,7 @@ fn lab(prefix: &[&str], options: &[&str], script: &str) -> Command {
     roxe_lab(&[prefix, &["timeout", "60"]].concat(), &[options, &["--", "sh", "-c", script]].concat())
 }
 
-/// `roxe lab` with these arguments, started by the words of `prefix`.
+/// Returns the command `roxe lab` with these arguments and this prefix.
 fn roxe_lab(prefix: &[&str], arguments: &[&str]) -> Command {
     let roxe = build::roxe().display().to_string();
     let words: Vec<&str> = prefix.iter().copied().chain([roxe.as_str(), "lab"]).collect();
@@ -78,14 +81,14 @@ fn roxe_lab(prefix: &[&str], arguments: &[&str]) -> Command {
     command
 }
 
-/// A folder for one check that every user may write to.
+/// Creates a folder for a check that every user can write to.
 fn folder(name: &str) -> Scratch {
     let folder = Scratch::new(&format!("lab-{name}")).unwrap();
     fs::set_permissions(&*folder, fs::Permissions::from_mode(0o777)).unwrap();
     folder
 }
 
-/// The path of a file in the folder.
+/// Returns the path of a file in the folder.
 fn in_folder(folder: &Scratch, name: &str) -> String {
     folder.join(name).display().to_string()
 }
@@ -98,8 +101,8 @@ fn scenario(name: &str, text: &str) -> Result<Output, Verdict> {
     output(roxe_lab(&["timeout", "60"], &[&file]).current_dir(&*folder))
 }
 
-/// The second host starts when the first has printed a word, the third when a program of the second
-/// listens by librdmacm, the fourth when the third has ended.
+/// The second host starts when the first has printed a text, the third when a program of the second
+/// listens through librdmacm, the fourth when the third has ended.
 fn scenario_orders() -> Verdict {
     let text = r#"
         [[host]]
@@ -120,7 +123,7 @@ fn scenario_orders() -> Verdict {
     judge_order("order", text, &["| one\n", "| two\n", "| three\n", "| four\n"], "host3 | ping data: rdma-ping-4")
 }
 
-/// Runs a scenario, which has to succeed and to print these lines in their order, and `other`
+/// Runs a scenario; checks that it succeeds and prints these lines in this order, and `other`
 /// anywhere.
 fn judge_order(name: &str, text: &str, lines: &[&str], other: &str) -> Verdict {
     let output = match scenario(name, text) {
@@ -135,9 +138,9 @@ fn judge_order(name: &str, text: &str, lines: &[&str], other: &str) -> Verdict {
     Verdict::Failed(text_of(&output))
 }
 
-/// The first host's server has, in a process namespace of its own, the number that a process of
-/// the second host has in the namespace of the lab. Host 2 starts its server only after host 3,
-/// which waits for host 1. So host 2 must not count as ready before.
+/// In its own process namespace, the first host's server has the same process id as a process of
+/// the second host in the lab's namespace. Host 2 starts its server only after host 3, which waits
+/// for host 1, so host 2 must not count as ready before.
 fn numbers_collide() -> Verdict {
     let text = r#"
         [[host]]
@@ -164,7 +167,7 @@ fn numbers_collide() -> Verdict {
     judge_order("numbers", text, &["| three\n", "| four\n"], "")
 }
 
-/// The first host sees its link go down and come up again; the second one has no command.
+/// The first host waits until its link goes down and comes up again; the second one has no command.
 fn scenario_changes_links() -> Verdict {
     let text = r#"
         hosts = 2
@@ -184,10 +187,10 @@ fn scenario_changes_links() -> Verdict {
     match scenario("cut", text) {
         Ok(output) => {
             let printed = text_of(&output);
-            let told = ["1 s: the link of host1 is cut", "1.5 s: the link of host1 is healed"];
+            let events = ["1 s: the link of host1 is cut", "1.5 s: the link of host1 is healed"];
             if output.status.success()
                 && printed.contains("host1 | cut\nhost1 | healed\n")
-                && told.iter().all(|line| printed.contains(line))
+                && events.iter().all(|line| printed.contains(line))
             {
                 Verdict::Passed
             } else {
@@ -234,8 +237,8 @@ fn scenario_refused() -> Verdict {
     }
 }
 
-/// Commands for the shell of the second host while its ib_write_bw runs: the PSN of the newest
-/// request, and the timeouts without an acknowledgement.
+/// Shell functions for the second host while its ib_write_bw runs: the PSN of the newest request,
+/// and the number of timeouts.
 const PROGRESS: &str = r#"
 psn() { rdma res show qp type RC state RTS | sed -n "s/.* sq-psn \([0-9]*\) .*/\1/p"; }
 timeouts() { rdma statistic qp show | sed -n "s/^ *local_ack_timeout_err \([0-9]*\) */\1/p"; }
@@ -243,15 +246,15 @@ timeouts() { rdma statistic qp show | sed -n "s/^ *local_ack_timeout_err \([0-9]
 
 fn survives_cut(prefix: &[&str]) -> Verdict {
     if !prefix.is_empty() && !link::is_root() {
-        return Verdict::Skipped("takes root, to become an ordinary user".to_owned());
+        return Verdict::Skipped("needs root, to become an ordinary user".to_owned());
     }
     if let Err(verdict) = output(&mut lab(prefix, &[], "true")) {
         return verdict;
     }
     if !installed("ib_write_bw") {
-        return Verdict::Skipped("ib_write_bw is not installed (tests/run installs it)".to_owned());
+        return Verdict::not_installed("ib_write_bw");
     }
-    // Timeouts of half a second and seven retries outlast the cut.
+    // Seven retries with a timeout of half a second outlast the cut.
     let script = "options='-F -x 0 -u 17 -s 1000 --run_infinitely'
         if [ $LAB_HOST = 1 ]; then exec ib_write_bw $options; fi
         until ib_write_bw $options host1; do sleep 0.1; done";
@@ -266,11 +269,12 @@ fn survives_cut(prefix: &[&str]) -> Verdict {
     verdict
 }
 
-/// True while new requests are sent, which stops when too many await their acknowledgement.
+/// Condition that is true while new requests are sent, which stops when too many are
+/// unacknowledged.
 const GROWS: &str = "before=$(psn); sleep 0.1; [ \"$before\" ] && [ \"$(psn)\" != \"$before\" ]";
 
-/// Waits until requests of the second host are acknowledged, cuts its link, waits until it has
-/// retransmitted in vain, heals the link and waits for progress.
+/// Waits until the second host makes progress, cuts its link, waits for two timeouts, heals the
+/// link and waits for progress.
 fn cut_and_heal(prefix: &[&str], process: &str) -> Verdict {
     let act = |words: &[&str]| {
         let output = roxe_lab(&[prefix, &["timeout", "30"]].concat(), &[&["--lab", process], words].concat()).output();
@@ -289,7 +293,7 @@ fn cut_and_heal(prefix: &[&str], process: &str) -> Verdict {
     }
     let missing = act(&["--cut", "3"]);
     if missing.status.success() || !text_of(&missing).contains("host3 does not exist") {
-        return Verdict::Failed(format!("a link that no host has: {}", text_of(&missing)));
+        return Verdict::Failed(format!("a missing host was not reported: {}", text_of(&missing)));
     }
     let cut = |words: &[&str], carrier: &str| {
         let output = act(words);
@@ -315,13 +319,14 @@ fn cut_and_heal(prefix: &[&str], process: &str) -> Verdict {
     Verdict::Passed
 }
 
-/// Each host has one rank. The page shows the script by which mpirun reaches the other hosts.
+/// Runs one rank on each host. docs/how-to/several-hosts.md has the script with which mpirun
+/// reaches the other hosts.
 fn mpi(prefix: &[&str]) -> Verdict {
     if !prefix.is_empty() && !link::is_root() {
-        return Verdict::Skipped("takes root, to become an ordinary user".to_owned());
+        return Verdict::Skipped("needs root, to become an ordinary user".to_owned());
     }
     if let Some(missing) = ["mpicc.openmpi", "mpirun.openmpi"].into_iter().find(|tool| !installed(tool)) {
-        return Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)"));
+        return Verdict::not_installed(missing);
     }
     let folder = folder("mpi");
     let tag = format!("lab-{}", prefix.len());
@@ -375,10 +380,10 @@ fn captures() -> Verdict {
     Verdict::Passed
 }
 
-/// Runs a script; an error says why labs cannot run here.
+/// Runs a lab. Returns its output, or a verdict if labs cannot run here.
 fn output(command: &mut Command) -> Result<Output, Verdict> {
     if let Some(tool) = ["ip", "setpriv", "rping"].into_iter().find(|tool| !installed(tool)) {
-        return Err(Verdict::Skipped(format!("{tool} is not installed (tests/run installs it)")));
+        return Err(Verdict::not_installed(tool));
     }
     let output = command.output().map_err(|e| Verdict::Failed(e.to_string()))?;
     let printed = String::from_utf8_lossy(&output.stderr);
@@ -394,7 +399,7 @@ fn text_of(output: &Output) -> String {
 
 fn rping(prefix: &[&str], options: &[&str], address: &str) -> Verdict {
     if !prefix.is_empty() && !link::is_root() {
-        return Verdict::Skipped("takes root, to become an ordinary user".to_owned());
+        return Verdict::Skipped("needs root, to become an ordinary user".to_owned());
     }
     match output(lab(prefix, options, RPING).env("ADDR", address)) {
         Ok(output) if output.status.success() && text_of(&output).contains("host2 | ping data: rdma-ping-4") => {
@@ -405,7 +410,7 @@ fn rping(prefix: &[&str], options: &[&str], address: &str) -> Verdict {
     }
 }
 
-/// Server and client of a program of perftest.
+/// Returns a script that runs server and client of a program of perftest.
 fn perftest(program: &str) -> String {
     format!(
         "if [ $LAB_HOST = 1 ]; then exec {program} -F -x 0 >&2; fi
@@ -413,10 +418,10 @@ fn perftest(program: &str) -> String {
     )
 }
 
-/// Runs a program of perftest over links with these words. Returns the numbers of its last line.
+/// Runs a program of perftest over links with these rules. Returns the numbers of its last line.
 fn figures(prefix: &[&str], link: &str, program: &str) -> Result<Vec<f64>, Verdict> {
     if let Some(missing) = program.split(' ').next().filter(|program| !installed(program)) {
-        return Err(Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)")));
+        return Err(Verdict::not_installed(missing));
     }
     let output = output(&mut lab(prefix, &["--link", link], &perftest(program)))?;
     let printed = String::from_utf8_lossy(&output.stdout);
@@ -436,11 +441,12 @@ fn rate_is_kept_for_others() -> Verdict {
     if link::is_root() {
         rate(&UNPRIVILEGED)
     } else {
-        Verdict::Skipped("takes root, to become an ordinary user".into())
+        Verdict::Skipped("needs root, to become an ordinary user".into())
     }
 }
 
-/// A part of 1/50 is what tbf sends at once after a pause.
+/// Checks that perftest measures at most 20 Mb/s, and 2 % more, because tbf sends a burst after a
+/// pause.
 fn rate(prefix: &[&str]) -> Verdict {
     match figures(prefix, "20mbit queue 50", "ib_write_bw -s 65536 -n 20 --report_gbits") {
         Ok(figures) if (0.0..=0.0204).contains(&figures[3]) => Verdict::Passed,
@@ -449,7 +455,7 @@ fn rate(prefix: &[&str]) -> Verdict {
     }
 }
 
-/// A READ crosses both links.
+/// Checks that a READ takes at least 100 us, because it crosses both links.
 fn delay_is_kept() -> Verdict {
     match figures(&[], "50us", "ib_read_lat -s 64 -n 2000") {
         Ok(figures) if figures[2] >= 100.0 => Verdict::Passed,
@@ -458,7 +464,7 @@ fn delay_is_kept() -> Verdict {
     }
 }
 
-/// The third host has no command.
+/// Opens a shell on the third host, which has no command.
 fn rules_reach_shells() -> Verdict {
     let folder = folder("shells");
     let file = in_folder(&folder, "lab.toml");
@@ -512,14 +518,15 @@ fn failure_ends_all() -> Verdict {
     }
 }
 
-/// Processes whose command line holds this text.
+/// Returns the number of processes whose command line contains this text.
 fn processes(mark: &str) -> usize {
     let folders = fs::read_dir("/proc").into_iter().flatten().flatten();
     let lines = folders.filter_map(|folder| fs::read(folder.path().join("cmdline")).ok());
     lines.filter(|line| line.windows(mark.len()).any(|part| part == mark.as_bytes())).count()
 }
 
-/// Judges with the version of the kernel for guests and its folder; skips if no guest can run.
+/// Calls `judge` with the version of the kernel for guests and its folder. Skips if no guest can
+/// run.
 fn with_kernel(judge: impl FnOnce(&str, String) -> Result<Verdict, Verdict>) -> Verdict {
     match kernel() {
         Ok(kernel) => {
@@ -530,14 +537,14 @@ fn with_kernel(judge: impl FnOnce(&str, String) -> Result<Verdict, Verdict>) -> 
     }
 }
 
-/// Passes if the lab exited with this status and printed all these lines.
+/// Checks that the lab exited with this status and printed all these lines.
 fn judge_output(output: &Output, status: i32, lines: &[&str]) -> Verdict {
     let printed = text_of(output);
     let is_good = output.status.code() == Some(status) && lines.iter().all(|line| printed.contains(line));
     if is_good { Verdict::Passed } else { Verdict::Failed(printed) }
 }
 
-/// Runs a scenario with a guest to its end, started by the words of `prefix`.
+/// Runs a scenario with a guest to its end, with this command prefix.
 fn rxe_scenario(name: &str, prefix: &[&str], text: &str) -> Result<Output, Verdict> {
     let folder = folder(name);
     let file = in_folder(&folder, "lab.toml");
@@ -545,10 +552,10 @@ fn rxe_scenario(name: &str, prefix: &[&str], text: &str) -> Result<Output, Verdi
     output(roxe_lab(&[prefix, &["timeout", BOOT_LIMIT]].concat(), &[&file]).current_dir(&*folder))
 }
 
-/// Seconds for a lab with a guest, which boots in ten unless others keep the processors busy.
+/// Time limit in seconds of a lab with a guest, which boots in ten seconds on an idle machine.
 const BOOT_LIMIT: &str = "240";
 
-/// Both sides compare the data. The first host has the kernel of the guest.
+/// Runs a pingpong that compares the data. The first host is the guest.
 fn rxe_pingpong(prefix: &[&str]) -> Verdict {
     with_kernel(|version, folder| {
         let text = format!(
@@ -598,7 +605,7 @@ fn rxe_status() -> Verdict {
     })
 }
 
-/// QEMU's command line has the name of a link to the kernel's folder.
+/// The mark is a symbolic link to the kernel's folder, whose name is in QEMU's command line.
 fn rxe_ends() -> Verdict {
     with_kernel(|_, kernel| {
         let folder = folder("rxe-ends");
@@ -623,17 +630,17 @@ fn nothing_is_left() -> Verdict {
     ends_with_lab(&mark, &mut lab(&[], &[], &format!("setsid sleep {mark} & echo started; sleep {mark}")))
 }
 
-/// Kills a lab when a host has printed a line. Then no process may remain whose command line has
-/// the text `mark`.
+/// Kills a lab when a host has printed a line. Then no process may remain whose command line
+/// contains `mark`.
 fn ends_with_lab(mark: &str, lab: &mut Command) -> Verdict {
     let mut child = match lab.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn() {
         Ok(child) => child,
         Err(e) => return Verdict::Failed(e.to_string()),
     };
-    let mut seen = [0; 40];
-    let read = child.stdout.take().and_then(|mut stream| stream.read(&mut seen).ok());
+    let mut output = [0; 40];
+    let read = child.stdout.take().and_then(|mut stream| stream.read(&mut output).ok());
     let before = processes(mark);
-    // `timeout`, which is the child, ends with its own child.
+    // The child is `timeout`, which ends with the lab.
     let _ = Command::new("pkill").args(["-9", "-f", &format!("roxe lab .*{mark}")]).status();
     let _ = child.wait();
     let deadline = Instant::now() + Duration::from_secs(10);

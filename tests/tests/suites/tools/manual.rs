@@ -1,11 +1,11 @@
-//! Runs the commands of the manual and compares their output.
+//! Runs the commands of the manual and compares their output with the pages.
 //!
-//! Each page is one shell session in an empty folder, with nothing but `roxe` and the system's
-//! programs on the path. A block ```` ```LANGUAGE,file=NAME ```` becomes a file there; in a block
-//! ```` ```console ```` the lines after `$ ` are commands, and the lines below are compared with
-//! their output, except for numbers and spaces; a line `...` matches any lines. A block after
-//! `<!-- not run: REASON -->` is skipped. `<!-- uses: PAGE -->` adds the files of another page.
-//! Commands in tables of the README run one by one.
+//! Each page is one shell session in an empty folder, with only `roxe` and the system's programs in
+//! PATH. A block ```` ```LANGUAGE,file=NAME ```` becomes a file. In a block ```` ```console ````,
+//! lines that begin with `$ ` are commands. The lines below a command must be its output, except
+//! for numbers and spaces; a line `...` matches any lines. A block after `<!-- not run: REASON -->`
+//! is skipped. `<!-- uses: PAGE -->` adds the files of another page. Commands in tables of the
+//! README run one by one.
 //!
 //! `cargo test -p roxe-tests --test suites -- manual [--write] [WORD...]`: `--write` updates the
 //! outputs in the pages.
@@ -22,17 +22,17 @@ use std::process::{Command, ExitCode, Stdio};
 /// Folders whose pages are run, in addition to the README.
 const FOLDERS: &[&str] = &["docs/tutorials", "docs/how-to"];
 /// Pages whose commands another suite runs.
-const ELSEWHERE: &[(&str, &str)] = &[("first-mistakes.md", "the suite `beginners` runs it")];
-/// Programs without which a page cannot be run.
+const OTHER_SUITES: &[(&str, &str)] = &[("first-mistakes.md", "the suite `beginners` runs it")];
+/// Programs that a page may need.
 const TOOLS: &[&str] = &["ibv_rc_pingpong", "rping", "gcc", "cmake", "pytest-3"];
-/// Precedes the output of each command.
-const MARK: char = '\u{1}';
-/// Delimits the exit status after the output. Later output of the command's processes, as of `roxe
-/// run --explain`, follows it.
-const STATUS: char = '\u{2}';
+/// Mark before the output of each command.
+const OUTPUT_MARK: char = '\u{1}';
+/// Mark around the exit status after the output. Later output, such as that of `roxe run
+/// --explain`, follows it.
+const STATUS_MARK: char = '\u{2}';
 
-/// Placeholders in the README's table of commands, and what a test fills in.
-const PLACES: &[(&str, &str)] = &[
+/// Placeholders in the README's table of commands, and their values.
+const PLACEHOLDERS: &[(&str, &str)] = &[
     ("PROGRAM ARGS...", "ibv_devices"),
     ("--hosts N -- ...", "--hosts 3 -- ibv_devices"),
     ("-- ...", "-- ibv_devices"),
@@ -43,8 +43,8 @@ const PLACES: &[(&str, &str)] = &[
     ("conform TARGET", "conform virtual atomic"),
     ("fuzz TARGET", "fuzz virtual --cases 5"),
 ];
-/// Commands of the README that other lanes run: they build for minutes, or are this test.
-const NOT_HERE: &[&str] = &["cargo ", "tests/run", "mdbook "];
+/// Beginnings of commands that other lanes run, because they build for minutes or are this test.
+const OTHER_LANES: &[&str] = &["cargo ", "tests/run", "mdbook "];
 
 pub(crate) fn main() -> ExitCode {
     let root = root();
@@ -54,23 +54,24 @@ pub(crate) fn main() -> ExitCode {
     pages.retain(|page| page.extension().is_some_and(|extension| extension == "md"));
     pages.push(root.join("README.md"));
     pages.sort();
-    if report::words().any(|word| word == "--write") {
+    if report::arguments().any(|word| word == "--write") {
         return write(&pages);
     }
     let mut checks = Vec::new();
     for page in pages {
         let name = page.strip_prefix(&root).expect("find the page in the project").display().to_string();
-        let elsewhere = ELSEWHERE.iter().find(|(page, _)| name.ends_with(page));
-        if let Some((_, reason)) = elsewhere {
+        let other_suite = OTHER_SUITES.iter().find(|(page, _)| name.ends_with(page));
+        if let Some((_, reason)) = other_suite {
             checks.push(Check::new(name, move || Verdict::Skipped((*reason).to_owned())));
             continue;
         }
         let text = fs::read_to_string(&page).expect("read the page");
         if name == "README.md" {
             for command in commands_of_tables(&text) {
-                let script = PLACES.iter().fold(command.clone(), |script, (from, to)| script.replacen(from, to, 1));
+                let script =
+                    PLACEHOLDERS.iter().fold(command.clone(), |script, (from, to)| script.replacen(from, to, 1));
                 checks.push(Check::new(format!("{name}: {command}"), move || {
-                    session(&[Step::Command { line: script.clone(), shown: Vec::new() }]).map(|_| ()).into()
+                    session(&[Step::Command { line: script.clone(), expected: Vec::new() }]).map(|_| ()).into()
                 }));
             }
         }
@@ -86,10 +87,10 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("find the project").to_owned()
 }
 
-/// A step of a reader.
+/// A step that a reader of the page does.
 enum Step {
     Save { name: String, text: String },
-    Command { line: String, shown: Vec<String> },
+    Command { line: String, expected: Vec<String> },
 }
 
 /// Returns the steps of a page in order.
@@ -117,31 +118,31 @@ fn steps(path: &Path, page: &str) -> Vec<Step> {
             for line in block {
                 match (line.strip_prefix("$ "), found.last_mut()) {
                     (_, Some(Step::Command { line: command, .. })) if is_continued => *command += &format!("\n{line}"),
-                    (Some(line), _) => found.push(Step::Command { line: line.to_owned(), shown: Vec::new() }),
-                    (None, Some(Step::Command { shown, .. })) => shown.push(line.to_owned()),
+                    (Some(line), _) => found.push(Step::Command { line: line.to_owned(), expected: Vec::new() }),
+                    (None, Some(Step::Command { expected, .. })) => expected.push(line.to_owned()),
                     (None, _) => (),
                 }
                 is_continued = line.ends_with('\\');
             }
         }
     }
-    found.retain(|step| !matches!(step, Step::Command { line, .. } if is_elsewhere(line)));
+    found.retain(|step| !matches!(step, Step::Command { line, .. } if is_in_other_lane(line)));
     found
 }
 
-/// Returns the command lines and the output that the page shows below each.
+/// Returns the command lines, each with the output that the page shows.
 fn commands(steps: &[Step]) -> impl Iterator<Item = (&String, &Vec<String>)> {
     steps.iter().filter_map(|step| match step {
-        Step::Command { line, shown } => Some((line, shown)),
+        Step::Command { line, expected } => Some((line, expected)),
         Step::Save { .. } => None,
     })
 }
 
-fn is_elsewhere(command: &str) -> bool {
-    NOT_HERE.iter().any(|start| command.starts_with(start))
+fn is_in_other_lane(command: &str) -> bool {
+    OTHER_LANES.iter().any(|start| command.starts_with(start))
 }
 
-/// Returns the commands of roxe in the second column of tables.
+/// Returns roxe's commands in the second column of tables.
 fn commands_of_tables(page: &str) -> Vec<String> {
     let cells = page.lines().filter(|line| line.starts_with("| ")).filter_map(|row| row.split('|').nth(2));
     let quoted = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
@@ -152,51 +153,52 @@ fn judge(steps: &[Step]) -> Verdict {
     let is_named = |tool: &str| commands(steps).any(|(line, _)| line.split(' ').any(|word| word == tool));
     let missing = TOOLS.iter().find(|tool| is_named(tool) && !installed(tool));
     if let Some(tool) = missing {
-        return Verdict::Skipped(format!("{tool} is not installed (tests/run installs it)"));
+        return Verdict::not_installed(tool);
     }
     let outputs = match session(steps) {
         Ok(outputs) => outputs,
         Err(why) => return Verdict::Failed(why),
     };
-    for ((line, shown), output) in commands(steps).zip(&outputs) {
+    for ((line, expected), output) in commands(steps).zip(&outputs) {
         let printed: Vec<&str> = output.lines().collect();
-        let shown: Vec<&str> = shown.iter().map(String::as_str).collect();
-        if !shown.is_empty() && !matches(&shown, &printed) {
-            return Verdict::Failed(format!("$ {line}\nthe page shows\n{}\nit printed\n{output}", shown.join("\n")));
+        let expected: Vec<&str> = expected.iter().map(String::as_str).collect();
+        if !expected.is_empty() && !matches(&expected, &printed) {
+            return Verdict::Failed(format!("$ {line}\nthe page shows\n{}\nit printed\n{output}", expected.join("\n")));
         }
     }
     Verdict::Passed
 }
 
-/// Returns true if the lines are those shown, of which `...` stands for any lines.
-fn matches(shown: &[&str], printed: &[&str]) -> bool {
-    match (shown, printed) {
+/// Returns true if the printed lines are the expected ones, of which `...` stands for any lines.
+fn matches(expected: &[&str], printed: &[&str]) -> bool {
+    match (expected, printed) {
         ([], rest) => rest.iter().all(|line| line.is_empty()),
-        (["...", shown @ ..], printed) => (0..=printed.len()).any(|skipped| matches(shown, &printed[skipped..])),
+        (["...", expected @ ..], printed) => (0..=printed.len()).any(|skipped| matches(expected, &printed[skipped..])),
         (_, []) => false,
-        ([first, shown @ ..], [line, printed @ ..]) => plain(first) == plain(line) && matches(shown, printed),
+        ([first, expected @ ..], [line, printed @ ..]) => {
+            without_numbers(first) == without_numbers(line) && matches(expected, printed)
+        }
     }
 }
 
-/// Returns the words of a line with each number, and each word that holds hexadecimal digits, as
-/// `#`.
-fn plain(line: &str) -> Vec<String> {
+/// Returns the words of a line, with `#` for each part that contains a digit.
+fn without_numbers(line: &str) -> Vec<String> {
     let is_number = |word: &str| word.contains(|c: char| c.is_ascii_digit());
     let split = |word: &str| {
         let parts = word.split_inclusive(|c: char| !c.is_alphanumeric());
         let parts = parts.map(|part| if is_number(part) { "#".to_owned() } else { part.to_owned() });
         let text = parts.collect::<String>();
-        // Numbers vary in length: so do points and signs between their digits.
+        // The number of parts and signs of a number may vary, too.
         text.replace("##", "#").replace("##", "#").replace("-#", "#")
     };
     line.split_whitespace().map(split).collect()
 }
 
-/// Runs the steps in one shell, in an empty folder; returns the output of each. A command without
-/// output in the page must succeed.
+/// Runs the steps in one shell in an empty folder, and returns the output of each command. A
+/// command without expected output must succeed.
 fn session(steps: &[Step]) -> Result<Vec<String>, String> {
     let scratch = Scratch::new("manual")?;
-    let (mut script, mut serves) = (String::new(), false);
+    let (mut script, mut is_server) = (String::new(), false);
     for step in steps {
         match step {
             Step::Save { name, text } => {
@@ -205,10 +207,10 @@ fn session(steps: &[Step]) -> Result<Vec<String>, String> {
                 fs::write(path, text).map_err(|e| e.to_string())?;
             }
             Step::Command { line, .. } => {
-                let is_client = std::mem::replace(&mut serves, line.ends_with('&'));
-                _ = writeln!(script, "printf '{MARK}'");
-                // A reader types the client again if its server is not there yet.
-                _ = match (is_client, serves) {
+                let is_client = std::mem::replace(&mut is_server, line.ends_with('&'));
+                _ = writeln!(script, "printf '{OUTPUT_MARK}'");
+                // Repeat a client until its server listens, as a reader would.
+                _ = match (is_client, is_server) {
                     (true, false) => writeln!(
                         script,
                         "for i in $(seq 300); do {line} > .out 2>&1; s=$?; [ $s = 0 ] && break; sleep 0.1; done; cat .out; (exit $s)"
@@ -216,7 +218,7 @@ fn session(steps: &[Step]) -> Result<Vec<String>, String> {
                     (_, true) => writeln!(script, "{} >> .background 2>&1 &", line.trim_end_matches('&')),
                     (_, false) => writeln!(script, "{line}"),
                 };
-                _ = writeln!(script, "printf '{STATUS}%d{STATUS}' $?");
+                _ = writeln!(script, "printf '{STATUS_MARK}%d{STATUS_MARK}' $?");
             }
         }
     }
@@ -234,18 +236,18 @@ fn session(steps: &[Step]) -> Result<Vec<String>, String> {
     if !output.status.success() {
         return Err(format!("{script}{}\n{text}", output.status));
     }
-    let ended = text.split(MARK).skip(1).zip(commands(steps)).map(|(printed, (line, shown))| {
-        let mut parts = printed.split(STATUS);
+    let ended = text.split(OUTPUT_MARK).skip(1).zip(commands(steps)).map(|(printed, (line, expected))| {
+        let mut parts = printed.split(STATUS_MARK);
         let (output, status) = (parts.next().unwrap_or_default(), parts.next().unwrap_or("unknown"));
-        let is_good = !shown.is_empty() || status == "0";
+        let is_good = !expected.is_empty() || status == "0";
         if is_good { Ok(output.to_owned()) } else { Err(format!("$ {line}\n{output}\nits exit status is {status}")) }
     });
     ended.collect()
 }
 
-/// Puts what the commands print into the pages that show something else.
+/// Replaces the outputs in the pages that differ from those of the commands.
 fn write(pages: &[PathBuf]) -> ExitCode {
-    let words: Vec<String> = report::words().filter(|word| !word.starts_with('-')).collect();
+    let words: Vec<String> = report::arguments().filter(|word| !word.starts_with('-')).collect();
     let chosen = |page: &PathBuf| words.is_empty() || words.iter().any(|w| page.display().to_string().contains(w));
     for page in pages.iter().filter(|page| chosen(page)) {
         let mut text = fs::read_to_string(page).expect("read the page");
@@ -257,10 +259,10 @@ fn write(pages: &[PathBuf]) -> ExitCode {
                 return ExitCode::FAILURE;
             }
         };
-        for ((line, shown), output) in commands(&steps).zip(&outputs) {
-            let (lines, output) = (shown.join("\n"), output.trim_end());
-            let shown: Vec<&str> = shown.iter().map(String::as_str).collect();
-            if !shown.is_empty() && !matches(&shown, &output.lines().collect::<Vec<_>>()) {
+        for ((line, expected), output) in commands(&steps).zip(&outputs) {
+            let (lines, output) = (expected.join("\n"), output.trim_end());
+            let expected: Vec<&str> = expected.iter().map(String::as_str).collect();
+            if !expected.is_empty() && !matches(&expected, &output.lines().collect::<Vec<_>>()) {
                 text = text.replacen(&format!("$ {line}\n{lines}"), &format!("$ {line}\n{output}"), 1);
             }
         }

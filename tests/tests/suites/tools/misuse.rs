@@ -1,10 +1,10 @@
-//! The checker of `roxe run --check` on twins (`tests/clients/misuse`): for every rule one or more
-//! programs that break it, and the same programs without the mistake. On both links each wrong twin
-//! is reported with the line of its source, and no right twin is. Stock programs are not reported.
-//! Two processes may write one valid report file.
+//! Tests the checker (`roxe run --check`) with twins in `tests/clients/misuse`: for every rule one
+//! or more programs that break it, and the same programs without the mistake. On both links, each
+//! wrong twin is reported with the line of its source, and no right twin is reported. Stock
+//! programs have no errors. Two processes can write one valid report file.
 
 use roxe_check::{EXIT_STATUS, Rule, Severity};
-use roxe_tests::pair::{self, Place, Program};
+use roxe_tests::pair::{self, Launch, Program};
 use roxe_tests::report::{self, Check, Verdict};
 use roxe_tests::{cc, misuse};
 use serde_json::Value;
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Twins whose name is not that of their rule.
+/// Twins whose name is not that of their rule, with the rule.
 const OTHER_TWINS: [(Rule, &str); 11] = [
     (Rule::MemoryGoneInFlight, "memory-unmapped"),
     (Rule::MemoryGoneInFlight, "memory-replaced"),
@@ -30,7 +30,7 @@ const OTHER_TWINS: [(Rule, &str); 11] = [
     (Rule::SleepWithCompletions, "sleep-armed-late"),
 ];
 
-/// Twins whose report is only a warning, although their rule finds errors.
+/// Twins whose report is only a warning, although their rule reports errors.
 const WARNED: [&str; 3] = ["sleep-armed-late", "memory-unmapped", "memory-replaced"];
 
 pub(crate) fn main() -> ExitCode {
@@ -61,8 +61,8 @@ pub(crate) fn main() -> ExitCode {
     report::main(twins.chain(clean).chain([stops]).chain(documents).chain(closed).collect())
 }
 
-/// A program without standard error opens a file, which gets that number. Reports must not land in
-/// the file, but on the standard error of the start, if there was one.
+/// Runs a program without standard error that opens a file, which gets descriptor 2. Reports must
+/// not go to that file, but to the standard error at the start, if there was one.
 fn judge_closed(by_program: bool) -> Verdict {
     if let Some(why) = cc::missing() {
         return Verdict::Skipped(why);
@@ -78,8 +78,8 @@ fn run_closed(program: &str, by_program: bool) -> Result<(), String> {
     let close = if by_program { "" } else { "exec 2>&-; " };
     let script = format!("{close}MISUSE_DATA={} exec {program} attr-garbage wrong", data.display());
     let program = Program { name: "sh".to_owned(), args: vec!["-c".to_owned(), script] };
-    let place = Place { options: ["--check".to_owned()].into(), ..Place::default() };
-    let outcome = pair::run_at(&program, &place, LIMIT).map_err(|e| e.to_string())?;
+    let launch = Launch { options: ["--check".to_owned()].into(), ..Launch::default() };
+    let outcome = pair::run_with(&program, &launch, LIMIT).map_err(|e| e.to_string())?;
     let text = fs::read_to_string(&data).map_err(|e| e.to_string())?;
     let _ = fs::remove_file(&data);
     let failed = outcome.output.contains(&format!("exit status: {EXIT_STATUS}"));
@@ -87,7 +87,7 @@ fn run_closed(program: &str, by_program: bool) -> Result<(), String> {
     if text.is_empty() && failed && reported { Ok(()) } else { Err(format!("{}\ndata: {text}", outcome.output)) }
 }
 
-/// A server and a client of the field without a mistake that any card would meet.
+/// Stock programs without mistakes: command lines of server and client.
 const CLEAN: [[&str; 2]; 10] = [
     ["ibv_rc_pingpong -g 0 -p PORT", "ibv_rc_pingpong -g 0 -p PORT 127.0.0.1"],
     ["ibv_rc_pingpong -g 0 -e -p PORT", "ibv_rc_pingpong -g 0 -e -p PORT 127.0.0.1"],
@@ -104,7 +104,7 @@ const CLEAN: [[&str; 2]; 10] = [
 fn judge_clean(pair: &[&str; 2], link: &str) -> Verdict {
     let name = pair[0].split(' ').next().unwrap_or_default();
     if !pair::installed(name) {
-        return Verdict::Skipped(format!("{name} is not installed (tests/run installs it)"));
+        return Verdict::not_installed(name);
     }
     match run_clean(pair, link) {
         Ok(()) => Verdict::Passed,
@@ -117,10 +117,10 @@ fn run_clean(pair: &[&str; 2], link: &str) -> Result<(), String> {
     let port = PORT.fetch_add(1, Ordering::Relaxed);
     let reports = std::env::temp_dir().join(format!("roxe-clean-{}-{port}", std::process::id()));
     let options = ["--check".to_owned(), "--report".to_owned(), reports.display().to_string()].into();
-    let place = Place { envs: vec![("ROXE_LINK".to_owned(), link.to_owned())], options, ..Place::default() };
+    let launch = Launch { envs: vec![("ROXE_LINK".to_owned(), link.to_owned())], options, ..Launch::default() };
     let [server, client] = pair.map(|line| Program::parse(&line.replace("PORT", &port.to_string())));
-    let both = [(&server, &place), (&client, &place)];
-    let outcomes = pair::run_pair_at(both, &port.to_string(), || pair::listens(port), LIMIT);
+    let both = [(&server, &launch), (&client, &launch)];
+    let outcomes = pair::run_pair_with(both, &port.to_string(), || pair::listens(port), LIMIT);
     let outcomes = outcomes.map_err(|e| e.to_string())?;
     let text = fs::read_to_string(&reports).unwrap_or_default();
     let _ = fs::remove_file(&reports);
@@ -145,11 +145,11 @@ fn run(program: String, (rule, twins): (Rule, &str), wrong: bool, link: &str) ->
     let twin = if wrong { "wrong" } else { "right" };
     let reports = std::env::temp_dir().join(format!("roxe-misuse-{}-{twins}-{twin}-{link}", std::process::id()));
     let program = Program { name: program, args: vec![twins.to_owned(), twin.to_owned()] };
-    // Advice is off unless a rule of it is named.
+    // Rules of the severity `advice` are off unless they are named.
     let check = if rule.severity() == Severity::Advice { format!("--check={rule},on") } else { "--check".to_owned() };
     let options = [check, "--report".to_owned(), reports.display().to_string()].into();
     let envs = vec![("ROXE_LINK".to_owned(), link.to_owned())];
-    let outcome = pair::run_at(&program, &Place { envs, options, ..Place::default() }, LIMIT);
+    let outcome = pair::run_with(&program, &Launch { envs, options, ..Launch::default() }, LIMIT);
     let outcome = outcome.map_err(|e| e.to_string())?;
     let text = fs::read_to_string(&reports).unwrap_or_default();
     let _ = fs::remove_file(&reports);
@@ -171,12 +171,12 @@ fn names_the_source(report: &Value) -> bool {
     })
 }
 
-/// A program without a debugger ends where it makes its first mistake.
+/// Checks that a program without a debugger ends at its first error.
 fn judge_stop() -> Verdict {
-    let place = Place { options: ["--check=stop".to_owned()].into(), ..Place::default() };
+    let launch = Launch { options: ["--check=stop".to_owned()].into(), ..Launch::default() };
     let outcome = misuse::program().and_then(|program| {
         let program = Program { name: program, args: ["key-stale", "wrong"].map(str::to_owned).to_vec() };
-        pair::run_at(&program, &place, LIMIT).map_err(|e| e.to_string())
+        pair::run_with(&program, &launch, LIMIT).map_err(|e| e.to_string())
     });
     match outcome {
         Ok(outcome) if !outcome.ok && outcome.output.contains("stops at its first error (SIGTRAP)") => Verdict::Passed,
@@ -199,32 +199,32 @@ fn judge_document(end: &str, judge: fn(&str) -> Result<(), String>) -> Verdict {
 fn run_both(program: &str, end: &str) -> Result<String, String> {
     let reports = std::env::temp_dir().join(format!("roxe-document-{}.{end}", std::process::id()));
     let options = ["--check".to_owned(), "--report".to_owned(), reports.display().to_string()].into();
-    let place = Place { options, ..Place::default() };
+    let launch = Launch { options, ..Launch::default() };
     let [first, second] = ["key-stale", "leak"].map(|rule| Program::parse(&format!("{program} {rule} wrong")));
-    let outcomes = pair::run_pair_at([(&first, &place), (&second, &place)], end, || true, LIMIT);
+    let outcomes = pair::run_pair_with([(&first, &launch), (&second, &launch)], end, || true, LIMIT);
     let outcomes = outcomes.map_err(|e| e.to_string())?.map(|outcome| outcome.output).join("\n");
     let text = fs::read_to_string(&reports).map_err(|e| format!("{e}\n{outcomes}"));
     let _ = fs::remove_file(&reports);
     text
 }
 
-/// Requirements of the standard for a SARIF log (3.13, 3.14, 3.19, 3.27, 3.28, 3.49).
+/// Checks the standard's requirements for a SARIF log (3.13, 3.14, 3.19, 3.27, 3.28, 3.49).
 fn judge_sarif(text: &str) -> Result<(), String> {
     let document: Value = serde_json::from_str(text).map_err(|e| format!("{e}\n{text}"))?;
     let lists = |value: &Value, name: &str| value[name].as_array().cloned().unwrap_or_default();
     let runs = lists(&document, "runs");
     let [run] = &runs[..] else { return Err(format!("there is not one run in\n{text}")) };
     let driver = &run["tool"]["driver"];
-    let described = |rule: &Value| rule["id"].is_string() && rule["help"]["text"].is_string();
+    let is_described = |rule: &Value| rule["id"].is_string() && rule["help"]["text"].is_string();
     let rules = lists(driver, "rules");
-    let head = document["version"] == "2.1.0" && driver["name"].is_string() && rules.iter().all(described);
+    let head = document["version"] == "2.1.0" && driver["name"].is_string() && rules.iter().all(is_described);
     let is_level = |level: &Value| ["error", "warning", "note"].iter().any(|known| level == known);
     let in_source = |place: &Value| {
         let place = &place["physicalLocation"];
         let uri = place["artifactLocation"]["uri"].as_str().unwrap_or_default();
         uri.contains("clients/misuse/") && place["region"]["startLine"].as_u64().is_some_and(|line| line > 0)
     };
-    let is_whole = |result: &Value| {
+    let is_complete = |result: &Value| {
         rules.iter().any(|rule| rule["id"] == result["ruleId"])
             && is_level(&result["level"])
             && result["message"]["text"].is_string()
@@ -234,11 +234,11 @@ fn judge_sarif(text: &str) -> Result<(), String> {
     let results = lists(run, "results");
     let found = |rule| results.iter().any(|result| result["ruleId"] == rule && !lists(result, "locations").is_empty());
     let has_related = results.iter().any(|result| lists(result, "relatedLocations").iter().any(in_source));
-    let good = head && results.iter().all(is_whole) && found("key-stale") && found("leak") && has_related;
+    let good = head && results.iter().all(is_complete) && found("key-stale") && found("leak") && has_related;
     if good { Ok(()) } else { Err(text.to_owned()) }
 }
 
-/// The error is a failure, the warning is none, and what begins ends.
+/// Checks that the error is a failure, the warning is not, and every element is closed.
 fn judge_junit(text: &str) -> Result<(), String> {
     let failed =
         r#"<testcase classname="misuse" name="key-stale in write_with">"#.to_owned() + "\n<failure type=\"key-stale\"";

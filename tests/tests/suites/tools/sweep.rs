@@ -1,6 +1,6 @@
-//! `roxe sweep` on programs with one mistake on an error path, and on the same programs without it
-//! (`tests/clients/sweep`). This suite tries the faults that show the mistake; `sweep_twins` tries
-//! all faults on every twin, on both links.
+//! Runs `roxe sweep` on programs with one mistake on an error path, and on the same programs
+//! without it (`tests/clients/sweep`). This suite tries only the faults that show the mistake;
+//! `sweep_twins` tries all faults on every pair of programs, on both links.
 
 use roxe_tests::build;
 use roxe_tests::cc;
@@ -14,60 +14,62 @@ use std::path::Path;
 use std::process::{Command, ExitCode, Output, Stdio};
 use std::sync::OnceLock;
 
-/// A mistake, the options that show it, its class, and the function that is named with it.
-pub(crate) struct Twins {
+/// A mistake: the options that show it, the class of the finding, and the function that it names.
+pub(crate) struct Mistake {
     pub(crate) name: &'static str,
     options: &'static [&'static str],
     class: &'static str,
     function: &'static str,
 }
 
-const fn twins(
+const fn mistake(
     name: &'static str,
     options: &'static [&'static str],
     class: &'static str,
     function: &'static str,
-) -> Twins {
-    Twins { name, options, class, function }
+) -> Mistake {
+    Mistake { name, options, class, function }
 }
 
-pub(crate) const TWINS: [Twins; 13] = [
-    twins("unchecked-null", &["--verbs"], "crash", "unchecked_null"),
-    twins("destroyed-twice", &["--verbs"], "misuse", "destroyed_twice"),
-    twins("lock-held", &["--verbs"], "hang", "make_under_lock"),
-    twins("leak", &["--verbs"], "leak", "leak"),
-    twins("failed-post", &["--verbs"], "hang", "failed_post"),
-    twins("retry", &["--completions"], "hang", "retry"),
-    twins("wc-status", &["--completions"], "unnoticed", "wc_status"),
-    twins("order", &["--verbs"], "misuse", "order"),
-    twins("unacked", &["--completions"], "hang", "unacked"),
-    twins("rejected", &["--events"], "hang", "rejected"),
-    twins("early-read", &["--seeds=3"], "fails", ""),
-    twins("late-arm", &["--seeds=5"], "hang", "late_arm"),
-    twins("port-down", &["--events"], "unread", ""),
+pub(crate) const MISTAKES: [Mistake; 13] = [
+    mistake("unchecked-null", &["--verbs"], "crash", "unchecked_null"),
+    mistake("destroyed-twice", &["--verbs"], "misuse", "destroyed_twice"),
+    mistake("lock-held", &["--verbs"], "hang", "make_under_lock"),
+    mistake("leak", &["--verbs"], "leak", "leak"),
+    mistake("failed-post", &["--verbs"], "hang", "failed_post"),
+    mistake("retry", &["--completions"], "hang", "retry"),
+    mistake("wc-status", &["--completions"], "unnoticed", "wc_status"),
+    mistake("order", &["--verbs"], "misuse", "order"),
+    mistake("unacked", &["--completions"], "hang", "unacked"),
+    mistake("rejected", &["--events"], "hang", "rejected"),
+    mistake("early-read", &["--seeds=3"], "fails", ""),
+    mistake("late-arm", &["--seeds=5"], "hang", "late_arm"),
+    mistake("port-down", &["--events"], "unread", ""),
 ];
 
 pub(crate) fn main() -> ExitCode {
     let quick = ["unchecked-null", "wc-status", "early-read"];
-    let shown = TWINS.iter().filter(move |twins| quick.contains(&twins.name)).flat_map(|twins| {
+    let mistakes = MISTAKES.iter().filter(move |mistake| quick.contains(&mistake.name)).flat_map(|mistake| {
         [true, false].map(|wrong| {
             let side = if wrong { "wrong" } else { "right" };
-            Check::new(format!("sweep: {}, {side}", twins.name), move || judge(twins, wrong, "auto", twins.options))
+            Check::new(format!("sweep: {}, {side}", mistake.name), move || {
+                judge(mistake, wrong, "auto", mistake.options)
+            })
         })
     });
     let others = [
-        Check::new("sweep: a finding is repeated by its command", repeats),
-        Check::new("sweep: an ordinary user", as_ordinary_user),
+        Check::new("sweep: command of a finding repeats it", repeats),
+        Check::new("sweep: works for an ordinary user", as_ordinary_user),
         Check::new("sweep: findings of the baseline do not fail", baseline),
-        Check::new("sweep: a sweep goes on where it stopped", resumes),
-        Check::new("sweep: the page of a finding shows its packets", page),
-        Check::new("sweep: packets may be lost", packets),
-        Check::new("sweep: a program that fails without faults is refused", refuses),
+        Check::new("sweep: interrupted sweep continues", resumes),
+        Check::new("sweep: page of a finding shows its packets", page),
+        Check::new("sweep: correct program tolerates lost packets", packets),
+        Check::new("sweep: program that fails without faults is refused", refuses),
     ];
-    report::main(shown.chain(others).collect())
+    report::main(mistakes.chain(others).collect())
 }
 
-/// Compiles the twins.
+/// Returns the path of the program with all mistakes; compiles it on first use.
 fn program() -> Result<&'static Path, Verdict> {
     static PROGRAM: OnceLock<Result<cc::Compiled, String>> = OnceLock::new();
     if let Some(why) = cc::missing() {
@@ -76,7 +78,7 @@ fn program() -> Result<&'static Path, Verdict> {
     let libraries = ["ibverbs", "rdmacm", "pthread"];
     let compiled = PROGRAM.get_or_init(|| {
         let compiled = cc::Compiled::with_flags("gcc", &["-g"], "sweep/sweep.c", &libraries, "sweep")?;
-        // An ordinary user runs it, too.
+        // An ordinary user must be able to run it.
         let all = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs::set_permissions(compiled.folder(), all).map_err(|e| e.to_string())?;
         Ok(compiled)
@@ -103,8 +105,8 @@ fn text(output: &Output) -> String {
     format!("{}\n{}{}", output.status, String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// Sweeps a twin; the wrong one has the finding, the right one has none.
-pub(crate) fn judge(twins: &Twins, wrong: bool, link: &str, options: &[&str]) -> Verdict {
+/// Sweeps the wrong or the right program: the wrong one must have the finding, the right one none.
+pub(crate) fn judge(mistake: &Mistake, wrong: bool, link: &str, options: &[&str]) -> Verdict {
     let folder = match Scratch::new("sweep") {
         Ok(folder) => folder,
         Err(why) => return Verdict::Failed(why),
@@ -114,14 +116,14 @@ pub(crate) fn judge(twins: &Twins, wrong: bool, link: &str, options: &[&str]) ->
     let options: Vec<_> = options.iter().copied().chain([&*named, "--timeout=6s"]).collect();
     let prefix = ["env", &format!("ROXE_LINK={link}")].map(str::to_owned);
     let prefix: Vec<_> = prefix.iter().map(String::as_str).collect();
-    let output = match sweep(&prefix, &options, twins.name, if wrong { "wrong" } else { "right" }) {
+    let output = match sweep(&prefix, &options, mistake.name, if wrong { "wrong" } else { "right" }) {
         Ok(output) => output,
         Err(verdict) => return verdict,
     };
-    judge_report(twins, wrong, &output, &report).map_err(|why| format!("{why}\n{}", text(&output))).into()
+    judge_report(mistake, wrong, &output, &report).map_err(|why| format!("{why}\n{}", text(&output))).into()
 }
 
-fn judge_report(twins: &Twins, wrong: bool, output: &Output, report: &Path) -> Result<(), String> {
+fn judge_report(mistake: &Mistake, wrong: bool, output: &Output, report: &Path) -> Result<(), String> {
     let report = fs::read_to_string(report).map_err(|e| format!("no report: {e}"))?;
     let report: Value = serde_json::from_str(&report).map_err(|e| format!("the report: {e}"))?;
     let findings = report["findings"].as_array().ok_or("the report has no findings")?;
@@ -133,21 +135,21 @@ fn judge_report(twins: &Twins, wrong: bool, output: &Output, report: &Path) -> R
         return if findings.is_empty() && output.status.success() {
             Ok(())
         } else {
-            Err("the right twin has a finding".into())
+            Err("the right program has a finding".into())
         };
     }
     let names = |finding: &Value| {
         ["broke_at", "fault_at"]
             .iter()
-            .any(|stack| finding[*stack].as_str().is_some_and(|text| text.contains(twins.function)))
+            .any(|stack| finding[*stack].as_str().is_some_and(|text| text.contains(mistake.function)))
     };
-    let found = findings.iter().find(|finding| finding["class"] == twins.class && names(finding));
-    let found = found.ok_or_else(|| format!("no finding of class {} names {}", twins.class, twins.function))?;
+    let found = findings.iter().find(|finding| finding["class"] == mistake.class && names(finding));
+    let found = found.ok_or_else(|| format!("no finding of class {} names {}", mistake.class, mistake.function))?;
     if output.status.code() != Some(1) {
         return Err("the exit status is not 1".into());
     }
     let cause = found["cause"].as_str().unwrap_or_default();
-    let needs_seed = twins.options.iter().any(|option| option.starts_with("--seeds"));
+    let needs_seed = mistake.options.iter().any(|option| option.starts_with("--seeds"));
     if needs_seed && (cause.is_empty() || cause.matches(" (").count() > 2) {
         return Err(format!("the cause is not reduced to two weaknesses at most: {cause:?}"));
     }
@@ -157,7 +159,7 @@ fn judge_report(twins: &Twins, wrong: bool, output: &Output, report: &Path) -> R
     Ok(())
 }
 
-/// The command of a finding gives the same class ten times of ten.
+/// Checks that the command of a finding repeats it ten times.
 fn repeats() -> Verdict {
     let fault = "fail ibv_reg_mr errno=ENOMEM nth=2";
     for _ in 0..10 {
@@ -186,7 +188,7 @@ fn as_ordinary_user() -> Verdict {
 
 fn baseline() -> Verdict {
     let run = |options: &[&str]| sweep(&[], options, "wc-status", "wrong");
-    let judged = || {
+    let check = || {
         let folder = Scratch::new("sweep-baseline").map_err(Verdict::Failed)?;
         let file = format!("--baseline={}", folder.join("known").display());
         let before = run(&["--completions", &file])?;
@@ -195,16 +197,16 @@ fn baseline() -> Verdict {
         let codes = [before, written, after].map(|output| output.status.code());
         Ok(if codes == [Some(1), Some(0), Some(0)] { Verdict::Passed } else { Verdict::Failed(format!("{codes:?}")) })
     };
-    judged().unwrap_or_else(|verdict| verdict)
+    check().unwrap_or_else(|verdict| verdict)
 }
 
 fn resumes() -> Verdict {
     let run = |options: &[&str]| sweep(&[], options, "wc-status", "right");
-    let judged = || {
+    let check = || {
         let folder = Scratch::new("sweep-resume").map_err(Verdict::Failed)?;
         let kept = format!("--resume={}", folder.display());
         let results = || fs::read_to_string(folder.join("results.jsonl")).unwrap_or_default();
-        // The first run is longer than the budget of the others.
+        // The first sweep stops after its first run, because its budget is 1 ms.
         let first = run(&["--verbs", &kept, "--for=1ms", "-j1"])?;
         let some = results().lines().count();
         let second = run(&["--verbs", &kept])?;
@@ -212,16 +214,16 @@ fn resumes() -> Verdict {
         let all = results().lines().count();
         let other = text(&sweep(&[], &["--verbs", &kept], "wc-status", "wrong")?);
         let printed = text(&first) + &other;
-        let goes_on = some > 0 && some < all && printed.contains("not tried") && second.stdout == third.stdout;
-        let is_right = goes_on && other.contains("results of another program");
+        let continues = some > 0 && some < all && printed.contains("not tried") && second.stdout == third.stdout;
+        let is_right = continues && other.contains("results of another program");
         Ok(if is_right { Verdict::Passed } else { Verdict::Failed(format!("{some} and {all} results\n{printed}")) })
     };
-    judged().unwrap_or_else(|verdict| verdict)
+    check().unwrap_or_else(|verdict| verdict)
 }
 
-/// The page of a finding has a ladder with the only message of the program.
+/// Checks that the page of a finding shows the program's only message.
 fn page() -> Verdict {
-    let judged = || {
+    let check = || {
         let folder = Scratch::new("sweep-page").map_err(Verdict::Failed)?;
         let file = folder.join("page.html");
         let output = sweep(&[], &["--completions", &format!("--report={}", file.display())], "wc-status", "wrong")?;
@@ -230,7 +232,7 @@ fn page() -> Verdict {
         let is_right = shown.contains("SEND_ONLY") || shown.contains("WRITE_ONLY");
         Ok(if is_right { Verdict::Passed } else { Verdict::Failed(text(&output) + &page) })
     };
-    judged().unwrap_or_else(|verdict| verdict)
+    check().unwrap_or_else(|verdict| verdict)
 }
 
 fn packets() -> Verdict {

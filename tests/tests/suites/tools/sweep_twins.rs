@@ -1,7 +1,7 @@
-//! `roxe sweep` with all faults on every twin of `tests/clients/sweep`, on both links: each wrong
-//! twin has its finding, and no right twin has one.
+//! Runs `roxe sweep` with all faults on every program of `tests/clients/sweep`, on both links: each
+//! wrong program has its finding, and no right program has one.
 
-use super::sweep::{TWINS, judge};
+use super::sweep::{MISTAKES, judge};
 use roxe_tests::report::{self, Check};
 use std::process::ExitCode;
 
@@ -9,12 +9,12 @@ use std::process::ExitCode;
 const ALL: [&str; 5] = ["--verbs", "--completions", "--events", "--packets", "--seeds=5"];
 
 pub(crate) fn main() -> ExitCode {
-    let checks = TWINS.iter().flat_map(|twins| {
+    let checks = MISTAKES.iter().flat_map(|mistake| {
         ["auto", "udp"].into_iter().flat_map(move |link| {
             [true, false].map(|wrong| {
                 let side = if wrong { "wrong" } else { "right" };
-                Check::new(format!("sweep: {}, {side}, link {link}", twins.name), move || {
-                    judge(twins, wrong, link, &ALL)
+                Check::new(format!("sweep: {}, {side}, link {link}", mistake.name), move || {
+                    judge(mistake, wrong, link, &ALL)
                 })
             })
         })

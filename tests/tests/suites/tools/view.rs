@@ -1,9 +1,6 @@
-//! The `/sys/class/infiniband` and `/dev/infiniband` of `roxe run`, read as programs read them: by
-//! the shell, by perftest.
-//!
-//! As root, without rights (in a user namespace), inside another `roxe run`, and where namespaces
-//! are not to be had. The system's own folders must look the same before and after. As root all of
-//! it happens in a network namespace of its own.
+//! Tests the `/sys/class/infiniband` and `/dev/infiniband` that programs see under `roxe run`: as
+//! root, as an unprivileged user (in a user namespace), inside another `roxe run`, and where
+//! namespaces are forbidden. The system's own folders must not change.
 
 use roxe_tests::build;
 use roxe_tests::pair::{UNPRIVILEGED, installed};
@@ -13,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Output, Stdio};
 
-/// Prints the loopback device as a program sees it.
+/// Script that prints the files of the loopback device.
 const SCRIPT: &str = r#"
 cd /sys/class/infiniband/roxe0 || exit 1
 cat node_type node_guid fw_ver ports/1/state ports/1/phys_state ports/1/link_layer ports/1/rate ports/1/pkeys/0
@@ -25,7 +22,7 @@ cat /sys/class/net/lo/ifindex; echo gone >/dev/null && echo null; : </dev/zero &
 "#;
 
 /// Output of [`SCRIPT`].
-const SEEN: &str = "1: CA
+const OUTPUT: &str = "1: CA
 0272:6f78:6500:0001
 0.1.0
 4: ACTIVE
@@ -47,28 +44,30 @@ zero
 pts
 ";
 
-/// The user that all unmapped ones appear as in a user namespace.
+/// Command prefix for the overflow user, as whom all unmapped users appear in a user namespace.
 const OVERFLOW: [&str; 5] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"];
 
 pub(crate) fn main() -> ExitCode {
     report::main(vec![
-        Check::new("view: root sees a card", || as_root(&|prefix| sees(prefix, &[]))),
-        Check::new("view: other users see a card", || without_rights(&|prefix| sees(prefix, &[]))),
+        Check::new("view: root sees a card", || as_root(&|prefix| sees_card(prefix, &[]))),
+        Check::new("view: other users see a card", || unprivileged(&|prefix| sees_card(prefix, &[]))),
         Check::new("view: nested view shows a card, as root", || {
-            as_root(&|prefix| sees(prefix, &[roxe(), "run", "--"]))
+            as_root(&|prefix| sees_card(prefix, &[roxe(), "run", "--"]))
         }),
-        Check::new("view: nested view shows a card", || without_rights(&|prefix| sees(prefix, &[roxe(), "run", "--"]))),
+        Check::new("view: nested view shows a card", || {
+            unprivileged(&|prefix| sees_card(prefix, &[roxe(), "run", "--"]))
+        }),
         Check::new("view: nested view of another profile shows only its card", nested_profiles),
-        Check::new("view: user and group are kept", || without_rights(&keeps_user)),
-        Check::new("view: system folders are unchanged", leaves_the_system_alone),
-        Check::new("view: device has the name, GIDs and limits of a card", looks_like_a_card),
+        Check::new("view: user and group are kept", || unprivileged(&keeps_user)),
+        Check::new("view: system folders are unchanged", keeps_system_folders),
+        Check::new("view: device has the name, GIDs and limits of a card", imitates_cards),
         Check::new("view: can be switched off", switched_off),
         Check::new("view: program starts without a view where namespaces are forbidden", forbidden),
         Check::new("view: overflow user has a card but no view", || as_root(&overflow_user)),
-        Check::new("view: partial privileges are kept", || as_root(&keeps_rights)),
-        Check::new("view: set-uid programs start without a view", || without_rights(&set_user)),
+        Check::new("view: partial privileges are kept", || as_root(&keeps_capabilities)),
+        Check::new("view: set-uid programs start without a view", || unprivileged(&set_user)),
         Check::new("rdma: devices are listed as by iproute2", || as_root(&|prefix| lists_devices(prefix))),
-        Check::new("rdma: devices are listed for other users", || without_rights(&|prefix| lists_devices(prefix))),
+        Check::new("rdma: devices are listed for other users", || unprivileged(&|prefix| lists_devices(prefix))),
         Check::new("rdma: devices are listed by roxe env and without a view", lists_without_view),
         Check::new("view: UCX without a view is told to start under roxe run", ucx_without_view),
         Check::new("view: UCX that is loaded after the first list is reported once", ucx_loaded_later),
@@ -76,8 +75,8 @@ pub(crate) fn main() -> ExitCode {
         Check::new("rdma: wrong names and changes are refused", refuses_changes),
         Check::new("umad: programs that need it get one line, ibstat works", management_programs),
         Check::new("counters: files of a run are the sum over its processes", sum_of_processes),
-        Check::new("counters: files change while programs run", moves_while_running),
-        Check::new("counters: counts of killed processes are printed", killed_are_printed),
+        Check::new("counters: files change while programs run", counters_change_while_running),
+        Check::new("counters: counts of killed processes are printed", killed_processes_are_counted),
         Check::new("counters: perftest --report-counters", perftest_reports),
         Check::new("counters: losses are counted", losses_are_counted),
     ])
@@ -94,7 +93,7 @@ fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
-/// Runs a command, half a minute at most; `words` precede `rest`.
+/// Runs a command, `words` and then `rest`, for at most half a minute.
 fn run(words: &[&str], rest: &[&str]) -> Output {
     let mut command = Command::new("timeout");
     command.args(["30"]).args(words).args(rest).stdin(Stdio::null());
@@ -104,7 +103,7 @@ fn run(words: &[&str], rest: &[&str]) -> Output {
     command.output().unwrap_or_else(|e| panic!("cannot start timeout: {e}"))
 }
 
-/// Runs `script` under `roxe run`, which the words of `prefix` start.
+/// Runs `script` under `roxe run`, with this command prefix.
 fn under_roxe(prefix: &[&str], script: &str) -> Output {
     run(prefix, &[roxe(), "run", "--", "sh", "-c", script])
 }
@@ -117,23 +116,23 @@ fn transcript(output: &Output) -> String {
     format!("{}\n{}{}", output.status, text(&output.stdout), text(&output.stderr))
 }
 
-/// Passes if standard output is `expected` and standard error is empty.
+/// Checks that the exit status is 0, standard output is `expected` and standard error is empty.
 fn exactly(output: &Output, expected: &str) -> Verdict {
     if output.status.success() && text(&output.stdout) == expected && output.stderr.is_empty() {
         return Verdict::Passed;
     }
-    Verdict::Failed(format!("not what a program should see:\n{}", transcript(output)))
+    Verdict::Failed(format!("wrong output:\n{}", transcript(output)))
 }
 
 fn as_root(check: &dyn Fn(&[&str]) -> Verdict) -> Verdict {
     if is_root() { check(&[]) } else { Verdict::Skipped("not root".into()) }
 }
 
-/// Runs `check` under a program that drops root's capabilities, if this process is root.
-fn without_rights(check: &dyn Fn(&[&str]) -> Verdict) -> Verdict {
+/// Runs `check` with a command prefix that drops root's privileges if this process is root.
+fn unprivileged(check: &dyn Fn(&[&str]) -> Verdict) -> Verdict {
     let prefix: &[&str] = if is_root() { &UNPRIVILEGED } else { &[] };
     if !run(prefix, &[roxe(), "--version"]).status.success() {
-        return Verdict::Skipped(format!("user 54321 may not execute {}", roxe()));
+        return Verdict::Skipped(format!("user 54321 cannot execute {}", roxe()));
     }
     let unshare = ["unshare", "--user", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "x", "/sys/class"];
     if !run(prefix, &unshare).status.success() {
@@ -142,15 +141,15 @@ fn without_rights(check: &dyn Fn(&[&str]) -> Verdict) -> Verdict {
     check(prefix)
 }
 
-/// A program that `between` starts sees a card, all of it.
-fn sees(prefix: &[&str], between: &[&str]) -> Verdict {
+/// Checks that a program sees all files of the card if `between` starts it under `roxe run`.
+fn sees_card(prefix: &[&str], between: &[&str]) -> Verdict {
     let program: Vec<&str> = [&[roxe(), "run", "--"], between, &["sh", "-c", SCRIPT]].concat();
-    exactly(&run(prefix, &program), SEEN)
+    exactly(&run(prefix, &program), OUTPUT)
 }
 
-/// The cards of two profiles have different names.
+/// Checks that a nested view shows only its own card: the cards of the two profiles differ in name.
 fn nested_profiles() -> Verdict {
-    without_rights(&|prefix| {
+    unprivileged(&|prefix| {
         let outer = [prefix, &[roxe(), "run", "--profile", "cx6", "--"]].concat();
         let look = "cd /sys/class; ls infiniband infiniband_verbs /dev/infiniband";
         let output = run(&outer, &[roxe(), "run", "--profile", "e810", "--", "sh", "-c", look]);
@@ -164,7 +163,7 @@ fn keeps_user(prefix: &[&str]) -> Verdict {
     exactly(&under_roxe(prefix, script), &text(&expected.stdout))
 }
 
-/// The mounts of this process, and what lies where the views are made.
+/// Returns the mounts of this process, and the files in the folders where views are mounted.
 fn system() -> (String, Vec<PathBuf>) {
     let entries = ["/sys/class", "/dev"].iter().flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten());
     let mut entries: Vec<_> = entries.map(|entry| entry.path()).collect();
@@ -172,7 +171,7 @@ fn system() -> (String, Vec<PathBuf>) {
     (fs::read_to_string("/proc/self/mountinfo").unwrap_or_default(), entries)
 }
 
-fn leaves_the_system_alone() -> Verdict {
+fn keeps_system_folders() -> Verdict {
     let before = system();
     let output = under_roxe(&[], "ls /sys/class/infiniband /dev/infiniband");
     if before == system() {
@@ -184,22 +183,22 @@ fn leaves_the_system_alone() -> Verdict {
 
 /// Runs commands of common tutorials: `-d mlx5_0 -g 3`, also in a nested view of that name, and
 /// with the limits of a card. Devices named like those of Mellanox have that order of GIDs.
-fn looks_like_a_card() -> Verdict {
+fn imitates_cards() -> Verdict {
     if !installed("ibv_rc_pingpong") {
-        return missing("ibv_rc_pingpong");
+        return Verdict::not_installed("ibv_rc_pingpong");
     }
     let qedr: &[&str] = &["ROXE_DEVICE_NAME=mlx5_0", "ROXE_GID_LAYOUT=mellanox"];
     for (variables, profile, limits) in
         [(qedr, "qedr", " vendor_part_id: 32880 max_sge_rd: 4 "), (&[], "cx6", " vendor_part_id: 4123 max_sge_rd: 32 ")]
     {
-        if let failed @ Verdict::Failed(_) = looks_like(variables, profile, limits) {
+        if let failed @ Verdict::Failed(_) = has_card(variables, profile, limits) {
             return failed;
         }
     }
     Verdict::Passed
 }
 
-fn looks_like(variables: &[&str], profile: &str, limits: &str) -> Verdict {
+fn has_card(variables: &[&str], profile: &str, limits: &str) -> Verdict {
     let card = [&["env"], variables, &[roxe(), "run", "--profile", profile, "--"]].concat();
     let files = "cd /sys/class/infiniband; ls; cat mlx5_0/ports/1/gid_attrs/types/[23]; ls /dev/infiniband; \
                  ibv_devinfo -v | grep -E 'vendor_part_id|max_sge_rd:' | tr -s '[:space:]' ' '";
@@ -224,7 +223,7 @@ fn switched_off() -> Verdict {
     Verdict::Passed
 }
 
-/// A user namespace that allows no further ones, and in it a process without the right to mount.
+/// Runs roxe without the right to mount, in a user namespace that allows no further ones.
 fn forbidden() -> Verdict {
     let script = "echo 0 > /proc/sys/user/max_user_namespaces && \
                   exec setpriv --bounding-set -all --inh-caps -all \"$@\"";
@@ -239,12 +238,12 @@ fn forbidden() -> Verdict {
     if output.status.code() == Some(7) && text(&output.stdout) == "started\n" && has_reason {
         Verdict::Passed
     } else {
-        Verdict::Failed(format!("it should start, and say one line why it sees no card\n{}", transcript(&output)))
+        Verdict::Failed(format!("the program must start, with one line about the view\n{}", transcript(&output)))
     }
 }
 
-/// Some of the rights of root, which would be lost in a user namespace.
-fn keeps_rights(_: &[&str]) -> Verdict {
+/// Runs roxe with some of root's capabilities, which would be lost in a user namespace.
+fn keeps_capabilities(_: &[&str]) -> Verdict {
     let some = ["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"];
     let script = "grep CapEff /proc/self/status";
     let output = run(&some, &[roxe(), "run", "--", "sh", "-c", script]);
@@ -259,7 +258,8 @@ fn keeps_rights(_: &[&str]) -> Verdict {
     }
 }
 
-/// In a user namespace the bit would have no effect.
+/// Runs a set-uid program, without a view, because the set-uid bit has no effect in a user
+/// namespace.
 fn set_user(prefix: &[&str]) -> Verdict {
     let program = std::env::temp_dir().join(format!("roxe-set-user-{}", std::process::id()));
     let made =
@@ -276,7 +276,7 @@ fn set_user(prefix: &[&str]) -> Verdict {
     }
 }
 
-/// Server and client of a pingpong in one view, then what `after` does.
+/// Returns a script that runs server and client of a pingpong, then `after`.
 fn pingpong(options: &str, after: &str) -> String {
     format!(
         "ibv_rc_pingpong {options} >/dev/null & \
@@ -288,7 +288,7 @@ fn pingpong(options: &str, after: &str) -> String {
 /// without a namespace, and their card works.
 fn overflow_user(_: &[&str]) -> Verdict {
     if !installed("ibv_rc_pingpong") {
-        return Verdict::Skipped("ibv_rc_pingpong is not installed".into());
+        return Verdict::not_installed("ibv_rc_pingpong");
     }
     let output = run(&OVERFLOW, &[roxe(), "run", "--", "sh", "-c", &pingpong("-g 0", "echo ended")]);
     let why = text(&output.stderr);
@@ -300,12 +300,14 @@ fn overflow_user(_: &[&str]) -> Verdict {
     }
 }
 
-/// The link of the loopback device, as `rdma -j link` prints it.
+/// Output of `rdma -j link` for the loopback device.
 const LINK: &str = "[{\"ifindex\":0,\"ifname\":\"roxe0\",\"port\":1,\"state\":\"ACTIVE\",\"physical_state\":\"LINK_UP\",\
                     \"netdev\":\"lo\",\"netdev_index\":1}]\n";
+/// Output of `rdma link` for the loopback device.
 const LINK_TEXT: &str = "link roxe0/1 state ACTIVE physical_state LINK_UP netdev lo \n";
 
-/// The command is found by PATH and, if iproute2 is installed, in place of its program.
+/// Checks the output of `rdma`, found by PATH and, if iproute2 is installed, at the paths of its
+/// program.
 fn lists_devices(prefix: &[&str]) -> Verdict {
     let script = "rdma link show -j; rdma link show roxe0/1; rdma res
         for full in /usr/bin/rdma /usr/sbin/rdma /sbin/rdma /bin/rdma; do test -e $full && $full -j link | grep -v roxe0; done
@@ -317,10 +319,10 @@ fn lists_devices(prefix: &[&str]) -> Verdict {
 const UCX_LINE: &str = "roxe: UCX does not use roxe0 in this process: only roxe run shows it /dev/infiniband/roxe0; \
                         start the program, or its mpirun, by roxe run\n";
 
-/// UCX lists the devices and then opens files that only a view has.
+/// Runs UCX without a view: it lists the devices and then opens files that only a view has.
 fn ucx_without_view() -> Verdict {
     if !installed("ucx_info") {
-        return missing("ucx_info");
+        return Verdict::not_installed("ucx_info");
     }
     let env = format!("eval \"$({} env)\"; ucx_info -d", roxe());
     for (output, error, device) in [
@@ -335,8 +337,8 @@ fn ucx_without_view() -> Verdict {
     Verdict::Passed
 }
 
-/// Runs a program like an MPI that tries libfabric first. The library with the name of UCX's is a
-/// copy of libm.
+/// Runs a program that lists devices before it loads UCX, like an MPI that tries libfabric first.
+/// The library with UCX's name is a copy of libm.
 fn ucx_loaded_later() -> Verdict {
     let script = "
 import ctypes, shutil, tempfile
@@ -368,7 +370,7 @@ fn lists_without_view() -> Verdict {
     Verdict::Passed
 }
 
-/// Keys of the objects of the kernel's rxe.
+/// Keys that `rdma` prints for objects of the kernel's rxe.
 const KEYS: [(&str, &str); 6] = [
     ("qp", "ifindex ifname port lqpn rqpn type state rq-psn sq-psn path-mig-state pdn pid comm"),
     ("cq", "ifindex ifname cqn cqe users adaptive-moderation ctxn pid comm"),
@@ -378,11 +380,11 @@ const KEYS: [(&str, &str); 6] = [
     ("ctx", "ifindex ifname ctxn pid comm"),
 ];
 
-/// Two ends of rping run until their objects have been listed. The script prints the process id of
-/// the client, then a line for each kind.
+/// Lists the objects of both ends of rping while they run. The script prints the process id of the
+/// client, then a line for each kind of object.
 fn lists_objects() -> Verdict {
     if !installed("rping") {
-        return missing("rping");
+        return Verdict::not_installed("rping");
     }
     let kinds: String = KEYS.map(|(kind, _)| format!("rdma -j res show {kind} pid $client; ")).concat();
     let script = format!(
@@ -437,7 +439,7 @@ fn refuses_changes() -> Verdict {
 
 fn management_programs() -> Verdict {
     if !installed("perfquery") || !installed("ibstat") {
-        return missing("infiniband-diags");
+        return Verdict::not_installed("infiniband-diags");
     }
     let ibstat = run(&[roxe(), "run", "--"], &["ibstat"]);
     if !ibstat.status.success() || !text(&ibstat.stdout).contains("CA 'roxe0'") || !ibstat.stderr.is_empty() {
@@ -455,7 +457,7 @@ fn management_programs() -> Verdict {
 
 fn sum_of_processes() -> Verdict {
     if !installed("ibv_rc_pingpong") {
-        return missing("ibv_rc_pingpong");
+        return Verdict::not_installed("ibv_rc_pingpong");
     }
     let files = "cd /sys/class/infiniband/roxe0/ports/1; cat hw_counters/sent_pkts counters/port_xmit_packets \
                  hw_counters/rcvd_pkts counters/port_rcv_data";
@@ -463,7 +465,7 @@ fn sum_of_processes() -> Verdict {
     let output = run(&[roxe(), "run", "--stats", "--"], &["sh", "-c", &script]);
     let printed = |name| sum_printed(&text(&output.stderr), name);
     let sent = printed("sent_packets");
-    // The two processes were counted apart, and each was cut to whole words.
+    // Each process rounds its own count down to words of 4 bytes.
     let words = printed("received_bytes") / 4;
     let Some([pkts, packets, received, data]) = numbers(&output) else {
         return Verdict::Failed(transcript(&output));
@@ -476,7 +478,7 @@ fn sum_of_processes() -> Verdict {
     }
 }
 
-/// The sum of what `--stats` printed as `name`.
+/// Returns the sum of the counter `name` over all processes, as `--stats` printed it.
 fn sum_printed(stderr: &str, name: &str) -> u64 {
     let values =
         stderr.split_whitespace().filter_map(|word| word.strip_prefix(name)?.strip_prefix('=')?.parse::<u64>().ok());
@@ -488,14 +490,10 @@ fn numbers<const N: usize>(output: &Output) -> Option<[u64; N]> {
     lines.try_into().ok()
 }
 
-fn missing(name: &str) -> Verdict {
-    Verdict::Skipped(format!("{name} is not installed (see the README's test command)"))
-}
-
-/// A client that would go on for long is stopped as soon as its counters have moved twice.
-fn moves_while_running() -> Verdict {
+/// Checks that the counters of a running client change, and then stops it.
+fn counters_change_while_running() -> Verdict {
     if !installed("ibv_rc_pingpong") {
-        return missing("ibv_rc_pingpong");
+        return Verdict::not_installed("ibv_rc_pingpong");
     }
     let script = "ibv_rc_pingpong -g 0 -n 100000000 >/dev/null & server=$!
         (until ibv_rc_pingpong -g 0 -n 100000000 127.0.0.1 >/dev/null 2>&1; do :; done) &
@@ -509,11 +507,11 @@ fn moves_while_running() -> Verdict {
     if text(&output.stdout) == "moved\n" { Verdict::Passed } else { Verdict::Failed(transcript(&output)) }
 }
 
-/// Two programs that would go on for long are ended by signals when both have written down that
-/// they have sent something: on a busy machine one may have done so 1,000 packets before the other.
-fn killed_are_printed() -> Verdict {
+/// Kills two running programs once both have written their counters. On a busy machine one may do
+/// so 1,000 packets before the other.
+fn killed_processes_are_counted() -> Verdict {
     if !installed("ibv_rc_pingpong") {
-        return missing("ibv_rc_pingpong");
+        return Verdict::not_installed("ibv_rc_pingpong");
     }
     let script = "ibv_rc_pingpong -g 0 -n 100000000 >/dev/null & server=$!
         client() { exec ibv_rc_pingpong -g 0 -n 100000000 127.0.0.1 >/dev/null 2>&3; }
@@ -530,7 +528,7 @@ fn killed_are_printed() -> Verdict {
     let stderr = text(&output.stderr);
     let printed = |pid: u64| stderr.lines().find(|line| line.contains(&format!("(process {pid}, killed")));
     let both = [server, client].map(|pid| printed(pid).map_or(0, |line| sum_printed(line, "sent_packets")));
-    // The line of a process is written just before the files that all of them add to.
+    // A process writes its own counters just before it adds to the files of the view.
     if both.iter().all(|sent| *sent > 0) && both.iter().sum::<u64>() >= sent {
         Verdict::Passed
     } else {
@@ -540,7 +538,7 @@ fn killed_are_printed() -> Verdict {
 
 fn perftest_reports() -> Verdict {
     if !installed("ib_write_bw") {
-        return missing("ib_write_bw");
+        return Verdict::not_installed("ib_write_bw");
     }
     let options = "-F -x 0 -n 2000 -s 65536 -p 18590";
     let names = "counters/port_xmit_data,hw_counters/sent_pkts,hw_counters/out_of_sequence";
@@ -565,11 +563,11 @@ fn perftest_reports() -> Verdict {
 
 fn losses_are_counted() -> Verdict {
     if !installed("ibv_rc_pingpong") {
-        return missing("ibv_rc_pingpong");
+        return Verdict::not_installed("ibv_rc_pingpong");
     }
     let files = "cd /sys/class/infiniband/roxe0/ports/1/hw_counters; cat out_of_sequence packet_seq_err rnr_nak_retry_err send_rnr_err";
-    // The faults end before the last message: a side that has all its messages exits at once and
-    // could not repeat its last acknowledgement.
+    // The faults end before the last message: a side with all its messages exits at once, and could
+    // not repeat a lost acknowledgement.
     let rules = "seed=7; drop 3% times=60; rnr rx msg=3 times=2";
     let script = pingpong("-g 0 -n 100 -s 20000", files);
     let output = run(&[roxe(), "run", "--faults", rules, "--"], &["sh", "-c", &script]);

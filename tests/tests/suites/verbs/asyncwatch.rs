@@ -1,6 +1,5 @@
-//! Debian's `ibv_asyncwatch` prints the port's events while its interface changes.
-//!
-//! The interface is in a network namespace, inside which this program restarts itself.
+//! Checks that Debian's `ibv_asyncwatch` prints the port's events when its interface changes. The
+//! interface is in a network namespace, in which this program restarts itself.
 
 use roxe_tests::report::{self, Check, Verdict};
 use roxe_tests::{build, pair};
@@ -10,12 +9,12 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
-/// Set inside the namespace.
+/// Environment variable of the process inside the namespace.
 const INSIDE: &str = "ROXE_TEST_INSIDE";
 /// Time limit for an event.
 const TIME_LIMIT: Duration = Duration::from_secs(20);
-/// Sets up the namespace. The link comes up some time after both ends were set up.
-const MAKE: &str = "ip link set lo up && ip link add x0 type veth peer name x1 && ip addr add 10.77.0.1/24 dev x0 && \
+/// Script that sets up the namespace and waits until the link is up.
+const SETUP: &str = "ip link set lo up && ip link add x0 type veth peer name x1 && ip addr add 10.77.0.1/24 dev x0 && \
                     ip link set x1 up && ip link set x0 up && \
                     until [ $(ip -o link | grep -c ' state UP') = 2 ]; do :; done";
 /// Changes of the interface, and the event printed for each.
@@ -42,7 +41,7 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-/// `script` as root of a network namespace of its own.
+/// Returns a command that runs `script` as root of a new network namespace.
 fn in_namespace(script: &str) -> Command {
     let mut command = Command::new("unshare");
     command.args(["--map-root-user", "--net", "--", "sh", "-c", script]);
@@ -51,12 +50,12 @@ fn in_namespace(script: &str) -> Command {
 
 fn outside() -> Verdict {
     if !pair::installed("ibv_asyncwatch") {
-        return Verdict::Skipped("ibv_asyncwatch is not installed (see the README's test command)".into());
+        return Verdict::not_installed("ibv_asyncwatch");
     }
-    if !in_namespace(MAKE).output().is_ok_and(|made| made.status.success()) {
+    if !in_namespace(SETUP).output().is_ok_and(|made| made.status.success()) {
         return Verdict::Skipped("this user cannot create a network namespace with two interfaces".into());
     }
-    let mut command = in_namespace(&format!("{MAKE} && exec \"$0\" asyncwatch"));
+    let mut command = in_namespace(&format!("{SETUP} && exec \"$0\" asyncwatch"));
     command.arg(std::env::current_exe().unwrap_or_default());
     command.env(INSIDE, "1").env("ROXE_BIN", build::roxe()).env("ROXE_NETDEV", "x0");
     match command.output() {
@@ -66,7 +65,7 @@ fn outside() -> Verdict {
     }
 }
 
-/// The watching program; ended when dropped.
+/// A running `ibv_asyncwatch`; killed when dropped.
 struct Watcher {
     child: Child,
     lines: Receiver<String>,
@@ -77,11 +76,11 @@ impl Watcher {
         let mut command = Command::new(build::roxe());
         command.args(["run", "--", "ibv_asyncwatch", "-d", "roxe0"]);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
-        let (teller, lines) = channel();
+        let (sender, lines) = channel();
         if let Some(output) = child.stdout.take() {
             thread::spawn(move || {
                 let all = BufReader::new(output).lines().map_while(Result::ok);
-                let _ = all.map(|line| teller.send(line)).find(Result::is_err);
+                let _ = all.map(|line| sender.send(line)).find(Result::is_err);
             });
         }
         Ok(Self { child, lines })
@@ -101,7 +100,7 @@ impl Watcher {
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        // Fails if it has ended already, which is fine.
+        // Fails if the program has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

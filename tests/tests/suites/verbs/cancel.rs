@@ -1,6 +1,6 @@
-//! The programs in `tests/clients/cancel`: threads that are cancelled while they post, poll, sleep
-//! and make objects end whole, and others go on, with the link of one host and with sockets; a
-//! process whose first thread ends before the others ends with the last of them.
+//! Runs the programs in `tests/clients/cancel` on both links. Threads are cancelled while they
+//! post, poll, sleep and create objects; no lock stays held, and the other threads continue. A
+//! process whose main thread ends first exits with its last thread.
 
 use roxe_tests::cc::{self, Compiled};
 use roxe_tests::pair::{self, Program};
@@ -19,7 +19,7 @@ pub(crate) fn main() -> ExitCode {
         cells.map(|(link, work)| check(format!("cancelled where it {work}, link {link}"), "cancel", link, work));
     let ended = ["first", "later"].map(|opener| {
         check(
-            format!("the process ends though main has left by pthread_exit, opened {opener}"),
+            format!("process exits after pthread_exit of the main thread, device opened {opener}"),
             "main_ends",
             "auto",
             opener,

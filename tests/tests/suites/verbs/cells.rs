@@ -1,7 +1,7 @@
-//! The program of `roxe check-peer` between two roxe processes over the loopback device, and that
-//! program judged itself: it must detect a requester that does one thing wrong.
+//! Runs the checks of `roxe check-peer` between two roxe processes over the loopback device. Also
+//! tests these checks: they must detect a requester with one mistake.
 //!
-//! The wrong requester is an honest agent with a proxy that changes requests to post a send.
+//! The wrong requester is a correct agent behind a proxy that changes its requests to post a send.
 
 use roxe_peer::check::{self, CellRun, Check as Cell, CheckError, Clients, Conditions, Family, Pair};
 use roxe_peer::client::Client;
@@ -18,29 +18,33 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Faults of both directions in the checks with faults.
+/// Fault rules of the checks with faults.
 const FAULTS: &str = "drop 1%; duplicate 1%; reorder 2% by=1ms; corrupt payload 0.1%";
 
 pub(crate) fn main() -> ExitCode {
     let mut checks = vec![
-        Check::new("every cell over IPv4", || over(Family::V4, "", |_| true)),
+        Check::new("every cell over IPv4", || run_cells(Family::V4, "", |_| true)),
         Check::new("every cell over IPv6", || match pair::has_ipv6() {
-            true => over(Family::V6, "", |_| true),
+            true => run_cells(Family::V6, "", |_| true),
             false => Verdict::Skipped(pair::NO_IPV6.to_owned()),
         }),
         Check::new("cells under faults", || {
-            over(Family::V4, FAULTS, |check| check.cell.mtu == 1024 && check.cell.size < 1 << 20)
+            run_cells(Family::V4, FAULTS, |check| check.cell.mtu == 1024 && check.cell.size < 1 << 20)
         }),
-        Check::new("random cells on four connections under faults", soak),
+        Check::new("random cells on four connections under faults", random_cells),
     ];
     checks.extend(
-        SABOTAGES.iter().map(|s| Check::new(format!("sabotaged requester: {} is detected", s.what), || is_detected(s))),
+        MISTAKES.iter().map(|s| Check::new(format!("wrong requester: {} is detected", s.name), || is_detected(s))),
     );
     report::main(checks)
 }
 
-/// Runs `work` with the agents of two processes, the near one at `address` if there is one.
-fn between(faults: &str, tamper: Option<Tamper>, work: impl FnOnce(&mut Clients<'_>) -> Result<(), String>) -> Verdict {
+/// Runs `work` with the agents of two processes. `tamper` changes the requests to the near one.
+fn with_agents(
+    faults: &str,
+    tamper: Option<Tamper>,
+    work: impl FnOnce(&mut Clients<'_>) -> Result<(), String>,
+) -> Verdict {
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let run = || -> Result<(), String> {
         let start = || Agent::start(&[("ROXE_FAULTS", faults)]).map_err(|error| text(&error));
@@ -56,15 +60,15 @@ fn between(faults: &str, tamper: Option<Tamper>, work: impl FnOnce(&mut Clients<
     run().into()
 }
 
-/// The checks from the near side.
+/// Returns the checks in which the near side requests.
 fn checks(family: Family) -> impl Iterator<Item = Cell> {
     let kinds = check::kinds().filter(move |(_, _, other)| *other == family);
     kinds.flat_map(check::checks).filter(|check| !check.is_from_far)
 }
 
-/// All checks that are `wanted` must pass.
-fn over(family: Family, faults: &str, wanted: fn(&Cell) -> bool) -> Verdict {
-    between(faults, None, |clients| {
+/// Runs the `wanted` checks of an IP version, all of which must pass.
+fn run_cells(family: Family, faults: &str, wanted: fn(&Cell) -> bool) -> Verdict {
+    with_agents(faults, None, |clients| {
         let conditions = Conditions { is_lossy: !faults.is_empty(), ..Conditions::default() };
         let mut pair = Pair::register(clients).map_err(|error| error.to_string())?;
         let mut failures = String::new();
@@ -78,11 +82,11 @@ fn over(family: Family, faults: &str, wanted: fn(&Cell) -> bool) -> Verdict {
 }
 
 /// Runs random cells of both directions on four pairs of queue pairs at once, for
-/// `ROXE_TEST_SOAK_SECONDS` (3).
-fn soak() -> Verdict {
+/// `ROXE_TEST_SOAK_SECONDS` (default 3).
+fn random_cells() -> Verdict {
     let seconds = std::env::var("ROXE_TEST_SOAK_SECONDS").ok().and_then(|text| text.parse().ok());
     let time = Duration::from_secs(seconds.unwrap_or(3));
-    between(FAULTS, None, |clients| {
+    with_agents(FAULTS, None, |clients| {
         let seed = RandomState::new().hash_one(0);
         let mut random = Random(seed);
         let conditions =
@@ -106,7 +110,7 @@ fn soak() -> Verdict {
         if delivered < sent || repeated > 0 {
             Ok(())
         } else {
-            Err("no message was lost or repeated: were there faults?".into())
+            Err("no message was lost or repeated, so no faults were injected".into())
         }
     })
 }
@@ -128,7 +132,7 @@ impl Random {
         let kinds: Vec<_> = check::kinds().filter(|(_, _, family)| *family == Family::V4).collect();
         let (service, mtu, family) = kinds[self.below(kinds.len() as u64) as usize];
         let op = service.ops()[self.below(service.ops().len() as u64) as usize];
-        // Sizes around the borders of packets and of powers of two, mostly small ones.
+        // Mostly small sizes, and sizes around multiples of the path MTU.
         let most = 1 << self.below(21);
         let size = match self.below(4) {
             _ if op.is_atomic() => plan::ATOMIC,
@@ -142,21 +146,21 @@ impl Random {
     }
 }
 
-/// Turns a request to post a send into the requests that the agent gets.
+/// Turns a request to post a send into the requests that the agent receives.
 type Tamper = fn(Value) -> Vec<Value>;
 
 /// A mistake of the requester.
-struct Sabotage {
-    what: &'static str,
+struct Mistake {
+    name: &'static str,
     tamper: Tamper,
     services: &'static [Service],
     ops: &'static [Op],
     sizes: &'static [u32],
 }
 
-const SABOTAGES: &[Sabotage] = &[
-    Sabotage {
-        what: "changed byte",
+const MISTAKES: &[Mistake] = &[
+    Mistake {
+        name: "changed byte",
         tamper: |request| {
             let place = &request["sge"][0];
             let write =
@@ -167,8 +171,8 @@ const SABOTAGES: &[Sabotage] = &[
         ops: &[Op::Send, Op::SendImm, Op::Write, Op::WriteImm],
         sizes: &[1, 1025],
     },
-    Sabotage {
-        what: "extra byte",
+    Mistake {
+        name: "extra byte",
         tamper: |request| {
             changed(request, |request| {
                 let last =
@@ -180,43 +184,43 @@ const SABOTAGES: &[Sabotage] = &[
         ops: &[Op::Send, Op::Write],
         sizes: &[1, 1025],
     },
-    Sabotage {
-        what: "changed immediate data",
+    Mistake {
+        name: "changed immediate data",
         tamper: |request| changed(request, |request| request["imm"] = (number(request, "imm") ^ 0x100).into()),
         services: &Service::ALL,
         ops: &[Op::SendImm, Op::WriteImm],
         sizes: &[0, 1025],
     },
-    Sabotage {
-        what: "omitted message",
+    Mistake {
+        name: "omitted message",
         tamper: |request| if is_second(&request) { Vec::new() } else { vec![request] },
         services: &[Service::Rc],
         ops: &[Op::Send, Op::Write, Op::FetchAdd],
         sizes: &[plan::ATOMIC, 1025],
     },
-    Sabotage {
-        what: "duplicate message",
+    Mistake {
+        name: "duplicate message",
         tamper: |request| if is_second(&request) { vec![request; 2] } else { vec![request] },
         services: &[Service::Uc, Service::Ud],
         ops: &[Op::Send, Op::SendImm],
         sizes: &[1, 255],
     },
-    Sabotage {
-        what: "shifted remote address",
+    Mistake {
+        name: "shifted remote address",
         tamper: |request| changed(request, |request| add(request.get_mut("remote_addr"), 1)),
         services: &[Service::Rc, Service::Uc],
         ops: &[Op::Write, Op::WriteImm, Op::Read],
         sizes: &[1, 1025],
     },
-    Sabotage {
-        what: "changed atomic operand",
+    Mistake {
+        name: "changed atomic operand",
         tamper: |request| changed(request, |request| add(request.get_mut("compare_add"), 1)),
         services: &[Service::Rc],
         ops: &[Op::FetchAdd, Op::CmpSwap],
         sizes: &[plan::ATOMIC],
     },
-    Sabotage {
-        what: "unexpected completion",
+    Mistake {
+        name: "unexpected completion",
         tamper: |request| changed(request, |request| request["flags"] = json!(["SIGNALED"])),
         services: &Service::ALL,
         ops: &[Op::Send],
@@ -244,15 +248,15 @@ fn is_second(request: &Value) -> bool {
     number(request, "wr_id") & 0xffff_ffff == 1
 }
 
-/// Each cell must fail when its requester makes the mistake.
-fn is_detected(sabotage: &Sabotage) -> Verdict {
-    between("", Some(sabotage.tamper), |clients| {
+/// Checks that each cell fails when its requester makes the mistake.
+fn is_detected(mistake: &Mistake) -> Verdict {
+    with_agents("", Some(mistake.tamper), |clients| {
         let conditions = Conditions { grace_ms: 50, timeout_ms: 1000, ..Conditions::default() };
         let mut pair = Pair::register(clients).map_err(|error| error.to_string())?;
         let mut count = 0;
-        for service in sabotage.services {
-            for op in service.ops().iter().filter(|op| sabotage.ops.contains(op)) {
-                for &size in sabotage.sizes.iter().filter(|size| !op.is_atomic() || **size == plan::ATOMIC) {
+        for service in mistake.services {
+            for op in service.ops().iter().filter(|op| mistake.ops.contains(op)) {
+                for &size in mistake.sizes.iter().filter(|size| !op.is_atomic() || **size == plan::ATOMIC) {
                     let cell = plan::Cell { service: *service, op: *op, size, mtu: 256 };
                     let check = Cell { cell, family: Family::V4, is_from_far: false };
                     match CellRun::run(&mut pair, clients, &check, &conditions) {
@@ -266,7 +270,7 @@ fn is_detected(sabotage: &Sabotage) -> Verdict {
     })
 }
 
-/// Listens for one controller and connects it to the agent at `address`. Returns where it listens.
+/// Listens for one controller and connects it to the agent at `address`. Returns its own address.
 fn proxy(address: String, tamper: Tamper) -> io::Result<std::net::SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let own = listener.local_addr()?;

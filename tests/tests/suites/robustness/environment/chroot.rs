@@ -1,6 +1,6 @@
-//! A root folder that is not a mount point, such as after `chroot`: a view mounts over the
-//! root folder, so there is none, and `roxe doctor` and `roxe run` report this reason. With the
-//! same folder as a mount point there is a view.
+//! Tests a root folder that is not a mount point, such as after `chroot`. A view needs one, so
+//! programs have no view, and `roxe doctor` and `roxe run` report why. With the same folder as a
+//! mount point there is a view.
 
 use roxe_tests::build;
 use roxe_tests::guest::link;
@@ -10,8 +10,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
-/// Fills the folder `$1` with the programs of this system, `roxe` from `$2` and no files of this
-/// user; then runs the script `$3` in it. `$4` prepares the folder.
+/// Script that fills the folder `$1` with the programs of this system and `roxe` from `$2`, without
+/// files of this user, and runs the script `$3` in it. `$4` prepares the folder.
 const INTO: &str = r#"
 root=$1 program=$2 script=$3
 eval "$4"
@@ -30,8 +30,8 @@ touch "$root/opt/roxe"; mount --bind "$program" "$root/opt/roxe"
 exec chroot "$root" /usr/bin/env -i PATH=/opt:/usr/sbin:/usr/bin:/sbin:/bin HOME=/home sh -c "$script"
 "#;
 
-/// Prints what `roxe doctor` says of views, the standard error of `roxe run`, and whether the
-/// program has a view, and runs a pair.
+/// Script that prints what `roxe doctor` reports about views, runs a program that lists its view,
+/// and runs a pair.
 const CHROOT_SCRIPT: &str =
     "cd /tmp; roxe doctor >doctor || exit 1; awk '/^[a-zA-Z]/ { ours = $2 == \"namespaces\" } ours' doctor
 roxe run -- sh -c 'ls /sys/class/infiniband/roxe0/node_type 2>/dev/null || echo no view'
@@ -44,12 +44,12 @@ const WHY: &str = "the root folder is not a mount point, as in a chroot; before 
 
 pub(crate) fn checks() -> Vec<Check> {
     vec![
-        Check::new("root folder is not a mount point: doctor and run say why there is no view", says_why),
+        Check::new("root folder is not a mount point: doctor and run report why there is no view", says_why),
         Check::new("chroot into a mount point: there is a view", has_a_view),
     ]
 }
 
-/// A folder that is removed in the end.
+/// A folder that is removed when this is dropped.
 struct Root(PathBuf);
 
 impl Drop for Root {
@@ -58,25 +58,26 @@ impl Drop for Root {
     }
 }
 
-/// Looks around in a root folder to which `before` has happened, unless this cannot be done here.
-fn look(name: &str, before: &str) -> Result<Output, Verdict> {
+/// Runs [`CHROOT_SCRIPT`] in a new root folder that the script `prepare` has prepared. Returns a
+/// skip if this host cannot do that.
+fn run_in_chroot(name: &str, prepare: &str) -> Result<Output, Verdict> {
     if !link::is_root() {
         return Err(Verdict::Skipped("needs root".to_owned()));
     }
     if let Some(missing) = ["chroot", "ibv_rc_pingpong"].into_iter().find(|tool| !installed(tool)) {
-        return Err(Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)")));
+        return Err(Verdict::not_installed(missing));
     }
     let root = Root(std::env::temp_dir().join(format!("roxe-chroot-{}-{name}", std::process::id())));
     fs::create_dir(&root.0).map_err(|e| Verdict::Failed(format!("{}: {e}", root.0.display())))?;
     let mut command = Command::new("timeout");
     command.args(["100", "unshare", "--mount", "sh", "-ec", INTO, "sh"]).arg(&root.0).arg(build::roxe());
-    let output = command.args([CHROOT_SCRIPT, before]).stdin(Stdio::null()).output();
+    let output = command.args([CHROOT_SCRIPT, prepare]).stdin(Stdio::null()).output();
     output.map_err(|e| Verdict::Failed(format!("cannot start timeout: {e}")))
 }
 
-/// Passes if it exited with 0 and both outputs have exactly these lines.
-fn judge(seen: Result<Output, Verdict>, stdout: &[&str], stderr: &[&str]) -> Verdict {
-    let output = match seen {
+/// Checks that the exit status is 0, and that the lines of both outputs end with these words.
+fn judge(output: Result<Output, Verdict>, stdout: &[&str], stderr: &[&str]) -> Verdict {
+    let output = match output {
         Ok(output) => output,
         Err(verdict) => return verdict,
     };
@@ -93,12 +94,11 @@ fn judge(seen: Result<Output, Verdict>, stdout: &[&str], stderr: &[&str]) -> Ver
 }
 
 fn says_why() -> Verdict {
-    let seen = look("plain", "");
-    judge(seen, &[WHY, "no view", "a pair works"], &[WHY])
+    judge(run_in_chroot("plain", ""), &[WHY, "no view", "a pair works"], &[WHY])
 }
 
 fn has_a_view() -> Verdict {
-    let seen = look("mounted", "mount --bind \"$root\" \"$root\"");
+    let output = run_in_chroot("mounted", "mount --bind \"$root\" \"$root\"");
     let node_type = "/sys/class/infiniband/roxe0/node_type";
-    judge(seen, &["programs see a /sys/class/infiniband of their own", node_type, "a pair works"], &[])
+    judge(output, &["programs see a /sys/class/infiniband of their own", node_type, "a pair works"], &[])
 }

@@ -1,7 +1,8 @@
-//! Two containers with a network each, connected by a veth pair like two pods, without a container
-//! engine. They emulate a hardened container: namespaces of their own, an ordinary user without
-//! capabilities, a read-only root folder, and Docker's default system calls and six device nodes.
-//! Their image has the programs of this system, and roxe as docs/how-to/containers.md installs it.
+//! Runs programs in two containers whose networks are connected by a veth pair, like two pods,
+//! without a container engine. They emulate hardened containers: own namespaces, an ordinary user
+//! without capabilities, a read-only root folder, Docker's default system calls and six device
+//! nodes. Their image has the programs of this system, and roxe as docs/how-to/containers.md
+//! installs it.
 
 use roxe_tests::build;
 use roxe_tests::cc::Compiled;
@@ -11,8 +12,8 @@ use roxe_tests::pair::installed;
 use roxe_tests::report::{Check, Verdict};
 use std::process::{Command, Output, Stdio};
 
-/// Arguments: a folder, `roxe`, this suite, a folder with files for the image, and the scripts of
-/// both containers.
+/// Script that runs both containers. Arguments: a folder, `roxe`, this suite, a folder with files
+/// for the image, and the scripts of both containers.
 const ENGINE: &str = r#"
 image=$1 roxe=$2 suite=$3 files=$4 first=$5 second=$6
 for name in bin sbin lib lib32 lib64 libx32; do
@@ -72,7 +73,8 @@ wait "$two"
 wait "$one"
 "#;
 
-/// Runs commands that a client sends, as a shell on another host does for mpirun.
+/// Python program that stands in for mpirun's remote shell: with a port it runs the command that a
+/// client sends, with an address and a command it is the client.
 const SHELL: &str = r#"
 import socket, subprocess, sys
 if len(sys.argv) == 2:
@@ -99,7 +101,7 @@ pub(crate) fn checks() -> Vec<Check> {
             )
         }),
         Check::new("two containers: MPI", mpi),
-        Check::new("container: roxe run says in one line why there is no view", says_why),
+        Check::new("container: roxe run prints one line about the missing view", says_why),
     ]
 }
 
@@ -109,7 +111,7 @@ fn run(files: &Scratch, first: &str, second: &str) -> Result<Output, Verdict> {
         return Err(Verdict::Skipped("needs root".to_owned()));
     }
     if let Some(missing) = ["unshare", "setpriv", "pivot_root", "ip"].into_iter().find(|tool| !installed(tool)) {
-        return Err(Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)")));
+        return Err(Verdict::not_installed(missing));
     }
     let failed = |why: String| Verdict::Failed(why);
     let image = Scratch::new("image").map_err(failed)?;
@@ -124,7 +126,7 @@ fn no_files() -> Result<Scratch, Verdict> {
     Scratch::new("files").map_err(Verdict::Failed)
 }
 
-/// Passes if both exited with 0 and one printed these words.
+/// Checks that both containers exited with 0 and one printed these words.
 fn judge(output: Result<Output, Verdict>, words: &str) -> Verdict {
     match output {
         Ok(output) => {
@@ -142,7 +144,7 @@ fn judge(output: Result<Output, Verdict>, words: &str) -> Verdict {
 /// Runs a server in the first container and its client, until it succeeds, in the second one.
 fn pair(program: &str, server: &str, client: &str, words: &str) -> Verdict {
     if !installed(program) {
-        return Verdict::Skipped(format!("{program} is not installed (tests/run installs it)"));
+        return Verdict::not_installed(program);
     }
     let client = format!("for i in $(seq 100); do {client} && exit 0; sleep 0.1; done; exit 1");
     judge(no_files().and_then(|files| run(&files, &format!("exec {server}"), &client)), words)
@@ -151,7 +153,7 @@ fn pair(program: &str, server: &str, client: &str, words: &str) -> Verdict {
 /// Runs MPI over libfabric, which needs no view.
 fn mpi() -> Verdict {
     if let Some(missing) = ["mpicc.openmpi", "mpirun.openmpi", "python3"].into_iter().find(|tool| !installed(tool)) {
-        return Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)"));
+        return Verdict::not_installed(missing);
     }
     let exchange = match Compiled::new("mpicc.openmpi", "mpi/exchange.c", &[], "containers") {
         Ok(exchange) => exchange,
@@ -175,7 +177,7 @@ fn mpi() -> Verdict {
 }
 
 fn says_why() -> Verdict {
-    // The kernel removes the link of the first container with the second container.
+    // When the second container ends, the kernel removes the link of the first one.
     let first = "while ip link show dev eth0 2>/dev/null | grep -q LOWER_UP; do sleep 0.1; done";
     let second = "roxe run -- sh -c 'ls /sys/class/infiniband 2>/dev/null; echo started'";
     judge(

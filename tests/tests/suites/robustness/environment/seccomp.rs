@@ -1,8 +1,8 @@
-//! The system calls of a container: a filter that refuses the same calls as Docker's default
-//! seccomp profile without privileges, from Docker's own list of significant calls that are blocked
-//! (docs.docker.com, "Seccomp security profiles for Docker").
+//! Restricts a process to the system calls of an unprivileged Docker container. The filter refuses
+//! the calls that Docker lists as blocked by its default profile (docs.docker.com, "Seccomp
+//! security profiles for Docker").
 //!
-//! A classic BPF program of the kernel's `seccomp` (`man 2 seccomp`) over `struct seccomp_data`:
+//! The filter is a classic BPF program for `seccomp` (`man 2 seccomp`) over `struct seccomp_data`:
 //! number, architecture, instruction pointer, arguments.
 
 use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, c_long, sock_filter, sock_fprog};
@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Refused with EPERM.
+/// System calls that are refused with EPERM.
 const REFUSED: &[c_long] = &[
     libc::SYS_acct,
     libc::SYS_add_key,
@@ -79,7 +79,8 @@ fn filter() -> Vec<sock_filter> {
     for call in REFUSED {
         program.extend([unless(BPF_JEQ, *call as u32), answer(libc::EPERM)]);
     }
-    // Its flags lie in memory, out of the filter's reach: the C library falls back to `clone`.
+    // The filter cannot read the flags of `clone3`, which are in memory. With ENOSYS the C library
+    // falls back to `clone`.
     program.extend([unless(BPF_JEQ, libc::SYS_clone3 as u32), answer(libc::ENOSYS)]);
     // The jump skips the rules for `clone`.
     let clone = sock_filter { jf: 3, ..statement(BPF_JMP | BPF_JEQ | BPF_K, libc::SYS_clone as u32) };
@@ -88,8 +89,8 @@ fn filter() -> Vec<sock_filter> {
     program
 }
 
-/// Becomes the program `command`, whose process and children have only these calls. Returns only on
-/// failure.
+/// Replaces this process by `command`, which runs with the filter, like its children. Returns only
+/// on failure.
 pub(crate) fn become_contained(command: &[String]) -> io::Error {
     let Some((name, args)) = command.split_first() else { return io::ErrorKind::InvalidInput.into() };
     let mut filter = filter();

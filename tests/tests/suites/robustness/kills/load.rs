@@ -1,5 +1,5 @@
-//! One end of a pair under load: four reliable queue pairs with WRITEs, SENDs, READs, and WRITEs
-//! that are read back, with full queues. Checks every byte that returns. Touches the device.
+//! One end of a pair under load: four reliable queue pairs with full queues of WRITEs, SENDs,
+//! READs, and WRITEs that are read back. Checks every received byte.
 
 use roxe::{
     Access, CompletionQueue, Context, Endpoint, Error, MemoryRegion, Qpn, QueuePair, RemoteAddr, WcOpcode, WcStatus,
@@ -14,24 +14,27 @@ use std::time::Duration;
 
 /// Operations of the queue pairs.
 pub(crate) const WORKS: [Work; 4] = [Work::Write, Work::Send, Work::Read, Work::WriteAndRead];
-/// The attributes of every queue pair.
+/// Acknowledgement timeout of every queue pair, as its code in the standard.
 pub(crate) const TIMEOUT: u8 = 14;
+/// Retry count of every queue pair.
 pub(crate) const RETRIES: u8 = 7;
 
-/// Number of outstanding requests and of posted receives of a queue pair.
+/// Number of outstanding requests of a queue pair.
 const DEPTH: usize = 8;
+/// Number of posted receives of a queue pair.
 const RECEIVES: usize = 4 * DEPTH;
-/// Maximum length of a WRITE and READ, and length of a SEND, in bytes.
+/// Maximum length of a WRITE and READ in bytes.
 const LARGE: usize = 64 << 10;
+/// Length of a SEND in bytes.
 const SMALL: usize = 1 << 10;
-/// The memory of a queue pair: source of sends, target of the peer's WRITEs, READ responses, and
-/// received SENDs.
+/// Offsets in the memory of a queue pair: data to send, target of the peer's WRITEs, READ
+/// responses, received SENDs.
 const SOURCE: usize = 0;
 const TARGET: usize = LARGE;
 const SINK: usize = 2 * LARGE;
 const INBOX: usize = 3 * LARGE;
 const PER_PAIR: usize = INBOX + RECEIVES * SMALL;
-/// Sleep of an idle thread.
+/// Time that an idle thread sleeps.
 const PAUSE: Duration = Duration::from_micros(200);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,19 +45,19 @@ pub(crate) enum Work {
     WriteAndRead,
 }
 
-/// Command to the load.
+/// What the load does.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Keep all queue pairs busy.
+    /// Posts requests to all queue pairs.
     Busy,
-    /// Post no requests, but receive.
+    /// Posts no requests, but receives.
     Quiet,
-    /// End.
+    /// Ends.
     Over,
 }
 
-/// Progress of a load, and how its queue pairs failed.
+/// Progress of a load, and the failures of its queue pairs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Progress {
     pub(crate) completed: u64,
@@ -79,7 +82,7 @@ impl Progress {
     }
 }
 
-/// Returns the text for the peer: counts, then for each queue pair `-` or status and time.
+/// Formats the answer of a peer: counts, then for each queue pair `-` or status and time.
 impl fmt::Display for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {} {}", self.completed, self.sent, self.received, self.outstanding)?;
@@ -93,10 +96,10 @@ impl fmt::Display for Progress {
     }
 }
 
-/// Returns the nanoseconds of the clock that all processes share.
+/// Returns the time in nanoseconds of the monotonic clock, which all processes share.
 pub(crate) fn monotonic() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel writes the structure whole; this clock is always there.
+    // SAFETY: the kernel writes the whole structure; this clock always exists.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }
@@ -124,7 +127,7 @@ impl End {
         Ok(end)
     }
 
-    /// Addresses, keys and numbers that the peer must know.
+    /// Returns the addresses, keys and queue pair numbers that the peer needs.
     pub(crate) fn describe(&self) -> String {
         let endpoints: Vec<String> = self.qps.iter().map(|qp| qp.endpoint().to_string()).collect();
         format!("{} {}", self.region.remote(), endpoints.join(" "))
@@ -159,7 +162,7 @@ impl End {
     }
 }
 
-/// Initial source of queue pair `index`, which READs return.
+/// Returns a part of the initial data of queue pair `index`, which READs return.
 fn pattern(index: usize, range: Range<usize>) -> Vec<u8> {
     #[expect(clippy::cast_possible_truncation, reason = "any byte will do")]
     range.map(|at| (at.wrapping_mul(31) >> 3) as u8 ^ (index as u8).wrapping_mul(91)).collect()
@@ -201,8 +204,9 @@ struct Worker {
     phase: Arc<AtomicU8>,
     shared: Arc<Mutex<Progress>>,
     progress: Progress,
-    /// Numbers of posted and of completed requests of each queue pair.
+    /// Number of posted requests of each queue pair.
     posted: [usize; 4],
+    /// Number of completed requests of each queue pair.
     done: [usize; 4],
 }
 
@@ -218,8 +222,7 @@ impl Worker {
             });
             self.progress.outstanding = self.posted.iter().sum::<usize>() - self.done.iter().sum::<usize>();
             self.shared.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&self.progress);
-            // Messages that the peer counts as delivered are in the queue; poll them before the
-            // end.
+            // End only once the queue is empty: the peer counts the messages in it as delivered.
             if idle && over {
                 return;
             }
@@ -229,7 +232,7 @@ impl Worker {
         }
     }
 
-    /// Posts and polls. Returns true if the poll was empty.
+    /// Posts requests and polls once. Returns true if the poll was empty.
     fn step(&mut self, completions: &mut [WorkCompletion]) -> Result<bool, String> {
         self.progress.quiet = self.phase.load(Ordering::Relaxed) != Phase::Busy as u8;
         if !self.progress.quiet {
@@ -251,7 +254,8 @@ impl Worker {
         Ok(())
     }
 
-    /// The number of a request determines its operation, so that its completion can be checked.
+    /// Posts the next request of a queue pair. Its number determines its operation, so that its
+    /// completion can be checked.
     fn post_one(&self, index: usize) -> Result<(), Error> {
         let (region, serial, base) = (&self.end.region, self.posted[index], index * PER_PAIR);
         let work = WORKS[index];
@@ -278,11 +282,14 @@ impl Worker {
     }
 
     fn judge(&mut self, completion: &WorkCompletion) -> Result<(), String> {
-        let index = self.qpns.iter().position(|qpn| *qpn == completion.qp_num()).ok_or("a stranger's completion")?;
+        let index = self
+            .qpns
+            .iter()
+            .position(|qpn| *qpn == completion.qp_num())
+            .ok_or("a completion of an unknown queue pair")?;
         let is_receive = completion.opcode() == WcOpcode::Recv;
         if completion.status() != WcStatus::Success {
-            // Receives are flushed when a request has failed: that is not how the queue pair
-            // failed.
+            // Flushed requests and receives are a consequence of the failure, not the failure.
             if !is_receive && completion.status() != WcStatus::WrFlushErr {
                 self.progress.failed[index].get_or_insert_with(|| (completion.status(), monotonic()));
             }
@@ -292,7 +299,7 @@ impl Worker {
         #[expect(clippy::cast_possible_truncation, reason = "given as usize")]
         let wr_id = completion.wr_id() as usize;
         if is_receive {
-            return self.take_message(index, wr_id);
+            return self.check_message(index, wr_id);
         }
         if wr_id != self.done[index] {
             return Err(format!("request {wr_id} of {:?} ended before request {}", WORKS[index], self.done[index]));
@@ -300,13 +307,13 @@ impl Worker {
         self.done[index] += 1;
         self.progress.completed += 1;
         self.progress.sent += u64::from(WORKS[index] == Work::Send);
-        self.look_at(index, wr_id)
+        self.check_read(index, wr_id)
     }
 
     /// Checks that a READ returned the peer's bytes.
-    fn look_at(&self, index: usize, serial: usize) -> Result<(), String> {
+    fn check_read(&self, index: usize, serial: usize) -> Result<(), String> {
         let base = index * PER_PAIR + SINK;
-        let (at, right) = match WORKS[index] {
+        let (at, expected) = match WORKS[index] {
             Work::Read => {
                 let (at, len) = place(serial);
                 (at, pattern(index, at..at + len))
@@ -314,18 +321,18 @@ impl Worker {
             Work::WriteAndRead if !serial.is_multiple_of(2) => (word_place(serial).0, word(serial).to_vec()),
             _ => return Ok(()),
         };
-        let got = self.end.region.to_vec(base + at..base + at + right.len()).map_err(|e| e.to_string())?;
-        if got == right { Ok(()) } else { Err(format!("request {serial} of {:?} read other bytes", WORKS[index])) }
+        let got = self.end.region.to_vec(base + at..base + at + expected.len()).map_err(|e| e.to_string())?;
+        if got == expected { Ok(()) } else { Err(format!("request {serial} of {:?} read other bytes", WORKS[index])) }
     }
 
-    /// Checks that messages arrive in order, complete, and without gaps.
-    fn take_message(&mut self, index: usize, slot: usize) -> Result<(), String> {
+    /// Checks that a message is complete and the next in order, and posts its receive again.
+    fn check_message(&mut self, index: usize, slot: usize) -> Result<(), String> {
         let at = index * PER_PAIR + INBOX + slot * SMALL;
         let got = self.end.region.to_vec(at..at + SMALL).map_err(|e| e.to_string())?;
         #[expect(clippy::cast_possible_truncation, reason = "a count of messages")]
         let serial = self.progress.received as usize;
         if got != message(serial) {
-            return Err(format!("message {serial} is another one or not whole"));
+            return Err(format!("message {serial} is out of order or incomplete"));
         }
         self.progress.received += 1;
         // A failed queue pair accepts no receives; its requests report the failure.
@@ -335,13 +342,14 @@ impl Worker {
 }
 
 /// Returns offset and length of the access of request `serial`, from a few bytes to many packets.
-/// The accesses of DEPTH requests in a row do not overlap.
+/// The accesses of [`DEPTH`] consecutive requests do not overlap.
 fn place(serial: usize) -> (usize, usize) {
     const SHARE: usize = LARGE / DEPTH;
     (serial % DEPTH * SHARE, [64, 4096, SHARE, 1000][serial / DEPTH % 4])
 }
 
-/// Offset and length of the word that an even request writes and the next odd request reads back.
+/// Returns offset and length of the word that an even request writes and the next odd request reads
+/// back.
 fn word_place(serial: usize) -> (usize, usize) {
     (serial / 2 % DEPTH * 8, 8)
 }

@@ -1,6 +1,6 @@
-//! A process of a pair: this program, started again. The process executes one command per line of
-//! its standard input, answers each with one line, and exits at the end of its input. This file
-//! also has the test's side of the pipe. Touches processes and signals.
+//! A process of a pair: a new instance of this program. It executes one command per line of its
+//! standard input, answers each with one line, and exits at the end of its input. [`Peer`] is the
+//! test's side of the pipes.
 
 use super::load::{End, Load, Phase, Progress};
 use roxe::Context;
@@ -13,17 +13,17 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The argument of a process that is a peer.
+/// Argument that makes a process a peer.
 pub(crate) const ROLE: &str = "--peer";
 /// Time limit for an answer.
-const ANSWER: Duration = Duration::from_secs(60);
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 /// Interval between two checks of the load.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// The program of a peer.
+/// Runs a peer: executes the commands of the standard input.
 pub(crate) fn run() -> Result<(), Box<dyn Error>> {
     let context = Context::open_first()?;
-    let mut peer = Obeying { context, end: None, load: None };
+    let mut peer = Executor { context, end: None, load: None };
     for line in std::io::stdin().lines() {
         let line = line?;
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -33,13 +33,13 @@ pub(crate) fn run() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-struct Obeying {
+struct Executor {
     context: Context,
     end: Option<End>,
     load: Option<Load>,
 }
 
-impl Obeying {
+impl Executor {
     fn execute(&mut self, words: &[&str]) -> Result<String, Box<dyn Error>> {
         let (command, words) = words.split_first().ok_or("no command")?;
         match (*command, self.load.as_ref()) {
@@ -110,21 +110,21 @@ impl Peer {
         Ok(Self { child, input, answers })
     }
 
-    /// Sends `line`; returns the answer.
+    /// Sends `line` and returns the answer.
     pub(crate) fn ask(&mut self, line: &str) -> Result<String, String> {
         let input = self.input.as_mut().ok_or("its input is closed")?;
         writeln!(input, "{line}").map_err(|e| format!("{line}: {e}"))?;
         let word = line.split(' ').next().unwrap_or_default();
-        match self.answers.recv_timeout(ANSWER) {
+        match self.answers.recv_timeout(ANSWER_LIMIT) {
             Ok(answer) if answer.starts_with("error: ") => Err(format!("{word}: {answer}")),
             Ok(answer) => Ok(answer),
-            Err(mpsc::RecvTimeoutError::Timeout) => Err(format!("no answer to {word} in {ANSWER:?}")),
+            Err(mpsc::RecvTimeoutError::Timeout) => Err(format!("no answer to {word} in {ANSWER_LIMIT:?}")),
             Err(mpsc::RecvTimeoutError::Disconnected) => Err(format!("{word}: the process has ended")),
         }
     }
 
     pub(crate) fn signal(&self, signal: i32) {
-        // SAFETY: our own child, not yet waited for.
+        // SAFETY: the process is a child that is not reaped yet.
         unsafe { libc::kill(self.child.id().cast_signed(), signal) };
     }
 
@@ -132,7 +132,7 @@ impl Peer {
     pub(crate) fn stop(&self) {
         self.signal(libc::SIGSTOP);
         let mut status = 0;
-        // SAFETY: our own child; a stop is not its end, which is still to be waited for.
+        // SAFETY: the process is a child; waiting for its stop does not reap it.
         unsafe { libc::waitpid(self.child.id().cast_signed(), &raw mut status, libc::WUNTRACED) };
     }
 
@@ -142,7 +142,7 @@ impl Peer {
         self.child.wait().map(drop).map_err(|e| e.to_string())
     }
 
-    /// Lets the process exit.
+    /// Closes the process's input, and checks that it exits with 0.
     pub(crate) fn end(mut self) -> Result<(), String> {
         self.input = None;
         match self.child.wait() {
@@ -151,7 +151,7 @@ impl Peer {
         }
     }
 
-    /// Returns the time that all threads together were ready to run without a processor.
+    /// Returns the time that all threads together waited for a processor.
     pub(crate) fn waited(&self) -> Duration {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).into_iter().flatten().flatten();
         let waited = |file: String| fs::read_to_string(file).ok()?.split(' ').nth(1)?.parse::<u64>().ok();
@@ -166,7 +166,7 @@ fn describe(status: ExitStatus) -> String {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // It may have ended.
+        // Fails if the process has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

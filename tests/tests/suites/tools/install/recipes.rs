@@ -1,10 +1,10 @@
-//! The recipes for CI services (`verbs-api/packaging`): runs their shell steps in the order and
+//! Runs the shell steps of the recipes for CI services (`verbs-api/packaging`) in the order and
 //! environment of the service.
 //!
-//! A stand-in for `cargo` rejects unknown arguments and installs the built program. `--all` tries
-//! the real `cargo install`.
+//! A stand-in for `cargo` rejects unknown arguments and installs the built program. The suite's
+//! option `--all` tests the real `cargo install`.
 
-use super::{Root, all_good};
+use super::{Root, all_succeed};
 use roxe_tests::build;
 use roxe_tests::pair::installed;
 use roxe_tests::report::Verdict;
@@ -12,20 +12,20 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-/// Options with quotes and blanks, as a workflow has them.
+/// Options with quotes and spaces.
 const OPTIONS: &str = "--check --faults 'seed=1; drop 1%'";
 const URL: &str = "https://gitlab.example/group/roxe.git";
-/// Input that an attacker may add, as by a pull request: a shell would run it.
-const COMMAND: &str = "$(touch planted)";
-/// Prints the card, the options, and the program that the job finds.
-const SEEN: &str = "ibv_devices | grep -o roxe0; echo \"$ROXE_CHECK, $ROXE_FAULTS\"; command -v roxe";
+/// Input that an attacker may add by a pull request, and that a shell would run.
+const INJECTION: &str = "$(touch planted)";
+/// Script that prints the card, the options, and the path of `roxe` in a job.
+const PRINT_SETUP: &str = "ibv_devices | grep -o roxe0; echo \"$ROXE_CHECK, $ROXE_FAULTS\"; command -v roxe";
 
-/// Page with the recipes.
+/// Returns the folder of the recipes.
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../verbs-api/packaging")
 }
 
-/// A recipe; `name` is that of a file.
+/// Returns the text of the recipe in the file `name`.
 fn recipe(name: &str) -> String {
     let path = folder().join(name);
     fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
@@ -34,7 +34,7 @@ fn recipe(name: &str) -> String {
 /// Creates an empty folder in which `cargo` is the stand-in.
 fn root(name: &str) -> Result<Root, Verdict> {
     if let Some(missing) = ["bash", "ibv_devices"].into_iter().find(|tool| !installed(tool)) {
-        return Err(Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)")));
+        return Err(Verdict::not_installed(missing));
     }
     let root = Root::new(name);
     let stand_in = format!(
@@ -63,8 +63,8 @@ fn indentation(line: &str) -> usize {
     line.len() - line.trim_start().len()
 }
 
-/// The steps of an action: the value of each expression of their environment that is asked for, and
-/// the script after `run: |`.
+/// Returns the steps of an action: the environment variables, whose expressions `value` evaluates,
+/// and the script after `run: |`.
 fn steps(text: &str, value: &dyn Fn(&str) -> Option<String>) -> Vec<(Vec<String>, String)> {
     let (mut steps, mut variables): (Vec<(Vec<String>, String)>, _) = (Vec::new(), Vec::new());
     let mut lines = text.lines().skip_while(|line| line.trim() != "steps:").peekable();
@@ -82,8 +82,8 @@ fn steps(text: &str, value: &dyn Fn(&str) -> Option<String>) -> Vec<(Vec<String>
     steps
 }
 
-/// Runs a job like GitHub Actions: each step in a bash of its own, then a job that has
-/// what they have left for it in two files.
+/// Runs a job like GitHub Actions: each step in its own bash, then a job with the environment
+/// variables and the PATH that the steps have written to two files.
 pub(crate) fn github() -> Verdict {
     let root = match root("github") {
         Ok(root) => root,
@@ -105,18 +105,18 @@ pub(crate) fn github() -> Verdict {
                 &format!("env {} bash --noprofile --norc -eo pipefail {place}.sh >{place}.log\n", variables.join(" "));
         }
         script += "while IFS= read -r line; do export \"$line\"; done <env; PATH=$(cat path):$PATH\n";
-        (steps.len(), root.run(&(script + SEEN)))
+        (steps.len(), root.run(&(script + PRINT_SETUP)))
     };
     let (count, good) = run(OPTIONS);
     let program = root.0.join("work/temp/roxe/bin/roxe");
     let seen = format!("roxe0\non, seed=1; drop 1%\n{}\n", program.display());
-    let right = count == 2 && good.status.success() && String::from_utf8_lossy(&good.stdout) == seen;
+    let succeeded = count == 2 && good.status.success() && String::from_utf8_lossy(&good.stdout) == seen;
     // A mistake in the options ends the job.
     let (_, wrong) = run("--faults 'drop 1'");
     let refused = !wrong.status.success() && String::from_utf8_lossy(&wrong.stderr).contains("drop 1");
-    let (_, foreign) = run(&format!("{OPTIONS} {COMMAND}"));
+    let (_, foreign) = run(&format!("{OPTIONS} {INJECTION}"));
     let ran_nothing = !foreign.status.success() && !root.0.join("work/planted").exists();
-    all_good(&[(right, good), (refused, wrong), (ran_nothing, foreign)])
+    all_succeed(&[(succeeded, good), (refused, wrong), (ran_nothing, foreign)])
 }
 
 /// Runs a job like GitLab: the lines before the job and the lines of the job are one script.
@@ -128,9 +128,9 @@ pub(crate) fn gitlab() -> Verdict {
     let text = recipe("gitlab.yml");
     let lines: Vec<&str> = text.lines().skip_while(|line| line.trim() != "before_script:").skip(1).collect();
     let lines: Vec<&str> = lines.iter().map_while(|line| line.trim().strip_prefix("- ")).collect();
-    let script = format!("set -eo pipefail\n{}\n{SEEN}\n", lines.join("\n"));
+    let script = format!("set -eo pipefail\n{}\n{PRINT_SETUP}\n", lines.join("\n"));
     fs::write(root.0.join("work/job.sh"), script).expect("write the script");
-    // The image has the programs that Cargo installs in PATH.
+    // The image has Cargo's program folder in PATH.
     let run = |options: &str| {
         let variables = format!("ROXE_SOURCE={URL} ROXE_OPTIONS={}", quoted(options));
         root.run(&format!("export {variables} PATH=$HOME/.cargo/bin:$PATH; bash job.sh"))
@@ -138,13 +138,14 @@ pub(crate) fn gitlab() -> Verdict {
     let output = run(OPTIONS);
     let program = root.0.join("home/.cargo/bin/roxe");
     let seen = format!("roxe0\non, seed=1; drop 1%\n{}\n", program.display());
-    let right = lines.len() > 2 && output.status.success() && String::from_utf8_lossy(&output.stdout).ends_with(&seen);
-    let foreign = run(&format!("{OPTIONS} {COMMAND}"));
+    let succeeded =
+        lines.len() > 2 && output.status.success() && String::from_utf8_lossy(&output.stdout).ends_with(&seen);
+    let foreign = run(&format!("{OPTIONS} {INJECTION}"));
     let ran_nothing = !foreign.status.success() && !root.0.join("work/planted").exists();
-    all_good(&[(right, output), (ran_nothing, foreign)])
+    all_succeed(&[(succeeded, output), (ran_nothing, foreign)])
 }
 
-/// One word of a shell.
+/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
 }

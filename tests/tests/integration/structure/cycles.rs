@@ -8,36 +8,37 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Every circle of the package in `folder`, with the lines that close it.
+/// Returns the import cycles of the package in `folder`, each with the lines that close it.
 pub(super) fn findings(files: &Files, folder: &str) -> Vec<String> {
     let mut findings = Vec::new();
     for root in ["src/lib.rs", "src/main.rs"].map(|root| Path::new(folder).join(root)) {
         if files.contains_key(&root) {
             let mut target = Target::default();
             target.file(files, &root, &Path::new(folder).join("src"), "");
-            findings.extend(target.circles(folder));
+            findings.extend(target.cycles(folder));
         }
     }
     findings
 }
 
-/// A library or program. Modules and what is in them go by their paths (`::module::Item`); the root
-/// is empty.
+/// A library or program. Modules and items are identified by their paths (`::module::Item`); the
+/// path of the root is empty.
 #[derive(Default)]
 struct Target {
     files: Vec<PathBuf>,
-    /// The places of their files.
+    /// Index in `files` of each module's file.
     modules: BTreeMap<String, usize>,
     items: BTreeSet<String>,
-    /// Imports of `use`: the path of each name, and the modules of glob imports.
+    /// Path that each name stands for, by the path of the name.
     imports: BTreeMap<String, String>,
-    stars: Vec<(String, String)>,
-    /// Modules with the paths that they import or name, and the lines.
-    mentions: Vec<(String, String, usize)>,
+    /// Modules with the paths of their glob imports.
+    globs: Vec<(String, String)>,
+    /// Modules with the paths that they import or name, and the line.
+    uses: Vec<(String, String, usize)>,
 }
 
 impl Target {
-    /// Reads the file of `module`; files of modules that it declares lie in `folder`.
+    /// Reads the file of `module`. Files of modules that it declares are in `folder`.
     fn file(&mut self, texts: &Files, path: &Path, folder: &Path, module: &str) {
         let text = texts.get(path).unwrap_or_else(|| panic!("there is no {}", path.display()));
         self.modules.insert(module.to_owned(), self.files.len());
@@ -46,8 +47,8 @@ impl Target {
         self.read(texts, tokens, folder, module, true);
     }
 
-    /// Notes what `tokens` define, import and mention; their items belong to `module` if
-    /// `has_items`. Leaves out what only a build for tests has.
+    /// Records the definitions, imports and uses in `tokens`, without those that only test builds
+    /// have. Items belong to `module` if `has_items`.
     fn read(&mut self, texts: &Files, tokens: TokenStream, folder: &Path, module: &str, has_items: bool) {
         let tokens: Vec<_> = tokens.into_iter().collect();
         let word = |at: usize| match tokens.get(at) {
@@ -99,10 +100,10 @@ impl Target {
                     next = end_of(next, &[';'], false);
                     for (name, path) in imported(&tokens[at + 1..next], "") {
                         if !is_reexport {
-                            self.mentions.push((module.to_owned(), path.clone(), line));
+                            self.uses.push((module.to_owned(), path.clone(), line));
                         }
                         match path.strip_suffix("::*") {
-                            Some(inside) => self.stars.push((module.to_owned(), inside.to_owned())),
+                            Some(inside) => self.globs.push((module.to_owned(), inside.to_owned())),
                             None => drop(self.imports.insert(format!("{module}::{name}"), path)),
                         }
                     }
@@ -137,7 +138,7 @@ impl Target {
                     // A path after a type or `$name` is not a name of this module.
                     let is_other = before(1) == ':' && before(2) == ':' || before(1) == '$' && name != "crate";
                     if path != name && !is_other {
-                        self.mentions.push((module.to_owned(), path, line));
+                        self.uses.push((module.to_owned(), path, line));
                     }
                 }
             }
@@ -164,9 +165,9 @@ impl Target {
                         let path = format!("{path}::{after}");
                         return self.find(&inside, path.trim_end_matches(':'), is_sure, depth - 1);
                     }
-                    let stars = self.stars.iter().filter(|(module, _)| *module == inside);
+                    let globs = self.globs.iter().filter(|(module, _)| *module == inside);
                     let mut found =
-                        stars.map(|(_, star)| self.find(&inside, &format!("{star}::{rest}"), false, depth - 1));
+                        globs.map(|(_, glob)| self.find(&inside, &format!("{glob}::{rest}"), false, depth - 1));
                     let home = (is_sure && rest != path).then(|| self.modules[&inside]);
                     return found.find_map(|file| file).or(home);
                 }
@@ -176,39 +177,40 @@ impl Target {
         None
     }
 
-    /// The files that reach each other by uses, each such group as one finding.
-    fn circles(&self, folder: &str) -> Vec<String> {
-        let mut uses = BTreeMap::new();
-        for (module, path, line) in &self.mentions {
+    /// Returns a finding for each group of files that use each other, directly or through others.
+    fn cycles(&self, folder: &str) -> Vec<String> {
+        let mut file_uses = BTreeMap::new();
+        for (module, path, line) in &self.uses {
             let from = self.modules[module];
             if let Some(to) = self.find(module, path, true, 9).filter(|to| *to != from) {
-                uses.entry((from, to)).or_insert((*line, path));
+                file_uses.entry((from, to)).or_insert((*line, path));
             }
         }
         let mut reached: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); self.files.len()];
         for (from, reached) in reached.iter_mut().enumerate() {
             let mut next = vec![from];
             while let Some(from) = next.pop() {
-                let direct = uses.range((from, 0)..=(from, usize::MAX)).map(|((_, to), _)| *to);
+                let direct = file_uses.range((from, 0)..=(from, usize::MAX)).map(|((_, to), _)| *to);
                 next.extend(direct.filter(|to| reached.insert(*to)));
             }
         }
-        let circle = |file: usize| reached[file].iter().copied().filter(|to| reached[*to].contains(&file)).collect();
-        let circles: BTreeSet<Vec<usize>> = (0..reached.len()).map(circle).collect();
-        println!("{folder}: {} files, {} arrows", self.files.len(), uses.len());
+        let cycle = |file: usize| reached[file].iter().copied().filter(|to| reached[*to].contains(&file)).collect();
+        let cycles: BTreeSet<Vec<usize>> = (0..reached.len()).map(cycle).collect();
+        println!("{folder}: {} files, {} uses", self.files.len(), file_uses.len());
         let name = |file: usize| self.files[file].strip_prefix(folder).expect("find the file in its package").display();
-        let describe = |circle: &Vec<usize>| {
-            let arrows = uses.iter().filter(|((from, to), _)| circle.contains(from) && circle.contains(to));
+        let describe = |cycle: &Vec<usize>| {
+            let arrows = file_uses.iter().filter(|((from, to), _)| cycle.contains(from) && cycle.contains(to));
             let arrow = |((from, to), (line, path)): (&(_, _), &_)| {
                 format!("\n    {}:{line} -> {}: {path}", name(*from), name(*to))
             };
-            format!("{folder}: {} files import each other:{}", circle.len(), arrows.map(arrow).collect::<String>())
+            format!("{folder}: {} files import each other:{}", cycle.len(), arrows.map(arrow).collect::<String>())
         };
-        circles.iter().filter(|circle| !circle.is_empty()).map(describe).collect()
+        cycles.iter().filter(|cycle| !cycle.is_empty()).map(describe).collect()
     }
 }
 
-/// Names that the `tokens` of a `use` import, with their paths, which begin with `before`.
+/// Returns the names that the `tokens` of a `use` import, with their paths, which begin with
+/// `before`.
 fn imported(tokens: &[TokenTree], before: &str) -> Vec<(String, String)> {
     let trees = tokens.split(|token| matches!(token, TokenTree::Punct(mark) if mark.as_char() == ','));
     let names = |tree: &[TokenTree]| {

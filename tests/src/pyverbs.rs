@@ -1,11 +1,10 @@
-//! rdma-core's own Python tests: a copy that can run, and one run of them under `roxe run`.
+//! Unpacks rdma-core's Python tests and runs them under `roxe run`.
 //!
-//! Left out is what names a vendor or needs a connection manager. Touches the folder
-//! `target/pyverbs`.
+//! The copy lacks the tests of single vendors. Touches the folder `target/pyverbs`.
 
 use crate::build;
 use crate::pair::{self, Outcome, Program};
-use crate::unittest::{self, Ending};
+use crate::unittest::{self, TestResult};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs;
@@ -14,24 +13,24 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// Where Debian keeps the suite, half of it compressed.
+/// Debian's copy of the suite; half of its files are compressed.
 const SUITE: &str = "/usr/share/doc/rdma-core/tests";
-/// The interpreter that Debian's extension modules are made for.
+/// The interpreter that Debian's extension modules are built for.
 const PYTHON: &str = "/usr/bin/python3";
-/// Files that test one vendor's hardware.
-const LEFT_OUT: [&str; 3] = ["test_mlx5_", "test_efa", "test_cuda"];
+/// Prefixes of the files that test one vendor's hardware.
+const VENDOR_FILES: [&str; 3] = ["test_mlx5_", "test_efa", "test_cuda"];
 
 /// Returns true if the suite and its modules are installed.
 pub fn is_installed() -> bool {
     Path::new(SUITE).is_dir() && Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir()
 }
 
-/// The copy of the suite that runs; the tests must lie in a folder of this name.
+/// Folder of the copy that runs. Its name must be `tests`, the package of the tests.
 fn folder() -> PathBuf {
     build::target_dir().join("pyverbs/tests")
 }
 
-/// Copies the suite, uncompressed, without what is left out.
+/// Copies the suite, uncompressed, without the tests of single vendors.
 pub fn unpack() -> io::Result<()> {
     let to = folder();
     if to.exists() {
@@ -41,7 +40,7 @@ pub fn unpack() -> io::Result<()> {
     for entry in fs::read_dir(SUITE)? {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if LEFT_OUT.iter().any(|prefix| name.starts_with(prefix)) || path.is_dir() {
+        if VENDOR_FILES.iter().any(|prefix| name.starts_with(prefix)) || path.is_dir() {
             continue;
         }
         match name.strip_suffix(".gz") {
@@ -61,7 +60,7 @@ fn gunzip(path: &Path) -> io::Result<Vec<u8>> {
     }
 }
 
-/// The files of the copy that hold tests, without their ending.
+/// Returns the names of the copied test files, without `.py`.
 pub fn modules() -> BTreeSet<String> {
     let entries = fs::read_dir(folder()).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.path()).filter(|path| path.extension() == Some(OsStr::new("py")));
@@ -74,74 +73,75 @@ pub fn in_module(test: &str, module: &str) -> bool {
     test.split('.').next() == Some(module)
 }
 
-/// The names of all tests, as [`Run::endings`] has them.
+/// Returns the names of all tests, as in [`Run::results`].
 pub fn names() -> Vec<String> {
-    let outcome = python(vec!["--list-tests".into()], &[], Duration::from_secs(30));
+    let outcome = run_tests(vec!["--list-tests".into()], &[], Duration::from_secs(30));
     outcome.output.lines().filter_map(|line| Some(line.strip_prefix("tests.")?.to_owned())).collect()
 }
 
-/// Runs the suite's own program.
-fn python(mut args: Vec<String>, envs: &[(&str, &str)], limit: Duration) -> Outcome {
+/// Runs the suite's program, `run_tests.py`.
+fn run_tests(mut args: Vec<String>, envs: &[(&str, &str)], limit: Duration) -> Outcome {
     args.insert(0, folder().join("run_tests.py").to_string_lossy().into_owned());
     let failed = |e: io::Error| Outcome { command: PYTHON.into(), ok: false, output: e.to_string() };
     pair::run(&Program { name: PYTHON.into(), args }, envs, limit).unwrap_or_else(failed)
 }
 
-/// One run of tests.
+/// A run of the suite or of a part of it.
 #[derive(Debug)]
 pub struct Run {
     outcome: Outcome,
-    endings: BTreeMap<String, Ending>,
+    results: BTreeMap<String, TestResult>,
 }
 
 impl Run {
-    /// Runs `tests` (all, if there are none) on `roxe0`, in the environment `envs`, for no longer
-    /// than `limit`.
+    /// Runs `tests` (all, if the list is empty) on `roxe0` with the environment variables `envs`,
+    /// for at most `limit`.
     pub fn new(tests: &[String], envs: &[(&str, &str)], limit: Duration) -> Self {
         let mut args = ["--dev", "roxe0", "--gid", "0", "-v"].map(str::to_owned).to_vec();
         args.extend(tests.iter().map(|test| format!("tests.{test}")));
-        let outcome = python(args, envs, limit);
-        let endings = unittest::parse(&outcome.output);
-        Self { outcome, endings }
+        let outcome = run_tests(args, envs, limit);
+        let results = unittest::parse(&outcome.output);
+        Self { outcome, results }
     }
 
     /// Result of each test, by its name without the package `tests`.
-    pub fn endings(&self) -> &BTreeMap<String, Ending> {
-        &self.endings
+    pub fn results(&self) -> &BTreeMap<String, TestResult> {
+        &self.results
     }
 
-    /// Checks that unittest ran the same number of tests, and exited with 0.
+    /// Checks that unittest's summary has as many tests as [`Self::results`], and that it exited
+    /// with 0.
     ///
     /// # Errors
-    /// The count of unittest, and the last lines of its output.
+    /// The count in the summary, and the last lines of the output.
     pub fn check_count(&self) -> Result<(), String> {
-        match unittest::counted(&self.outcome.output) {
-            Some(count) if count == self.endings.len() && self.outcome.ok => Ok(()),
+        match unittest::summary_count(&self.outcome.output) {
+            Some(count) if count == self.results.len() && self.outcome.ok => Ok(()),
             counted => Err(format!("unittest counted {counted:?} tests; it ended with\n{}", self.tail())),
         }
     }
 
-    /// Returns the last lines, with tracebacks and the reason of an early exit.
+    /// Returns the last lines of the output, which explain an early exit.
     pub fn tail(&self) -> String {
         let lines: Vec<&str> = self.outcome.output.lines().collect();
         lines[lines.len().saturating_sub(40)..].join("\n")
     }
 
-    /// Traceback that unittest printed for a failed test.
+    /// Returns the traceback that unittest printed for a failed test.
     pub fn traceback(&self, test: &str) -> String {
         let blocks = self.outcome.output.split("\n======").skip(1);
         let about = format!("(tests.{test})");
         blocks.filter(|block| block.contains(&about)).map(|block| format!("\n{}", block.trim_matches('='))).collect()
     }
 
-    /// Every fault rule with the number of faults it made, as the process that ran the tests
-    /// reported it.
+    /// Returns every fault rule with the number of faults that it injected in the process that ran
+    /// the tests.
     pub fn faults(&self) -> Vec<(&str, u64)> {
         faults(&self.outcome.output)
     }
 }
 
-/// Reads `roxe: faults: RULE: N packets matched, M faults`.
+/// Parses lines `roxe: faults: RULE: N packets matched, M faults`.
 fn faults(output: &str) -> Vec<(&str, u64)> {
     output.lines().filter_map(rule_and_faults).collect()
 }

@@ -1,7 +1,7 @@
-//! Tests of the structure checks on small sources: each check reports violations and accepts
-//! correct code.
+//! Tests the structure checks on small sources: each check reports violations and accepts correct
+//! code.
 
-use super::{Files, circles, unsafe_elsewhere, upward_dependencies, wide_comments};
+use super::{Files, cycles, unsafe_elsewhere, upward_dependencies, wide_comments};
 use serde_json::json;
 
 fn files(sources: &[(&str, &str)]) -> Files {
@@ -17,16 +17,16 @@ fn upward_dependencies_and_unlisted_packages_are_reported() {
     assert_eq!(upward_dependencies(&tree, &["low"]).last().unwrap(), "\"high\" has no place in the order");
 }
 
-/// The circles of a package of these files in `a/src`, its root first.
-fn circles_of(sources: &[&str]) -> Vec<String> {
+/// Returns the import cycles of a package with these files in `a/src`, its root first.
+fn cycles_of(sources: &[&str]) -> Vec<String> {
     let names = ["a/src/lib.rs", "a/src/one.rs", "a/src/two.rs", "a/src/two/three.rs"];
-    circles::findings(&files(&names.into_iter().zip(sources.iter().copied()).collect::<Vec<_>>()), "a")
+    cycles::findings(&files(&names.into_iter().zip(sources.iter().copied()).collect::<Vec<_>>()), "a")
 }
 
 #[test]
 fn circle_is_reported_without_files_that_lead_into_it() {
     let lib = "mod one;\nmod two;\nuse one::A;\nfn f(_: A) {}";
-    let found = circles_of(&[lib, "use crate::two::B;\npub struct A(B);", "use super::one::A;\npub struct B(A);"]);
+    let found = cycles_of(&[lib, "use crate::two::B;\npub struct A(B);", "use super::one::A;\npub struct B(A);"]);
     let arrows = "\n    src/one.rs:1 -> src/two.rs: crate::two::B\n    src/two.rs:1 -> src/one.rs: super::one::A";
     assert_eq!(found, [format!("a: 2 files import each other:{arrows}")]);
     let around = [
@@ -34,7 +34,7 @@ fn circle_is_reported_without_files_that_lead_into_it() {
         "mod three;\nuse three::C;\npub struct B(C);",
         "use crate::one::A;\npub struct C(A);",
     ];
-    assert!(circles_of(&[&[lib], &around[..]].concat())[0].starts_with("a: 3 files"));
+    assert!(cycles_of(&[&[lib], &around[..]].concat())[0].starts_with("a: 3 files"));
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn every_kind_of_path_is_a_dependency() {
         "pub fn a(x: u8) -> bool { matches!(x, ..crate::two::LIMIT) }",
     ] {
         let two = "use crate::one;\npub fn b() { one::A; }\npub struct B;\npub trait T {}\npub const LIMIT: u8 = 1;";
-        let found = circles_of(&["mod one;\nmod two;\npub(crate) use two::B;", naming, two]);
+        let found = cycles_of(&["mod one;\nmod two;\npub(crate) use two::B;", naming, two]);
         // The root re-exports names, but uses nothing itself.
         assert!(found.len() == 1 && found[0].starts_with("a: 2 files") && !found[0].contains("lib.rs"), "{naming}");
     }
@@ -69,11 +69,11 @@ fn test_imports_and_equal_names_are_not_dependencies() {
         "pub struct B;\n/// [`crate::one::A`] is a link.\nfn f() {}",
         "use std::two::one;\npub struct B { one: u8 }\nfn f<'one>(b: B) -> u8 { let one = b.one; dbg!(b.one, one) }",
     ] {
-        let found = circles_of(&["mod one;\nmod two;", "use crate::two::B;\npub struct A(B);", two]);
+        let found = cycles_of(&["mod one;\nmod two;", "use crate::two::B;\npub struct A(B);", two]);
         assert_eq!(found, [""; 0], "{two}");
     }
     let with_feature = "pub struct B;\n#[cfg(any(test, feature = \"sim\"))]\nfn f(_: crate::one::A) {}";
-    assert_eq!(circles_of(&["mod one;\nmod two;", "use crate::two::B;\npub struct A(B);", with_feature]).len(), 1);
+    assert_eq!(cycles_of(&["mod one;\nmod two;", "use crate::two::B;\npub struct A(B);", with_feature]).len(), 1);
 }
 
 #[test]

@@ -1,43 +1,43 @@
-//! Baseline: messages passed from one process to another, through a ring in shared memory or by one
-//! copy out of the memory of the process that has them.
+//! Baseline: measures the transfer of messages between processes, through a ring in shared memory
+//! or by one copy from the memory of the sender.
 
 use crate::peer::say;
 use crate::raw::gigabytes_per_second;
 use crate::ring::{CHUNK, LongRings, SmallRings};
-use crate::sys::read_of;
+use crate::sys::read_process;
 use std::hint::black_box;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// Buffers that both sides use in turn.
+/// Number of buffers that both sides use in turn.
 const BUFFERS: usize = 4;
 
-/// How messages are handed over.
+/// How messages are transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Handed {
-    /// By `process_vm_readv`, not through a ring.
+pub(crate) struct Transfer {
+    /// True for one copy by `process_vm_readv` instead of a ring.
     pub(crate) one_copy: bool,
-    /// The sender writes each message before it hands it over, and the receiver reads it. If not,
-    /// the bytes stay in the caches of both processors.
+    /// True if the sender writes each message before the transfer and the receiver reads it
+    /// afterwards. If false, the bytes stay in the caches of both processors.
     pub(crate) written: bool,
 }
 
-/// Receives a message, by the number of its buffer.
+/// Receives a message from the buffer with this index.
 type Receive = Box<dyn FnMut(usize, &mut [u8]) -> io::Result<()>>;
 
-/// Gigabytes per second of messages of `size` bytes.
-pub(crate) fn stream(handed: Handed, size: usize, time: Duration) -> io::Result<f64> {
-    let (size_word, written) = (size.to_string(), handed.written.to_string());
+/// Measures gigabytes per second of messages of `size` bytes.
+pub(crate) fn stream(transfer: Transfer, size: usize, time: Duration) -> io::Result<f64> {
+    let (size_word, written) = (size.to_string(), transfer.written.to_string());
     let words = [size_word.as_str(), written.as_str()];
     let mut buffers = vec![vec![0; size]; BUFFERS];
-    let mut receive: Receive = if handed.one_copy {
+    let mut receive: Receive = if transfer.one_copy {
         let (rings, mut peer) = SmallRings::start_with("handed-source", &words)?;
-        let places = (0..BUFFERS).map(|_| peer.line()?.parse().map_err(io::Error::other));
-        let places = places.collect::<io::Result<Vec<u64>>>()?;
+        let addresses = (0..BUFFERS).map(|_| peer.line()?.parse().map_err(io::Error::other));
+        let addresses = addresses.collect::<io::Result<Vec<u64>>>()?;
         (0..BUFFERS).for_each(|_| rings.put(false, &[]));
         Box::new(move |at, buffer| {
             rings.take(true, &mut []);
-            read_of(peer.id(), places[at], buffer)?;
+            read_process(peer.id(), addresses[at], buffer)?;
             rings.put(false, &[]);
             Ok(())
         })
@@ -53,7 +53,7 @@ pub(crate) fn stream(handed: Handed, size: usize, time: Duration) -> io::Result<
     while start.elapsed() < time {
         for (at, buffer) in buffers.iter_mut().enumerate() {
             receive(at, buffer)?;
-            if handed.written {
+            if transfer.written {
                 let words = buffer.as_chunks().0;
                 black_box(words.iter().fold(0, |sum: u64, word| sum.wrapping_add(u64::from_ne_bytes(*word))));
             }
@@ -63,7 +63,7 @@ pub(crate) fn stream(handed: Handed, size: usize, time: Duration) -> io::Result<
     Ok(gigabytes_per_second(bytes, start.elapsed()))
 }
 
-/// Messages of the other process; each is written anew if requested.
+/// The messages of the sender.
 struct Source {
     buffers: Vec<Vec<u8>>,
     written: bool,
@@ -75,15 +75,15 @@ impl Source {
         Ok(Self { buffers: vec![vec![1; size]; BUFFERS], written: written == "true" })
     }
 
-    /// Hands over messages until killed; `begin` comes before each.
-    fn run(&mut self, mut begin: impl FnMut(), mut hand: impl FnMut(&[u8])) -> ! {
+    /// Sends messages until killed; calls `begin` before and `send` for each.
+    fn run(&mut self, mut begin: impl FnMut(), mut send: impl FnMut(&[u8])) -> ! {
         for at in (0..BUFFERS).cycle() {
             begin();
             let buffer = &mut self.buffers[at];
             if self.written {
                 buffer.fill(at as u8);
             }
-            hand(buffer);
+            send(buffer);
         }
         unreachable!("the buffers are used forever")
     }
@@ -95,7 +95,8 @@ pub(crate) fn ring_source(words: [&str; 2], fd: &str) -> io::Result<()> {
     source.run(|| {}, |buffer| buffer.chunks(CHUNK).for_each(|part| rings.put(true, part)))
 }
 
-/// Tells where messages lie, and which may be read, until killed.
+/// Prints the addresses of messages, then signals in a ring which of them can be read, until
+/// killed.
 pub(crate) fn source(words: [&str; 2], fd: &str) -> io::Result<()> {
     let (rings, mut source) = (SmallRings::inherited(fd)?, Source::new(words)?);
     source.buffers.iter().try_for_each(|buffer| say(buffer.as_ptr().expose_provenance()))?;

@@ -1,4 +1,4 @@
-//! The promises, as ratios of what one run measured: what has to be reached, and what was.
+//! Checks the promises: ratios of figures of one run.
 
 use crate::line::{Line, Link, Network, Unit, Verbs, Work};
 use crate::plan;
@@ -7,15 +7,15 @@ use crate::rounds::Measured;
 const WRITE_BW: &str = "ib_write_bw";
 const WRITE_LAT: &str = "ib_write_lat";
 const MB: usize = 1 << 20;
-/// The part of what 4 MiB of buffer reach that the stock limit must reach, too.
+/// Part of the rate with a buffer of 4 MiB that the stock buffer must reach.
 const STOCK: f64 = 0.8;
-/// Share by which a build may be slower than the one before it.
+/// Share by which a build may be slower than the other one.
 const SLOWER: f64 = 0.03;
 
 /// A promise of the benchmark.
-pub(crate) struct Show {
+pub(crate) struct Promise {
     pub(crate) name: String,
-    /// Figure to reach; NaN if it depends on figures that could not be measured.
+    /// Promised figure; NaN if it depends on a figure that could not be measured.
     pub(crate) target: f64,
     /// Measured figure, if there is one.
     pub(crate) reached: Option<f64>,
@@ -25,17 +25,17 @@ pub(crate) struct Show {
     pub(crate) disturbed: bool,
 }
 
-/// A figure, and whether it has only disturbed runs.
+/// A figure, and true if it has only disturbed runs.
 type Found = Option<(f64, bool)>;
 
-impl Show {
+impl Promise {
     /// Returns true if the promise is kept.
     pub(crate) fn holds(&self) -> bool {
         self.reached.is_some_and(|reached| if self.less { reached <= self.target } else { reached >= self.target })
     }
 }
 
-/// Figures by line.
+/// The figures of a run.
 struct Figures<'a>(&'a [Measured]);
 
 impl Figures<'_> {
@@ -54,32 +54,32 @@ impl Figures<'_> {
         self.find(verbs.tool, size, &Work::Verbs(verbs))
     }
 
-    fn at_least(&self, name: &str, reached: Found, part: f64, of: Found) -> Show {
-        self.show(name, reached, part, of, false)
+    fn at_least(&self, name: &str, reached: Found, part: f64, of: Found) -> Promise {
+        self.promise(name, reached, part, of, false)
     }
 
-    fn at_most(&self, name: &str, reached: Found, part: f64, of: Found) -> Show {
-        self.show(name, reached, part, of, true)
+    fn at_most(&self, name: &str, reached: Found, part: f64, of: Found) -> Promise {
+        self.promise(name, reached, part, of, true)
     }
 
-    fn show(&self, name: &str, reached: Found, part: f64, of: Found, less: bool) -> Show {
+    fn promise(&self, name: &str, reached: Found, part: f64, of: Found, less: bool) -> Promise {
         let disturbed = [reached, of].into_iter().flatten().any(|(_, disturbed)| disturbed);
         let target = of.map_or(f64::NAN, |(of, _)| of * part);
-        Show { name: name.to_owned(), target, reached: reached.map(|(figure, _)| figure), less, disturbed }
+        Promise { name: name.to_owned(), target, reached: reached.map(|(figure, _)| figure), less, disturbed }
     }
 }
 
-/// The verdicts on what was measured. Those that nothing was measured for are left out.
-pub(crate) fn judge(all: &[Measured]) -> Vec<Show> {
+/// Returns the promises about loopback, without those that have no figures at all.
+pub(crate) fn judge(all: &[Measured]) -> Vec<Promise> {
     let figures = Figures(all);
-    let mut shows = udp(&figures);
-    shows.extend(stock(&figures));
-    shows.extend(shm(&figures));
-    shows.retain(|show| show.reached.is_some() || !show.target.is_nan());
-    shows
+    let mut promises = udp(&figures);
+    promises.extend(stock(&figures));
+    promises.extend(shm(&figures));
+    promises.retain(|promise| promise.reached.is_some() || !promise.target.is_nan());
+    promises
 }
 
-fn udp(figures: &Figures<'_>) -> Vec<Show> {
+fn udp(figures: &Figures<'_>) -> Vec<Promise> {
     let of = |size, verbs| figures.verbs(size, verbs);
     let (bw, lat) = (Verbs::new(WRITE_BW, Link::Udp), Verbs::new(WRITE_LAT, Link::Udp));
     let yardstick = figures.find(WRITE_BW, MB, &Work::Yardstick(4096));
@@ -112,7 +112,7 @@ fn udp(figures: &Figures<'_>) -> Vec<Show> {
     ]
 }
 
-fn stock(figures: &Figures<'_>) -> Vec<Show> {
+fn stock(figures: &Figures<'_>) -> Vec<Promise> {
     let pair =
         |size, tool, mtu| [Link::UdpStock, Link::Udp].map(|link| figures.verbs(size, Verbs::new(tool, link).mtu(mtu)));
     let at_least = |name: &str, [stock, full]: [Found; 2]| figures.at_least(name, stock, STOCK, full);
@@ -126,7 +126,7 @@ fn stock(figures: &Figures<'_>) -> Vec<Show> {
     ]
 }
 
-fn shm(figures: &Figures<'_>) -> Vec<Show> {
+fn shm(figures: &Figures<'_>) -> Vec<Promise> {
     let of = |size, tool| figures.verbs(size, Verbs::new(tool, Link::Shm));
     let event = |size, tool, link| figures.verbs(size, Verbs::new(tool, link).events());
     let ucx = figures.find(WRITE_BW, MB, &Work::Ucx("tag_bw", "posix,cma"));
@@ -135,7 +135,7 @@ fn shm(figures: &Figures<'_>) -> Vec<Show> {
     let (send_bw, send_lat) = ("ib_send_bw", "ib_send_lat");
     let events = |size, tool| [Link::Shm, Link::Udp].map(|link| event(size, tool, link));
     let ([shm_bw, udp_bw], [shm_lat, udp_lat]) = (events(64 << 10, send_bw), events(8, send_lat));
-    let shows = vec![
+    let promises = vec![
         figures.at_least("shm: write 1 MB, GB/s", mb, 1.0, given(10.0, mb)),
         figures.at_least("shm: write 1 MB >= UCX posix,cma, GB/s", mb, 1.0, ucx),
         figures.at_least("shm: write 4 KB, GB/s", small, 1.0, given(3.0, small)),
@@ -144,13 +144,13 @@ fn shm(figures: &Figures<'_>) -> Vec<Show> {
         figures.at_least("shm: events, send 64 KB >= udp, GB/s", shm_bw, 1.0, udp_bw),
         figures.at_most("shm: events, send latency 8 B <= udp, us", shm_lat, 1.0, udp_lat),
     ];
-    shows.into_iter().filter(|show| show.reached.is_some()).collect()
+    promises.into_iter().filter(|promise| promise.reached.is_some()).collect()
 }
 
-/// The verdicts on two namespaces.
-pub(crate) fn over_veth(all: &[Measured]) -> Vec<Show> {
+/// Returns the promises about two namespaces.
+pub(crate) fn over_veth(all: &[Measured]) -> Vec<Promise> {
     let figures = Figures(all);
-    let shows = plan::NETWORKS.into_iter().flat_map(|(network, mtu)| {
+    let promises = plan::NETWORKS.into_iter().flat_map(|(network, mtu)| {
         let roxe = |tool, size| {
             let work = Work::Verbs(Verbs::new(tool, Link::Udp).mtu(mtu));
             figures.find_at(network, tool, size, &work)
@@ -164,13 +164,13 @@ pub(crate) fn over_veth(all: &[Measured]) -> Vec<Show> {
             figures.at_most(&name("write latency 8 B <= UCX tcp, us"), roxe(WRITE_LAT, 8), 1.0, ucx),
         ]
     });
-    shows.filter(|show| show.reached.is_some()).collect()
+    promises.filter(|promise| promise.reached.is_some()).collect()
 }
 
-/// Returns the verdicts on this build compared with the build before it, a line each.
-pub(crate) fn against(all: &[Measured]) -> Vec<Show> {
+/// Returns a promise for each line of this build, compared with the other build.
+pub(crate) fn against(all: &[Measured]) -> Vec<Promise> {
     let figures = Figures(all);
-    let shows = all.iter().filter_map(|measured| {
+    let promises = all.iter().filter_map(|measured| {
         let Line { group, size, unit, work, network } = &measured.line;
         let Work::Verbs(verbs) = work else { return None };
         let find = |work: &Work| figures.find_at(*network, group, *size, work);
@@ -181,28 +181,28 @@ pub(crate) fn against(all: &[Measured]) -> Vec<Show> {
             _ => figures.at_least(&name, find(work), 1.0 - SLOWER, before),
         })
     });
-    shows.collect()
+    promises.collect()
 }
 
-/// Returns the verdicts on roxe compared with the kernel's rxe in one guest.
-pub(crate) fn against_rxe(all: &[Measured]) -> Vec<Show> {
+/// Returns the promises about roxe compared with the kernel's rxe in one guest.
+pub(crate) fn against_rxe(all: &[Measured]) -> Vec<Promise> {
     let figures = Figures(all);
     let of =
         |size, verbs: Verbs| (figures.verbs(size, verbs.clone()), figures.find(verbs.tool, size, &Work::Rxe(verbs)));
-    let mut shows = Vec::new();
+    let mut promises = Vec::new();
     for tool in [WRITE_BW, "ib_send_bw", "ib_read_bw"] {
         for (link, part) in [(Link::Udp, 1.0), (Link::Shm, 3.0)] {
             let (roxe, _) = of(64 << 10, Verbs::new(tool, link));
             let (_, rxe) = of(64 << 10, Verbs::new(tool, Link::Udp));
-            shows.push(figures.at_least(&format!("{link}: {tool} 64 KB >= {part} rxe, GB/s"), roxe, part, rxe));
+            promises.push(figures.at_least(&format!("{link}: {tool} 64 KB >= {part} rxe, GB/s"), roxe, part, rxe));
         }
     }
     for tool in [WRITE_LAT, "ib_send_lat"] {
         for (link, part) in [(Link::Udp, 1.0), (Link::Shm, 1.0 / 3.0)] {
             let (roxe, _) = of(8, Verbs::new(tool, link));
             let (_, rxe) = of(8, Verbs::new(tool, Link::Udp));
-            shows.push(figures.at_most(&format!("{link}: {tool} 8 B <= {part:.2} rxe, us"), roxe, part, rxe));
+            promises.push(figures.at_most(&format!("{link}: {tool} 8 B <= {part:.2} rxe, us"), roxe, part, rxe));
         }
     }
-    shows.into_iter().filter(|show| show.reached.is_some()).collect()
+    promises.into_iter().filter(|promise| promise.reached.is_some()).collect()
 }
