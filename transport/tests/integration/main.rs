@@ -7,8 +7,8 @@
 //! packets), `outgoing` (packets of each operation), `states`, `unreliable` (UC), `datagram` (UD),
 //! `raw` (frames), `xrc`, `tags` (tag matching), `local` (operations that send nothing),
 //! `migration` (of paths), `congestion`, `pacing` (rates of programs and paths), `cost` (of loss),
-//! `faults` (rules and notes), `shrink` (of failing runs), `simulation` (random work), `clauses`
-//! (clauses that no other file covers).
+//! `faults` (rules and notes), `shrink` (of failing runs), `simulation` (random work), and
+//! `clauses` for those clauses that no other file covers.
 
 mod clauses;
 mod completer;
