@@ -43,7 +43,8 @@ pub struct Aeth {
 }
 
 impl Aeth {
-    #[inline]
+    // Inlined: a call would return the result through memory.
+    #[inline(always)]
     pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, ParseError> {
         let word = from.u32()?;
         let [syndrome, ..] = word.to_be_bytes();

@@ -161,16 +161,22 @@ pub struct RKey(pub u32);
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
+    /// First bytes of an IPv4-mapped GID.
+    const IPV4_PREFIX: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+
     /// Returns the IP address; an IPv4-mapped GID gives the IPv4 address.
     // clause: GID-ADDRESS
+    #[inline]
     pub fn to_ip(self) -> IpAddr {
-        let v6 = Ipv6Addr::from(self.0);
-        v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
+        let [prefix @ .., a, b, c, d] = self.0;
+        // Compared as a whole; `Ipv6Addr::to_ipv4_mapped` compares byte by byte.
+        if prefix == Self::IPV4_PREFIX { Ipv4Addr::new(a, b, c, d).into() } else { Ipv6Addr::from(self.0).into() }
     }
 
     /// Returns true if the GID is IPv4-mapped: packets have an IPv4 header.
+    #[inline]
     pub fn is_ipv4(self) -> bool {
-        matches!(self.to_ip(), IpAddr::V4(_))
+        self.0.starts_with(&Self::IPV4_PREFIX)
     }
 
     /// Returns true if the GID is a multicast group: first byte 0xff, or an IPv4-mapped

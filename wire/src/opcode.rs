@@ -103,13 +103,10 @@ impl PayloadRule {
     // clause: PAYLOAD-RULE
     #[inline]
     pub const fn allows(self, len: usize) -> bool {
-        let fits = match self {
-            Self::None => len == 0,
-            Self::Full => len.is_multiple_of(4),
-            Self::Some => len > 0,
-            Self::Any => true,
-        };
-        fits && len <= crate::num::MAX_PAYLOAD
+        // Comparisons instead of a jump table.
+        let most = if matches!(self, Self::None) { 0 } else { crate::num::MAX_PAYLOAD };
+        let least = if matches!(self, Self::Some) { 1 } else { 0 };
+        len <= most && len >= least && (len.is_multiple_of(4) || !matches!(self, Self::Full))
     }
 }
 
@@ -140,10 +137,14 @@ impl Operation {
     ];
 
     /// Returns the properties of this operation.
-    // clause: OPCODE-TABLE
     #[inline]
-    #[rustfmt::skip]
     pub const fn facts(self) -> Facts {
+        FACTS[self as usize]
+    }
+
+    // clause: OPCODE-TABLE
+    #[rustfmt::skip]
+    const fn describe(self) -> Facts {
         use PayloadRule::{Any, Full, None, Some};
         use Position::{First, Last, Middle, Only};
         match self {
@@ -207,6 +208,18 @@ impl Operation {
         None
     }
 }
+
+/// [`Operation::describe`] by the number of the operation.
+const FACTS: [Facts; Operation::Cnp as usize + 1] = {
+    let mut table = [Operation::Cnp.describe(); Operation::Cnp as usize + 1];
+    let mut at = 0;
+    while at < Operation::ALL.len() {
+        let operation = Operation::ALL[at];
+        table[operation as usize] = operation.describe();
+        at += 1;
+    }
+    table
+};
 
 const fn facts(name: &'static str, position: Position, ext_len: usize, payload: PayloadRule) -> Facts {
     Facts { name, position, ext_len, payload }
@@ -368,20 +381,28 @@ pub enum Kind {
 const CNP_RESERVED: usize = 16;
 
 impl Kind {
-    /// Reads the extended headers of `opcode`.
+    /// Reads the extended headers of `opcode` into `self`, which is undefined after an error.
     // clause: HEADER-ORDER
     // Inlined: a call would return the headers through memory.
     #[inline(always)]
-    pub(crate) fn read(opcode: Opcode, from: &mut Reader<'_>) -> Result<Self, ParseError> {
+    pub(crate) fn read(&mut self, opcode: Opcode, from: &mut Reader<'_>) -> Result<(), ParseError> {
         let operation = opcode.operation();
         match opcode.service() {
-            Service::Rc if operation.is_response() => Response::read(operation, from).map(Self::RcResponse),
-            Service::Rc => Request::read(operation, from).map(Self::RcRequest),
-            Service::Uc => UcRequest::try_from(Request::read(operation, from)?).map(Self::UcRequest),
-            Service::Ud => Self::read_ud(operation, from),
-            Service::Xrc if operation.is_response() => Response::read(operation, from).map(Self::XrcResponse),
-            Service::Xrc => Ok(Self::XrcRequest(XrcEth::read(from)?, Request::read(operation, from)?)),
-            Service::Cnp => from.array::<CNP_RESERVED>().map(|_| Self::Cnp),
+            Service::Rc if operation.is_response() => {
+                Response::read(operation, from, |response| *self = Self::RcResponse(response))
+            }
+            Service::Rc => Request::read(operation, from, |request| *self = Self::RcRequest(request)),
+            Service::Uc if !operation.is_of_uc() => Err(ParseError::Opcode),
+            Service::Uc => Request::read(operation, from, |request| *self = Self::UcRequest(UcRequest(request))),
+            Service::Ud => self.read_ud(operation, from),
+            Service::Xrc if operation.is_response() => {
+                Response::read(operation, from, |response| *self = Self::XrcResponse(response))
+            }
+            Service::Xrc => {
+                let xrc = XrcEth::read(from)?;
+                Request::read(operation, from, |request| *self = Self::XrcRequest(xrc, request))
+            }
+            Service::Cnp => from.array::<CNP_RESERVED>().map(|_| *self = Self::Cnp),
         }
     }
 
@@ -396,13 +417,15 @@ impl Kind {
         }
     }
 
-    fn read_ud(operation: Operation, from: &mut Reader<'_>) -> Result<Self, ParseError> {
+    fn read_ud(&mut self, operation: Operation, from: &mut Reader<'_>) -> Result<(), ParseError> {
         let deth = Deth::read(from)?;
         let imm = if operation == Operation::SendOnlyImm { Some(ImmDt::read(from)?) } else { None };
-        Ok(Self::Ud { deth, imm })
+        *self = Self::Ud { deth, imm };
+        Ok(())
     }
 
-    #[inline]
+    // Inlined like `Header::emit_as`.
+    #[inline(always)]
     pub(crate) fn write(&self, to: &mut impl Sink) -> Option<()> {
         match self {
             Self::RcRequest(request) | Self::UcRequest(UcRequest(request)) => request.write(to),
@@ -447,32 +470,35 @@ impl Request {
         }
     }
 
+    /// Reads the request and passes it to `keep`.
+    // Each arm passes its own variant, so that the compiler stores only the fields it has.
     #[inline(always)]
-    fn read(operation: Operation, from: &mut Reader<'_>) -> Result<Self, ParseError> {
+    fn read(operation: Operation, from: &mut Reader<'_>, mut keep: impl FnMut(Self)) -> Result<(), ParseError> {
         use Operation as O;
         use SendTail::{Imm, Invalidate, Plain};
-        Ok(match operation {
-            O::SendFirst => Self::SendFirst,
-            O::SendMiddle => Self::SendMiddle,
-            O::SendLast => Self::SendLast(Plain),
-            O::SendLastImm => Self::SendLast(Imm(ImmDt::read(from)?)),
-            O::SendLastInvalidate => Self::SendLast(Invalidate(Ieth::read(from)?)),
-            O::SendOnly => Self::SendOnly(Plain),
-            O::SendOnlyImm => Self::SendOnly(Imm(ImmDt::read(from)?)),
-            O::SendOnlyInvalidate => Self::SendOnly(Invalidate(Ieth::read(from)?)),
-            O::WriteFirst => Self::WriteFirst(Reth::read(from)?),
-            O::WriteMiddle => Self::WriteMiddle,
-            O::WriteLast => Self::WriteLast(None),
-            O::WriteLastImm => Self::WriteLast(Some(ImmDt::read(from)?)),
-            O::WriteOnly => Self::WriteOnly(Reth::read(from)?, None),
-            O::WriteOnlyImm => Self::WriteOnly(Reth::read(from)?, Some(ImmDt::read(from)?)),
-            O::ReadRequest => Self::Read(Reth::read(from)?),
-            O::CompareSwap => Self::CompareSwap(AtomicEth::read(from)?),
-            O::FetchAdd => Self::FetchAdd(AtomicEth::read(from)?),
-            O::Flush => Self::Flush(Feth::read(from)?, Reth::read(from)?),
-            O::AtomicWrite => Self::AtomicWrite(Reth::read(from)?),
+        match operation {
+            O::SendFirst => keep(Self::SendFirst),
+            O::SendMiddle => keep(Self::SendMiddle),
+            O::SendLast => keep(Self::SendLast(Plain)),
+            O::SendLastImm => keep(Self::SendLast(Imm(ImmDt::read(from)?))),
+            O::SendLastInvalidate => keep(Self::SendLast(Invalidate(Ieth::read(from)?))),
+            O::SendOnly => keep(Self::SendOnly(Plain)),
+            O::SendOnlyImm => keep(Self::SendOnly(Imm(ImmDt::read(from)?))),
+            O::SendOnlyInvalidate => keep(Self::SendOnly(Invalidate(Ieth::read(from)?))),
+            O::WriteFirst => keep(Self::WriteFirst(Reth::read(from)?)),
+            O::WriteMiddle => keep(Self::WriteMiddle),
+            O::WriteLast => keep(Self::WriteLast(None)),
+            O::WriteLastImm => keep(Self::WriteLast(Some(ImmDt::read(from)?))),
+            O::WriteOnly => keep(Self::WriteOnly(Reth::read(from)?, None)),
+            O::WriteOnlyImm => keep(Self::WriteOnly(Reth::read(from)?, Some(ImmDt::read(from)?))),
+            O::ReadRequest => keep(Self::Read(Reth::read(from)?)),
+            O::CompareSwap => keep(Self::CompareSwap(AtomicEth::read(from)?)),
+            O::FetchAdd => keep(Self::FetchAdd(AtomicEth::read(from)?)),
+            O::Flush => keep(Self::Flush(Feth::read(from)?, Reth::read(from)?)),
+            O::AtomicWrite => keep(Self::AtomicWrite(Reth::read(from)?)),
             _ => return Err(ParseError::Opcode),
-        })
+        }
+        Ok(())
     }
 
     #[inline]
@@ -529,20 +555,22 @@ impl Response {
         }
     }
 
+    /// Reads the response and passes it to `keep`.
     #[inline(always)]
-    fn read(operation: Operation, from: &mut Reader<'_>) -> Result<Self, ParseError> {
-        Ok(match operation {
-            Operation::ReadResponseFirst => Self::ReadFirst(Aeth::read(from)?),
-            Operation::ReadResponseMiddle => Self::ReadMiddle,
-            Operation::ReadResponseLast => Self::ReadLast(Aeth::read(from)?),
-            Operation::ReadResponseOnly => Self::ReadOnly(Aeth::read(from)?),
-            Operation::Acknowledge => Self::Ack(Aeth::read(from)?),
-            Operation::AtomicAcknowledge => Self::AtomicAck(Aeth::read(from)?, AtomicAckEth::read(from)?),
+    fn read(operation: Operation, from: &mut Reader<'_>, mut keep: impl FnMut(Self)) -> Result<(), ParseError> {
+        match operation {
+            Operation::ReadResponseFirst => keep(Self::ReadFirst(Aeth::read(from)?)),
+            Operation::ReadResponseMiddle => keep(Self::ReadMiddle),
+            Operation::ReadResponseLast => keep(Self::ReadLast(Aeth::read(from)?)),
+            Operation::ReadResponseOnly => keep(Self::ReadOnly(Aeth::read(from)?)),
+            Operation::Acknowledge => keep(Self::Ack(Aeth::read(from)?)),
+            Operation::AtomicAcknowledge => keep(Self::AtomicAck(Aeth::read(from)?, AtomicAckEth::read(from)?)),
             _ => return Err(ParseError::Opcode),
-        })
+        }
+        Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn write(&self, to: &mut impl Sink) -> Option<()> {
         match self {
             Self::ReadMiddle => Some(()),

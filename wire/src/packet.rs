@@ -67,7 +67,7 @@ impl<'a> Packet<'a> {
         let mut rest = Reader(cut);
         let (opcode, pad, bth) = Bth::read(&mut rest)?;
         packet.header.bth = bth;
-        packet.header.kind = Kind::read(opcode, &mut rest)?;
+        packet.header.kind.read(opcode, &mut rest)?;
         let around = cut.len() - rest.0.len() + icrc::LEN;
         let body = len.checked_sub(around).and_then(|body| filler.get(..body)).ok_or(ParseError::Truncated)?;
         packet.payload = strip_pad(opcode.facts().payload, pad, body)?;
@@ -85,7 +85,7 @@ impl<'a> Packet<'a> {
         let mut rest = Reader(covered);
         let (opcode, pad, bth) = Bth::read(&mut rest)?;
         self.header.bth = bth;
-        self.header.kind = Kind::read(opcode, &mut rest)?;
+        self.header.kind.read(opcode, &mut rest)?;
         self.payload = strip_pad(opcode.facts().payload, pad, rest.0)?;
         Ok(opcode)
     }
@@ -137,7 +137,7 @@ impl<'a> PacketReader<'a> {
         let mut rest = Reader(udp_payload);
         let [.., last] = rest.words()?;
         self.packet.header.bth.set_last_word(last);
-        self.packet.header.kind = Kind::read(self.opcode, &mut rest)?;
+        self.packet.header.kind.read(self.opcode, &mut rest)?;
         self.packet.payload = rest.0.get(..self.packet.payload.len()).ok_or(ParseError::Truncated)?;
         Ok(())
     }
@@ -167,7 +167,8 @@ const fn pad_of(len: usize) -> usize {
 
 impl Header {
     /// Returns the opcode.
-    #[inline]
+    // Inlined, as `form` and `emit_as`: for a known kind the compiler then knows the whole form.
+    #[inline(always)]
     pub const fn opcode(&self) -> Opcode {
         match &self.kind {
             Kind::RcRequest(request) => Opcode::new(Service::Rc, request.operation()),
@@ -216,7 +217,7 @@ impl Header {
 
     /// Returns the form of a packet with `payload_len` bytes of payload; `None` if the operation
     /// cannot carry so many.
-    #[inline]
+    #[inline(always)]
     pub fn form(&self, payload_len: usize) -> Option<Form> {
         let opcode = self.opcode();
         let pad = pad_of(payload_len);
@@ -226,7 +227,7 @@ impl Header {
 
     /// Writes headers and pad like [`Header::emit`], with the form of this header or of one that
     /// differs only in its BTH.
-    #[inline]
+    #[inline(always)]
     pub fn emit_as<'b>(&self, form: &Form, mut out: &'b mut [u8]) -> Option<&'b mut [u8]> {
         debug_assert_eq!(form.opcode, self.opcode(), "the form of another packet");
         if out.len() != form.len {
