@@ -101,6 +101,7 @@ impl Requester {
         true
     }
 
+    #[inline]
     fn on_acknowledge<H: Host>(
         &mut self,
         sh: &mut Shared,
@@ -212,6 +213,7 @@ impl Requester {
 
     /// Retires everything before `end`. Stops at the first READ or atomic without a response: a
     /// later response implies that this one was lost (implied NAK, IBA §9.7.5.2.4).
+    #[inline]
     fn acknowledge<H: Host>(&mut self, sh: &mut Shared, host: &mut H, end: Psn) -> Result<(), ResponseError> {
         while self.una_psn.is_before(end) && !sh.failed {
             let Some(wqe) = self.sq.head() else { break };
@@ -235,6 +237,7 @@ impl Requester {
 
     /// Handles an advance of the oldest PSN by `acked`: widens the window, skips acknowledged
     /// packets of a retry, reloads counters and timer.
+    #[inline]
     fn on_progress<H: Host>(&mut self, sh: &mut Shared, host: &mut H, acked: i32) {
         self.window = self.window.saturating_add(acked).min(MAX_OUTSTANDING);
         // clause: ACK-OVER-RETRY

@@ -132,6 +132,7 @@ impl Qp {
     ///
     /// # Errors
     /// As [`Qp::post_send`].
+    #[inline]
     pub fn post_send_to_srq(&mut self, srqn: u32, req: &SendRequest<'_>) -> Result<(), PostError> {
         match self.shared.state {
             // clause: STATE-POST
@@ -340,6 +341,7 @@ impl Qp {
     ///
     /// If [`crate::cx::FlowControl::reserve`] refuses, the QP stops and returns
     /// [`TxState::Drained`]; the host calls again when there is room.
+    #[inline]
     pub fn poll_transmit<H: Host, T: TxBatch>(&mut self, host: &mut H, tx: &mut T) -> TxState {
         self.flush_posted(host);
         let sh = &mut self.shared;
@@ -350,8 +352,7 @@ impl Qp {
         let ack_waits =
             self.acks_last && !core::mem::take(&mut self.ack_has_waited) && self.responder.replies.is_only_ack();
         if ack_waits {
-            self.ack_has_waited = self.send_requests(host, tx) == TxState::BatchFull;
-            return if self.ack_has_waited { TxState::BatchFull } else { self.send_responses(host, tx) };
+            return self.send_requests_first(host, tx);
         }
         // clause: RNR-OTHERS-GO-ON
         match self.send_responses(host, tx) {
@@ -360,7 +361,15 @@ impl Qp {
         }
     }
 
-    #[inline]
+    /// Sends one batch of requests before the lone acknowledgement.
+    #[cold]
+    fn send_requests_first<H: Host, T: TxBatch>(&mut self, host: &mut H, tx: &mut T) -> TxState {
+        self.ack_has_waited = self.send_requests(host, tx) == TxState::BatchFull;
+        if self.ack_has_waited { TxState::BatchFull } else { self.send_responses(host, tx) }
+    }
+
+    // Inlined like `send_requests`: usually one of the two has nothing to send.
+    #[inline(always)]
     fn send_responses<H: Host, T: TxBatch>(&mut self, host: &mut H, tx: &mut T) -> TxState {
         if !self.responder.has_work() {
             return TxState::Drained;
@@ -370,7 +379,7 @@ impl Qp {
         state
     }
 
-    #[inline]
+    #[inline(always)]
     fn send_requests<H: Host, T: TxBatch>(&mut self, host: &mut H, tx: &mut T) -> TxState {
         if !self.requester.has_work(&self.shared) {
             return TxState::Drained;
@@ -396,6 +405,7 @@ impl Qp {
 
     /// Returns true if only an acknowledgement is due. It may be delayed to leave together with a
     /// request.
+    #[inline]
     pub fn owes_only_ack(&self) -> bool {
         self.responder.replies.is_only_ack()
             && !self.flush_due
@@ -405,6 +415,7 @@ impl Qp {
 
     /// Returns true if [`Qp::poll_transmit`] would send something, given room at the peer: a QP
     /// refused by [`crate::cx::FlowControl::reserve`] still has work.
+    #[inline]
     pub fn has_work(&self) -> bool {
         self.flush_due
             || self.shared.congestion.cnp_due
@@ -413,6 +424,7 @@ impl Qp {
     }
 
     /// Returns the time of the next [`Qp::handle_timeout`]; `None` if no timer runs.
+    #[inline]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let (retry, pause) = (self.requester.retry.deadline(), self.shared.congestion.pause);
         if pause.is_none() { retry } else { retry.into_iter().chain(pause).min() }

@@ -72,13 +72,17 @@ impl Ring {
         self.sges.resize(slots * self.max_sge, Sge::default());
     }
 
+    fn oldest(&self) -> Option<&Slot> {
+        self.slots.get(self.head).filter(|_| self.len > 0)
+    }
+
     fn front(&self) -> Option<(&Slot, &[Sge])> {
-        let slot = self.slots.get(self.head).filter(|_| self.len > 0)?;
+        let slot = self.oldest()?;
         Some((slot, self.sges.get(self.head * self.max_sge..)?.get(..slot.num_sge)?))
     }
 
     fn pop(&mut self) -> Option<u64> {
-        let wr_id = self.front()?.0.wr_id;
+        let wr_id = self.oldest()?.wr_id;
         self.head = self.slot_index(self.head + 1);
         self.len -= 1;
         Some(wr_id)
@@ -234,6 +238,7 @@ impl RecvQueue {
 
     /// Completes the current receive with `cqe`; fills in `wr_id` and counts every error as
     /// solicited (`man ibv_req_notify_cq`). Returns false if there is no current receive.
+    #[inline]
     pub(crate) fn complete<H: Host>(&mut self, sh: &mut Shared, host: &mut H, mut cqe: Cqe) -> bool {
         let Some(wr_id) = self.pop() else { return false };
         // clause: XRC-COMPLETION
@@ -251,6 +256,7 @@ impl RecvQueue {
     }
 
     /// Adds the tag matching part to the completion `cqe` of the current receive.
+    #[cold]
     fn end_tagged<H: Host>(&mut self, sh: &mut Shared, host: &mut H, cqe: Cqe) -> Cqe {
         self.skipped = 0;
         let tag_match = core::mem::take(&mut self.tag_match);

@@ -69,6 +69,7 @@ impl Retry {
     }
 
     /// Starts the ACK timer after a packet was sent, unless a timer runs.
+    #[inline]
     pub(crate) fn on_sent(&mut self, attr: &QpAttr, now: Instant) {
         if self.timer.is_none() {
             self.timer = ack_timeout(attr.timeout).map(|wait| (Timer::Ack, now.after(self.scaled(wait))));
@@ -83,6 +84,7 @@ impl Retry {
 
     /// Returns the ACK timeout for the `wait` of the attributes.
     // clause: TIMER-RANGE
+    #[inline]
     fn scaled(&self, wait: Duration) -> Duration {
         let first = wait.max(MIN_ACK_TIMEOUT);
         match self.consecutive_timeouts {

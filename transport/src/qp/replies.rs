@@ -53,8 +53,8 @@ enum Reply {
 }
 
 impl Reply {
-    const fn acknowledge(e_psn: Psn) -> Self {
-        Self::Ack(e_psn.sub(1))
+    fn acknowledge(e_psn: Psn) -> Self {
+        Self::Ack(newest_before(e_psn))
     }
 
     const fn is_data(self) -> bool {
@@ -198,6 +198,7 @@ impl Replies {
     }
 
     /// Writes due responses into `tx` until it is full.
+    #[inline]
     pub(crate) fn poll_transmit<H: Host, T: TxBatch>(
         &mut self,
         sh: &mut Shared,
@@ -207,8 +208,8 @@ impl Replies {
     ) -> TxState {
         // Fast path: usually only an acknowledgement is due.
         if self.is_only_ack() {
-            let sent = send(sh, host, tx, Reply::acknowledge(progress.e_psn), progress.msn);
-            self.ack = matches!(sent, Sent::Full);
+            let (psn, response) = (newest_before(progress.e_psn), Response::Ack(acknowledgement(progress.msn)));
+            self.ack = slot(sh, tx, psn, response, 0, TxReason::Ack).is_none();
             return if self.ack { TxState::BatchFull } else { TxState::Drained };
         }
         while let Some(reply) = self.next_reply(progress.e_psn) {
@@ -307,17 +308,27 @@ pub(crate) fn check_readable<H: Host>(host: &mut H, reth: &Reth) -> Result<(), M
     }
 }
 
+/// Returns the PSN of the newest executed request, while `e_psn` is expected.
+fn newest_before(e_psn: Psn) -> Psn {
+    e_psn.sub(1)
+}
+
 enum Sent {
     Yes,
     Full,
     Unreadable(ReadJob, MemError),
 }
 
-/// Writes one packet. The credit field is always "no limit": receives may be shared, and today's
-/// requesters rely on RNR NAK.
+/// Returns the AETH of a positive response. The credit field is always "no limit": receives may be
+/// shared, and today's requesters rely on RNR NAK.
+// clause: ACK-NO-LIMIT
+fn acknowledgement(msn: Msn) -> Aeth {
+    Aeth { syndrome: Syndrome::ACK_UNLIMITED, msn }
+}
+
+/// Writes one packet.
 fn send<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, reply: Reply, msn: Msn) -> Sent {
-    // clause: ACK-NO-LIMIT
-    let ack = Aeth { syndrome: Syndrome::ACK_UNLIMITED, msn };
+    let ack = acknowledgement(msn);
     let (psn, response, reason) = match reply {
         Reply::Bounded(psn) | Reply::Ack(psn) | Reply::Answer(Due::AckBefore(psn)) => {
             (psn, Response::Ack(ack), TxReason::Ack)
@@ -369,6 +380,8 @@ fn send_read<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, job: Re
 }
 
 /// Writes the headers of one packet and returns the room for its payload.
+// Inlined: most of the headers of an acknowledgement are constant.
+#[inline(always)]
 fn slot<'t, T: TxBatch>(
     sh: &Shared,
     tx: &'t mut T,

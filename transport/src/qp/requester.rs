@@ -173,11 +173,9 @@ impl Requester {
     }
 
     /// Sends the packets that may be sent now. The caller has checked [`Self::has_work`].
+    #[inline(never)]
     pub(crate) fn poll_transmit<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> TxState {
         self.burst = 0;
-        if sh.config.service.is_reliable() {
-            self.ack_pacing.limit = host.ack_interval(&sh.attr.av, sh.attr.dest_qpn);
-        }
         // clause: DCQCN-PACING
         while sh.congestion.may_send(host.now()) {
             let step = match sh.config.service {
@@ -210,6 +208,7 @@ impl Requester {
         self.cursor.wqe != self.sq.tail_index() && self.may_send_at_cursor(sh)
     }
 
+    #[inline]
     fn may_send_at_cursor(&self, sh: &Shared) -> bool {
         let Some(wqe) = self.sq.get(self.cursor.wqe) else { return false };
         let may_start = match sh.state {
@@ -218,6 +217,18 @@ impl Requester {
             QpState::Sqd => self.cursor.wqe != self.first_unstarted,
             _ => false,
         };
+        may_start
+            && self.fault.is_none()
+            // clause: RNR-WAIT
+            && !self.retry.is_waiting()
+            && !sh.congestion.is_pausing()
+            && !((self.reads_out > 0 || wqe.op.is_local()) && self.waits_for_earlier(sh, wqe))
+            // clause: PSN-OUTSTANDING
+            && self.cursor.psn.distance(self.una_psn) < self.window
+    }
+
+    /// Returns true if `wqe`, at the cursor, has to wait until earlier requests are complete.
+    fn waits_for_earlier(&self, sh: &Shared, wqe: &SendWqe) -> bool {
         // A fenced request starts when earlier READs and atomics are complete (IBA §10.8.3.3), a
         // local operation when all earlier requests are.
         // clause: SEND-FENCE
@@ -230,15 +241,7 @@ impl Requester {
         let no_place = self.reads_out >= u32::from(sh.attr.max_rd_atomic);
         let no_room = self.bytes_due > READ_AHEAD && wqe.op.is_read();
         let is_read_held = self.reads_out > 0 && wqe.op.awaits_response() && (no_place || no_room);
-        may_start
-            && self.fault.is_none()
-            // clause: RNR-WAIT
-            && !self.retry.is_waiting()
-            && !sh.congestion.is_pausing()
-            && !is_fenced
-            && !is_read_held
-            // clause: PSN-OUTSTANDING
-            && self.cursor.psn.distance(self.una_psn) < self.window
+        is_fenced || is_read_held
     }
 
     pub(crate) fn packet_note(&self, sh: &Shared, wqe: &SendWqe) -> PacketNote {
@@ -262,6 +265,7 @@ impl Requester {
 
     /// Advances the cursor past the packet just sent, which occupied `span` PSNs.
     // clause: SEND-ORDER
+    #[inline]
     pub(crate) fn advance(&mut self, span: u32) {
         let Some(wqe) = self.sq.get(self.cursor.wqe) else { return };
         if self.cursor.wqe == self.first_unstarted {
@@ -363,18 +367,19 @@ impl Requester {
         }
     }
 
+    #[inline]
     pub(crate) fn complete_head<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
         let Some(wqe) = self.sq.head() else { return };
         match wqe.origin {
             Origin::Rendezvous => {
-                complete(sh, host, wqe, WcStatus::Success);
+                complete_rendezvous(sh, host, wqe, WcStatus::Success);
                 sh.rendezvous_read = true;
                 return self.sq.finish_rendezvous();
             }
             Origin::Fin => sh.rendezvous_count -= 1,
             // clause: WC-SIGNALED
             Origin::Program if sh.config.sq_sig_all || wqe.flags.contains(SendFlags::SIGNALED) => {
-                complete(sh, host, wqe, WcStatus::Success);
+                complete_program(sh, host, wqe, WcStatus::Success);
             }
             Origin::Program => {}
         }
@@ -408,6 +413,9 @@ impl Requester {
                 self.stop_with(sh, host, WcStatus::LocLenErr)
             };
         };
+        if !packet.asks_ack {
+            self.ack_pacing.limit = host.ack_interval(&sh.attr.av, sh.attr.dest_qpn);
+        }
         let cost = packet.cost::<H>();
         let run_bytes = || packet.charge_after::<H>(wqe, self.cursor.packet, mtu);
         // Built in place: moving a struct that was just written in small pieces stalls on store
@@ -546,17 +554,21 @@ pub(crate) fn index_of(psn: Psn, wqe: &SendWqe) -> u32 {
 
 pub(super) fn complete<H: Host>(sh: &mut Shared, host: &mut H, wqe: &SendWqe, status: WcStatus) {
     match wqe.origin {
-        Origin::Program => {}
-        Origin::Rendezvous => return complete_rendezvous(sh, host, wqe, status),
+        Origin::Program => complete_program(sh, host, wqe, status),
+        Origin::Rendezvous => complete_rendezvous(sh, host, wqe, status),
         // The peer never learns that the rendezvous is over. No completion of ours can report this.
         // clause: TM-FIN-LOST
         Origin::Fin => {
             if status != WcStatus::WrFlushErr {
                 sh.events.insert(QpEvents::FATAL);
             }
-            return;
         }
     }
+}
+
+/// Completes a request of the program.
+#[inline]
+fn complete_program<H: Host>(sh: &mut Shared, host: &mut H, wqe: &SendWqe, status: WcStatus) {
     let cqe = Cqe {
         wr_id: wqe.wr_id,
         status,
@@ -572,6 +584,7 @@ pub(super) fn complete<H: Host>(sh: &mut Shared, host: &mut H, wqe: &SendWqe, st
 
 /// Completes a receive for the second time, when its rendezvous READ has ended.
 // clause: TM-RENDEZVOUS-BROKEN
+#[cold]
 fn complete_rendezvous<H: Host>(sh: &mut Shared, host: &mut H, wqe: &SendWqe, status: WcStatus) {
     let (status, byte_len, flags) = match status {
         WcStatus::Success => (status, wqe.length, TmFlags::DATA_VALID),

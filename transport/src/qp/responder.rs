@@ -256,6 +256,7 @@ impl Responder {
         }
     }
 
+    #[inline]
     fn check_and_execute<H: Host>(
         &mut self,
         sh: &mut Shared,

@@ -182,6 +182,7 @@ impl SendQueue {
         (index.wrapping_sub(self.base) & self.mask) as usize
     }
 
+    #[inline]
     fn next_slot(&mut self) -> usize {
         if self.is_empty() {
             self.base = self.tail;
@@ -192,6 +193,7 @@ impl SendQueue {
     }
 
     /// Doubles a full ring; the oldest entry moves to the first slot.
+    #[cold]
     fn grow(&mut self) {
         let (first, slots) = (self.slot(self.head), self.slots.len());
         self.slots.rotate_left(first);
