@@ -172,16 +172,13 @@ impl SharedMemory {
         // SAFETY: the words lie in the two mappings of the data as for `view`, and are aligned by
         // the mask.
         let room: &[AtomicU64] = unsafe { slice::from_raw_parts(self.data(at & !7).cast(), words.len()) };
-        let (mut room, mut words) = (room, words);
+        let ((lines, room), (staged, words)) = (room.as_chunks::<LINE>(), words.as_chunks::<LINE>());
         // Usually whole lines, each without a loop.
-        while let (Some((to, room_behind)), Some((from, behind))) =
-            (room.split_first_chunk::<LINE>(), words.split_first_chunk::<LINE>())
-        {
+        for (to, from) in lines.iter().zip(staged) {
             let ([a, b, c, d, e, f, g, h], [i, j, k, l, m, n, o, p]) = (to, from);
             for (to, from) in [(a, i), (b, j), (c, k), (d, l), (e, m), (f, n), (g, o), (h, p)] {
                 to.store(u64::from_ne_bytes(*from), Ordering::Relaxed);
             }
-            (room, words) = (room_behind, behind);
         }
         for (to, from) in room.iter().zip(words) {
             to.store(u64::from_ne_bytes(*from), Ordering::Relaxed);

@@ -153,6 +153,7 @@ pub struct Writer {
     tail: u64,
     head: u64,
     open: Option<Open>,
+    /// Source and destination of the record being built, or of the last one.
     addresses: Option<(Gid, Gid)>,
     /// Lines between the tail and this position begin with a cleared header.
     cleared: u64,
@@ -180,9 +181,17 @@ impl Writer {
     /// Publishes the record being built if its heading is another one.
     #[inline]
     pub fn turn_to(&mut self, heading: &Heading) {
-        if self.open.as_ref().is_some_and(|open| open.heading != *heading) {
+        if self.open.is_some() && !self.is_open_for(heading) {
             self.publish();
         }
+    }
+
+    /// Returns true if a record with this heading is being built.
+    #[inline]
+    pub fn is_open_for(&self, heading: &Heading) -> bool {
+        let Heading { src, dst, traffic_class, hop_limit } = *heading;
+        let fields = (traffic_class, hop_limit);
+        self.open.as_ref().is_some_and(|open| open.fields == fields) && self.addresses == Some((src, dst))
     }
 
     /// As [`Writer::takes`], for the heading of the packet before it, if that is not published.
@@ -207,8 +216,11 @@ impl Writer {
         let open = match &mut self.open {
             Some(open) => open,
             none => none.insert(Open {
-                heading: *heading,
-                keeps_addresses: self.addresses == Some((heading.src, heading.dst)),
+                fields: (heading.traffic_class, heading.hop_limit),
+                keeps_addresses: {
+                    let addresses = Some((heading.src, heading.dst));
+                    std::mem::replace(&mut self.addresses, addresses) == addresses
+                },
                 segment: len,
                 len: 0,
                 last: len,
@@ -268,31 +280,35 @@ impl Writer {
             (open.segment, open.joined) = (open.len, open.joined - open.newest);
         }
         open.last = open.segment;
-        self.open.take_if(|open| open.len == 0);
+        if let Some(open) = self.open.take_if(|open| open.len == 0)
+            && !open.keeps_addresses
+        {
+            self.addresses = None;
+        }
     }
 
     /// Publishes the record being built.
     pub fn publish(&mut self) {
         let Some(open) = self.open.take() else { return };
-        let Open {
-            heading: Heading { src, dst, traffic_class, hop_limit }, keeps_addresses, segment, len, joined, ..
-        } = open;
+        let Open { fields: (traffic_class, hop_limit), keeps_addresses, segment, len, joined, .. } = open;
         let header = RecordHeader { len, segment, joined, traffic_class, hop_limit, keeps_addresses };
         let end = header.start() + len;
-        if !keeps_addresses {
-            self.staged[HEADER_LEN..HEADER_LEN + ADDRESSES].copy_from_slice([src.0, dst.0].as_flattened());
-            self.addresses = Some((src, dst));
+        let addresses = self.addresses.filter(|_| !keeps_addresses).map(|(src, dst)| [src.0, dst.0]);
+        if let Some(addresses) = &addresses {
+            self.staged[HEADER_LEN..HEADER_LEN + ADDRESSES].copy_from_slice(addresses.as_flattened());
         }
         let next = self.tail + header.extent();
         if next >= self.cleared {
             self.memory.header(next).store(0, Ordering::Relaxed);
             self.cleared = next + LINE;
         }
-        match if segment <= MAX_STAGED { staged_lines(&self.staged, end) } else { None } {
-            Some(staged) => self.memory.put(self.tail, staged),
-            None if keeps_addresses => {}
+        match (if segment <= MAX_STAGED { staged_lines(&self.staged, end) } else { None }, &addresses) {
+            (Some(staged), _) => self.memory.put(self.tail, staged),
+            (None, None) => {}
             // A record not built outside the ring lacks the addresses.
-            None => self.memory.put(self.tail + HEADER_LEN as u64, [src.0, dst.0].as_flattened().as_chunks().0),
+            (None, Some(addresses)) => {
+                self.memory.put(self.tail + HEADER_LEN as u64, addresses.as_flattened().as_chunks().0);
+            }
         }
         self.memory.header(self.tail).store(header.to_word(), Ordering::Release);
         self.tail = next;
@@ -356,7 +372,8 @@ impl Writer {
 
 #[derive(Debug)]
 struct Open {
-    heading: Heading,
+    /// Traffic class and hop limit.
+    fields: (u8, u8),
     /// True if the addresses are those of the previous record.
     keeps_addresses: bool,
     segment: usize,
