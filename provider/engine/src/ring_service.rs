@@ -60,12 +60,18 @@ impl Engine {
         }
     }
 
+    #[inline]
     pub(crate) fn refresh_rings(&self, sources: &mut Sources) {
         let version = self.rings.inbound_version.load(Ordering::Acquire);
         if version != sources.rings_version {
-            uncancelled(|| sources.rings.clone_from(&self.rings.inbound.read()));
-            (sources.rings_version, sources.new_ring_polls) = (version, NEW_RING_POLLS);
+            self.copy_rings(sources, version);
         }
+    }
+
+    #[cold]
+    fn copy_rings(&self, sources: &mut Sources, version: u32) {
+        uncancelled(|| sources.rings.clone_from(&self.rings.inbound.read()));
+        (sources.rings_version, sources.new_ring_polls) = (version, NEW_RING_POLLS);
     }
 
     /// Handles events of control sockets: acceptance, or death of a peer. Background thread only.

@@ -65,6 +65,10 @@ impl<'a> Iterator for Packets<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
+        // The acknowledgement is returned before the rest, so none is left behind it.
+        if self.rest.is_empty() {
+            return None;
+        }
         if let Some(ack) = self.ack.take() {
             // A receive has at most 2^16 bytes.
             return Some((self.index.saturating_add((self.rest.len() / self.segment) as u16), ack));
@@ -72,7 +76,7 @@ impl<'a> Iterator for Packets<'a> {
         let (packet, rest) = self.rest.split_at_checked(self.segment).unwrap_or((self.rest, &[]));
         let index = self.index;
         (self.rest, self.index) = (rest, index.saturating_add(1));
-        (!packet.is_empty()).then_some((index, packet))
+        Some((index, packet))
     }
 }
 

@@ -210,11 +210,17 @@ impl Engine {
     }
 
     /// Splits a received datagram into runs to one queue pair each and routes them.
+    #[inline]
     fn dispatch(&self, state: &mut RxState, meta: &RxMeta, bytes: &[u8], path: RxPath, now: Instant) {
-        let (mut rest, mut index) = (bytes, meta.first_index);
         if bytes.len() <= meta.segment {
-            return self.route(state, peek_qpn(bytes), Run { meta, bytes, index }, path, now);
+            self.route(state, peek_qpn(bytes), Run { meta, bytes, index: meta.first_index }, path, now);
+        } else {
+            self.dispatch_runs(state, meta, bytes, path, now);
         }
+    }
+
+    fn dispatch_runs(&self, state: &mut RxState, meta: &RxMeta, bytes: &[u8], path: RxPath, now: Instant) {
+        let (mut rest, mut index) = (bytes, meta.first_index);
         while !rest.is_empty() {
             let qpn = peek_qpn(rest);
             let (mut end, mut next) = (meta.segment, index.saturating_add(1));
@@ -242,10 +248,18 @@ impl Engine {
                 self.deliver(state, &qp, run, now);
                 state.recent.put(qpn, qp);
             }
+            lookup => self.route_elsewhere(state, lookup, qpn, run, path, now),
+        }
+    }
+
+    /// Routes a run whose destination is no queue pair of this process: `lookup` is not `Found`.
+    #[inline(never)]
+    fn route_elsewhere(&self, state: &mut RxState, lookup: Lookup, qpn: Qpn, run: Run<'_>, path: RxPath, now: Instant) {
+        match lookup {
             Lookup::NotOurs if qpn == Qpn::GSI && path == RxPath::Address => self.route_mads(state, run, now),
             Lookup::NotOurs if qpn == Qpn::GSI => self.take_mads(state, run, now),
             Lookup::NotOurs if path == RxPath::Address => self.forward(state, qpn, run, now),
-            Lookup::Unknown | Lookup::NotOurs => {
+            _ => {
                 self.count_dropped(run, &self.counters().unknown_qp);
                 self.note_unknown(qpn);
                 self.interceptor().into_iter().for_each(|interceptor| interceptor.record_unknown(qpn, run));
@@ -301,7 +315,8 @@ impl Engine {
         }
     }
 
-    #[inline]
+    // Inlined: its only frequent caller is `route`, and the arguments would pass through memory.
+    #[inline(always)]
     fn deliver_to_qp(&self, state: &mut RxState, qp: &Arc<dyn QueuePair>, run: Run<'_>, now: Instant) {
         let mut tools = state.tools();
         tools.may_overtake = !run.meta.by_ring && !self.interceptor().is_some_and(Interceptor::injects_faults);

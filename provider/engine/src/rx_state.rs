@@ -144,10 +144,11 @@ impl RxState {
     /// timer `is_due`: with many queue pairs, one nearly always is.
     pub(crate) fn polls_all_sockets(&mut self, is_due: bool, now: Instant) -> bool {
         self.visits = self.visits.wrapping_add(1);
+        let next = self.polled_at.after(SOCKET_POLL_INTERVAL);
         let is_time = if is_due {
-            now.since(self.polled_at) >= SOCKET_POLL_INTERVAL
+            next <= now
         } else if self.prefers_rings {
-            now.since(self.polled_at) >= SOCKET_POLL_INTERVAL + self.extra_interval
+            next.after(self.extra_interval) <= now
         } else {
             self.visits.is_multiple_of(COLD_VISITS)
         };

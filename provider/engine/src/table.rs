@@ -135,7 +135,8 @@ impl Recent {
 
 impl QpTable {
     /// As [`QpTable::find`], for the receive side, which returns the result by [`Recent::put`].
-    #[inline]
+    // Inlined: a call would return the result through memory.
+    #[inline(always)]
     pub(crate) fn find_recent(&self, qpn: Qpn, recent: &mut Recent) -> Lookup {
         let version = self.version.load(Ordering::Acquire);
         if version != recent.version {
@@ -151,7 +152,7 @@ impl QpTable {
         }
     }
 
-    #[inline]
+    #[inline(never)]
     pub(crate) fn find(&self, qpn: Qpn) -> Lookup {
         let slots = self.slots.read();
         let Some(owned) = slots.iter().find(|owned| owned.slot == Slot::of(qpn)) else { return Lookup::NotOurs };

@@ -61,8 +61,10 @@ impl DelayedAck {
             self.lose(MISS_PENALTY);
         }
         self.waits = self.score >= MIN_SCORE;
-        let twice = Duration::from_nanos(2 * u64::from(self.average));
-        self.waits.then(|| now.after(twice.clamp(DELAY_LIMITS.0, DELAY_LIMITS.1)))
+        self.waits.then(|| {
+            let twice = Duration::from_nanos(2 * u64::from(self.average));
+            now.after(twice.clamp(DELAY_LIMITS.0, DELAY_LIMITS.1))
+        })
     }
 
     /// Called when the program posts a request.

@@ -125,12 +125,19 @@ fn key(av: &Av, to: Qpn) -> (Gid, Gid, Slot) {
 /// A locked ring; the cache does not hold it meanwhile.
 struct OpenRing {
     sender: OwnedMutexGuard<rank::RingSender, Sender>,
-    /// Process and heading of the last packet.
+    /// Process that reads the ring.
     to: Slot,
-    heading: Heading,
     built: Built,
     /// True if the packets of this batch are lost, because the reader has stalled.
     loses: bool,
+}
+
+impl OpenRing {
+    /// Returns true if a packet to `to` with `heading` may share the record being built.
+    #[inline]
+    fn goes_on(&self, to: Slot, heading: &Heading) -> bool {
+        self.to == to && self.sender.writer.as_ref().is_some_and(|writer| writer.is_open_for(heading))
+    }
 }
 
 #[derive(Debug, Default)]
@@ -227,13 +234,11 @@ impl<'a> TxPath<'a> {
     /// room.
     pub fn flush(&mut self, ordinal: u32) -> bool {
         self.put_late_ack();
-        match (self.open.take(), &mut self.batch) {
-            (Some(open), _) => self.flush_ring(open),
-            (None, Some(batch)) => {
-                self.cache.sent += batch.used as u64;
-                batch.flush(self.engine, ordinal, &mut self.cache.link);
-            }
-            (None, None) => {}
+        if let Some(OpenRing { sender, built, loses, .. }) = self.open.take() {
+            self.flush_ring(sender, &built, loses);
+        } else if let Some(batch) = &mut self.batch {
+            self.cache.sent += batch.used as u64;
+            batch.flush(self.engine, ordinal, &mut self.cache.link);
         }
         !self.is_blocked
     }
@@ -303,31 +308,31 @@ impl<'a> TxPath<'a> {
 
     /// Returns the buffer for the next use on this thread.
     #[inline]
-    pub fn put_back(self) {
-        self.batch.into_iter().for_each(Batch::put_back);
+    pub fn put_back(&mut self) {
+        self.batch.take().into_iter().for_each(Batch::put_back);
     }
 
-    fn flush_ring(&mut self, mut open: OpenRing) {
-        if open.loses {
+    #[inline]
+    fn flush_ring(&mut self, mut sender: OwnedMutexGuard<rank::RingSender, Sender>, built: &Built, loses: bool) {
+        if loses {
             self.engine.counters().send_errors.add(self.batch().packets.len() as u64);
             self.batch().clear();
         }
-        open.sender.publish();
-        if open.built.packets > 0 {
-            self.cache.sent += open.built.bytes;
-            open.sender.count_sent(open.built.packets, open.built.bytes, self.engine.counters());
+        sender.publish();
+        if built.packets > 0 {
+            self.cache.sent += built.bytes;
+            sender.count_sent(built.packets, built.bytes, self.engine.counters());
         }
-        self.cache.ring = Some(OwnedMutexGuard::unlock(open.sender));
+        self.cache.ring = Some(OwnedMutexGuard::unlock(sender));
     }
 
     /// Chooses the destination for packets to `to` along `av`. Returns false if the batch has
     /// another, or if a reliable queue pair has to wait for a ring agreement. Responses and
     /// datagrams do not wait for it: their queue pair may have others for other processes.
     #[inline]
-    fn choose(&mut self, av: &Av, to: Qpn, heading: &Heading, is_answer: bool) -> bool {
+    fn choose(&mut self, av: &Av, to: Qpn, is_answer: bool) -> bool {
         let is_same = self.cache.key == Some(key(av, to));
-        if let Some(open) = &mut self.open {
-            open.heading = *heading;
+        if self.open.is_some() {
             return is_same;
         }
         let is_empty = self.batch.as_ref().is_none_or(|batch| batch.packets.is_empty());
@@ -350,8 +355,7 @@ impl<'a> TxPath<'a> {
             let mut sender = OwnedMutexGuard::lock(ring);
             let loses = !self.is_reliable && sender.loses_datagrams();
             if sender.writer.is_some() {
-                let (to, heading) = (Slot::of(to), *heading);
-                self.open = Some(OpenRing { sender, to, heading, built: Built::default(), loses });
+                self.open = Some(OpenRing { sender, to: Slot::of(to), built: Built::default(), loses });
             }
         }
         true
@@ -393,9 +397,16 @@ impl<'a> TxPath<'a> {
         false
     }
 
-    /// Places the late acknowledgement in the ring, where room was reserved for it.
+    /// Places the late acknowledgement, if any, in the ring, where room was reserved for it.
     #[inline]
     fn put_late_ack(&mut self) {
+        if self.late_ack.is_some() {
+            self.place_late_ack();
+        }
+    }
+
+    #[inline(never)]
+    fn place_late_ack(&mut self) {
         if let Some(LateAck { bytes, heading, .. }) = self.late_ack.take() {
             let total = ACK_LEN + icrc::LEN;
             let open = self.open.as_mut();
@@ -422,8 +433,8 @@ impl TxBatch for TxPath<'_> {
     fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: &PacketNote) -> Option<TxRoom<'_>> {
         let hop_limit = hop_limit(av.hop_limit);
         let heading = Heading { src: av.sgid, dst: av.dgid, traffic_class: av.traffic_class, hop_limit };
-        let goes_on = self.open.as_ref().is_some_and(|open| open.to == Slot::of(to) && open.heading == heading);
-        if !goes_on && self.engine.rings.is_on && !self.choose(av, to, &heading, note.wr_id.is_none()) {
+        let goes_on = self.open.as_ref().is_some_and(|open| open.goes_on(Slot::of(to), &heading));
+        if !goes_on && self.engine.rings.is_on && !self.choose(av, to, note.wr_id.is_none()) {
             return None;
         }
         let total = len + icrc::LEN;
