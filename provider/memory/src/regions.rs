@@ -359,6 +359,7 @@ fn walk(
 }
 
 /// As [`walk`], for bytes in any number of elements.
+#[inline(never)]
 fn walk_all(
     sges: &[Sge],
     offset: u32,

@@ -131,10 +131,11 @@ impl QpCore {
         let mut inner = self.inner.lock();
         let Inner { machine, state, early, is_cut_off: false, .. } = &mut *inner else { return None };
         state.stats.received_bytes += bytes as u64;
-        let mut host = QpHost::new(&self.resources, state, now);
-        host.arrived = arrived;
-        let is_taken = take(machine, &mut host, early);
-        let report = host.end();
+        let (is_taken, report) = {
+            let mut host = QpHost::new(&self.resources, state, now);
+            host.arrived = arrived;
+            (take(machine, &mut host, early), host.report)
+        };
         is_taken.then(|| {
             let report = report | self.deliver_early(&mut inner, now);
             let report = report | VisitOutcome::when(VisitOutcome::IS_CROWDED, inner.early.is_half_full());
@@ -202,7 +203,7 @@ impl QpCore {
             credits.add(&self.resources, early.tag, early.net.dst, &packet);
         });
         credits.return_all(&self.resources);
-        host.end()
+        host.report
     }
 
     /// Forgets the earlier connection: its state, and early packets that waited for a receive.
@@ -234,9 +235,10 @@ impl QpCore {
     pub(super) fn visit<R>(&self, now: Instant, f: impl FnOnce(&mut Machine, &mut QpHost<'_>) -> R) -> R {
         let mut inner = self.inner.lock();
         let Inner { machine, state, .. } = &mut *inner;
-        let mut host = QpHost::new(&self.resources, state, now);
-        let result = f(machine, &mut host);
-        let report = host.end();
+        let (result, report) = {
+            let mut host = QpHost::new(&self.resources, state, now);
+            (f(machine, &mut host), host.report)
+        };
         self.end_visit(inner, report, now);
         result
     }
@@ -285,11 +287,10 @@ impl QpCore {
             machine.on_link_full(now);
         }
         tx_path.put_back();
-        let report = host.end();
         if is_blocked && !self.resources.service.is_reliable() {
-            state.stalls_at.get_or_insert_with(|| now.after(TxPath::ROOM_TIMEOUT));
+            host.state.stalls_at.get_or_insert_with(|| now.after(TxPath::ROOM_TIMEOUT));
         }
-        report
+        host.report
     }
 
     /// Ends the flow control turn, registers the next timer, and collects events and counts.

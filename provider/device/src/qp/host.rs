@@ -90,13 +90,6 @@ impl<'a> QpHost<'a> {
         }
     }
 
-    /// Releases the regions and returns the outcome, which the caller handles after unlocking the
-    /// queue pair.
-    #[inline]
-    pub(super) fn end(self) -> VisitOutcome {
-        self.report
-    }
-
     /// Returns the memory table and the access scope for keys. An XRC target uses those of the
     /// SRQ, which may belong to another context.
     pub(super) fn memory(&mut self) -> (&MemoryTable, AccessScope) {
@@ -137,13 +130,17 @@ impl<'a> QpHost<'a> {
     /// a batch.
     #[inline]
     pub(super) fn on_regions<R>(&mut self, f: impl FnOnce(&Regions<'_>, AccessScope) -> R) -> R {
-        match &self.held {
-            Some(regions) if self.selected.is_none() => f(regions, self.qp.access_scope()),
+        let held;
+        // One call of `f`, so that it is inlined.
+        let (regions, scope) = match &self.held {
+            Some(regions) if self.selected.is_none() => (regions, self.qp.access_scope()),
             _ => {
                 let (memory, scope) = self.memory();
-                f(&memory.hold(), scope)
+                held = memory.hold();
+                (&held, scope)
             }
-        }
+        };
+        f(regions, scope)
     }
 
     fn invalidate(&mut self, rkey: RKey) -> Result<(), MemError> {
@@ -358,9 +355,14 @@ impl FlowControl for QpHost<'_> {
         rcvbuf_cost::charge_alone(payload)
     }
 
+    #[inline]
     fn reserve(&mut self, av: &Av, qpn: Qpn, bytes: u32, own: u32) -> bool {
+        if self.by_ring && pool(self.qp.service) == Pool::Stream {
+            self.state.stalls_at = None;
+            return true;
+        }
         let key = Key::of(av.dgid, qpn);
-        if self.by_ring && pool(self.qp.service) == Pool::Stream || self.try_reserve(key, bytes, own) {
+        if self.try_reserve(key, bytes, own) {
             self.state.stalls_at = None;
             return true;
         }

@@ -46,7 +46,8 @@ impl QueuePair for QpCore {
         let serves_at_once = tools.serves_at_once;
         let taken = self.receive_visit((run.bytes.len(), None), serves_at_once, now, |machine, host, early| {
             let mut credits = Credits::default();
-            let (mut net, mut reader) = (header_of(run.meta, run.index), PacketReader::default());
+            let mut net = header_of(run.meta, run.index);
+            let mut reader = PacketReader::default();
             if !run.meta.by_ring {
                 tools.ident.begin_run(&net);
             }
@@ -212,7 +213,7 @@ impl QueuePair for QpCore {
             }
             let mut host = QpHost::new(&self.resources, state, now);
             machine.handle_timeout(&mut host);
-            report |= host.end();
+            report |= host.report;
         }
         self.end_visit(inner, report, now);
         if retry_early {
