@@ -24,7 +24,7 @@ const FOLDERS: &[&str] = &["docs/tutorials", "docs/how-to"];
 /// Pages whose commands another suite runs.
 const OTHER_SUITES: &[(&str, &str)] = &[("first-mistakes.md", "the suite `beginners` runs it")];
 /// Programs that a page may need.
-const TOOLS: &[&str] = &["ibv_rc_pingpong", "rping", "gcc", "cmake", "pytest-3"];
+const TOOLS: &[&str] = &["ibv_rc_pingpong", "rping", "gcc", "cmake", "pytest-3", "mpicc.openmpi", "mpicc.mpich"];
 /// Mark before the output of each command.
 const OUTPUT_MARK: char = '\u{1}';
 /// Mark around the exit status after the output. Later output, such as that of `roxe run
