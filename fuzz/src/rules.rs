@@ -1,6 +1,6 @@
 //! Fuzz target: fault rules and the packets that they apply to.
 
-use roxe_transport::fault::{Direction, Injector, Rules, Seen};
+use roxe_transport::fault::{Direction, Injector, PacketContext, Rules};
 use roxe_wire::{Gid, NetHeader, Packet, Qpn, icrc};
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ fn judge(injectors: &mut [Injector; 2], bytes: &[u8]) {
     let Ok(packet) = Packet::parse(bytes) else { return };
     let last = bytes[bytes.len() - 1];
     let dir = if last & 1 == 0 { Direction::Tx } else { Direction::Rx };
-    let seen = Seen {
+    let seen = PacketContext {
         dir,
         qpn: Qpn::new(17),
         ordinal: u32::from(last >> 1 & 1),

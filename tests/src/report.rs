@@ -1,5 +1,5 @@
-//! Runs named checks in sequence, those that mostly wait in parallel, and prints a line for each
-//! and a summary.
+//! Runs named checks: first those that use the processors, in sequence, then those that mostly wait,
+//! in parallel. Prints a line for each and a summary.
 
 use crate::junit::{self, Case};
 use crate::{build, parallel};
@@ -12,10 +12,10 @@ use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Number of checks that run at once, all of which mostly wait. More would overload the processors.
+/// Number of waiting checks that run at once. More would overload the processors.
 const PARALLEL_CHECKS: usize = 8;
 
-/// Time limit of a check: several times the duration of the longest check on an idle machine.
+/// Time limit of a check: several times the duration of the slowest check on an idle machine.
 const LIMIT: Duration = Duration::from_secs(1200);
 
 /// Option that stops a suite at its first failure.
@@ -48,24 +48,24 @@ impl From<Result<(), String>> for Verdict {
 
 /// A named check.
 pub struct Check {
-    /// Name, by which the command line selects checks.
+    /// Name; the command line selects checks by parts of it.
     pub name: String,
     /// Runs the check.
     pub run: Box<dyn Fn() -> Verdict + Send + Sync>,
-    /// True if it mostly waits and shares nothing with other checks that do.
-    waits: bool,
+    /// True if the check mostly waits, and may run in parallel with other such checks.
+    is_waiting: bool,
 }
 
 impl Check {
     /// Creates a check called `name`.
     pub fn new(name: impl Into<String>, run: impl Fn() -> Verdict + Send + Sync + 'static) -> Self {
-        Self { name: name.into(), run: Box::new(run), waits: false }
+        Self { name: name.into(), run: Box::new(run), is_waiting: false }
     }
 
-    /// If `waits`, marks a check that mostly waits and shares nothing with other such checks. They
-    /// run in parallel, after all others.
-    pub fn that_waits(self, waits: bool) -> Self {
-        Self { waits, ..self }
+    /// If `is_waiting`, marks this check as one that mostly waits, and may run in parallel with other
+    /// such checks because it shares nothing with them.
+    pub fn waiting_if(self, is_waiting: bool) -> Self {
+        Self { is_waiting, ..self }
     }
 }
 
@@ -74,12 +74,12 @@ pub fn arguments() -> impl Iterator<Item = String> {
     std::env::args().skip(2)
 }
 
-/// Runs the checks that the [`arguments`] select, like [`run`].
+/// Calls [`run`] with the [`arguments`].
 pub fn main(checks: Vec<Check>) -> ExitCode {
     run(checks, &arguments().collect::<Vec<_>>())
 }
 
-/// Runs the checks whose name contains one of `words`, or all without words.
+/// Runs the checks whose name contains one of `words`, or all checks if there are no words.
 ///
 /// `--list` prints the names instead. With [`FAIL_FAST`] no check starts after a failure. Other
 /// options belong to the suite and are ignored.
@@ -89,36 +89,36 @@ pub fn run(checks: Vec<Check>, words: &[String]) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let filters: Vec<&String> = words.iter().filter(|w| !w.starts_with('-')).collect();
-    let chosen = checks.into_iter().filter(|c| filters.is_empty() || filters.iter().any(|f| c.name.contains(*f)));
-    let (waiting, alone): (Vec<Check>, Vec<Check>) = chosen.partition(|check| check.waits);
+    let selected = checks.into_iter().filter(|c| filters.is_empty() || filters.iter().any(|f| c.name.contains(*f)));
+    let (waiting, sequential): (Vec<Check>, Vec<Check>) = selected.partition(|check| check.is_waiting);
     start_watchdog();
-    let (is_over, fail_fast) = (AtomicBool::new(false), std::env::args().any(|word| word == FAIL_FAST));
-    let judge = |check: &Check| {
-        if is_over.load(Ordering::Relaxed) {
+    let (is_stopped, fail_fast) = (AtomicBool::new(false), std::env::args().any(|word| word == FAIL_FAST));
+    let run_check = |check: &Check| {
+        if is_stopped.load(Ordering::Relaxed) {
             return None;
         }
-        let ended = run_and_print(check);
-        if fail_fast && matches!(ended, (Verdict::Failed(_), _)) {
-            is_over.store(true, Ordering::Relaxed);
+        let result = run_and_print(check);
+        if fail_fast && matches!(result, (Verdict::Failed(_), _)) {
+            is_stopped.store(true, Ordering::Relaxed);
         }
-        Some(ended)
+        Some(result)
     };
-    let mut verdicts: Vec<_> = alone.iter().map(judge).collect();
-    verdicts.extend(parallel::run(&waiting, PARALLEL_CHECKS, judge));
-    let ended = alone.iter().chain(&waiting).zip(&verdicts);
-    let cases = ended.filter_map(|(check, ended)| {
-        let (verdict, seconds) = ended.as_ref()?;
+    let mut results: Vec<_> = sequential.iter().map(run_check).collect();
+    results.extend(parallel::run(&waiting, PARALLEL_CHECKS, run_check));
+    let outcomes = sequential.iter().chain(&waiting).zip(&results);
+    let cases = outcomes.filter_map(|(check, result)| {
+        let (verdict, seconds) = result.as_ref()?;
         Some(Case { name: check.name.clone(), seconds: *seconds, verdict })
     });
     let cases: Vec<_> = cases.collect();
     if let Err(e) = write_junit(&cases) {
         println!("the results could not be written as JUnit: {e}");
     }
-    let count = |of: fn(&Verdict) -> bool| cases.iter().filter(|case| of(case.verdict)).count();
+    let count = |is_counted: fn(&Verdict) -> bool| cases.iter().filter(|case| is_counted(case.verdict)).count();
     let passed = count(|v| matches!(v, Verdict::Passed));
     let failed = count(|v| matches!(v, Verdict::Failed(_)));
     let skipped = count(|v| matches!(v, Verdict::Skipped(_)));
-    let not_run = match verdicts.len() - passed - failed - skipped {
+    let not_run = match results.len() - passed - failed - skipped {
         0 => String::new(),
         count => format!(", {count} not run"),
     };
@@ -128,7 +128,7 @@ pub fn run(checks: Vec<Check>, words: &[String]) -> ExitCode {
 
 /// Writes `target/suites/SUITE.xml`.
 fn write_junit(cases: &[Case<'_>]) -> io::Result<()> {
-    let (suite, folder) = (suite(), build::target_dir().join("suites"));
+    let (suite, folder) = (suite_name(), build::target_dir().join("suites"));
     fs::create_dir_all(&folder)?;
     fs::write(folder.join(format!("{suite}.xml")), junit::document(&[junit::suite(&suite, cases, None)]))
 }
@@ -144,13 +144,13 @@ fn running() -> MutexGuard<'static, Vec<(String, Instant)>> {
 /// allocate while it waits, because some checks count allocations.
 fn start_watchdog() {
     let started = Arc::new(Barrier::new(2));
-    let starts = Arc::clone(&started);
+    let in_thread = Arc::clone(&started);
     thread::spawn(move || {
-        starts.wait();
+        in_thread.wait();
         loop {
             thread::sleep(Duration::from_secs(1));
             if let Some((name, _)) = running().iter().find(|(_, since)| since.elapsed() > LIMIT) {
-                println!("FAILED   {name}: not done after {LIMIT:?}\n         repeat: {}", repeat(name));
+                println!("FAILED   {name}: not done after {LIMIT:?}\n         repeat: {}", repeat_command(name));
                 std::process::exit(1);
             }
         }
@@ -168,7 +168,7 @@ fn run_and_print(check: &Check) -> (Verdict, f32) {
     match &verdict {
         Verdict::Passed => println!("ok       {name} ({seconds:.1} s)"),
         Verdict::Failed(why) => {
-            println!("FAILED   {name} ({seconds:.1} s)\n{}         repeat: {}", indent(why), repeat(name));
+            println!("FAILED   {name} ({seconds:.1} s)\n{}         repeat: {}", indent(why), repeat_command(name));
         }
         Verdict::Skipped(why) => println!("skipped  {name}: {why}"),
     }
@@ -176,13 +176,13 @@ fn run_and_print(check: &Check) -> (Verdict, f32) {
 }
 
 /// Returns the name of the running suite.
-fn suite() -> String {
+fn suite_name() -> String {
     std::env::args().nth(1).unwrap_or_default()
 }
 
 /// Returns the command that repeats one check.
-fn repeat(name: &str) -> String {
-    let suite = suite();
+fn repeat_command(name: &str) -> String {
+    let suite = suite_name();
     format!("cargo test -p roxe-tests --test suites -- {suite} '{}'", name.replace('\'', "'\\''"))
 }
 

@@ -1,4 +1,4 @@
-//! Headers that the input chooses, with numbers near the valid ones.
+//! Headers that the fuzz input chooses, with field values near the valid ones.
 
 use roxe_sim::host::Mr;
 use roxe_sim::{Choices, Script};
@@ -6,6 +6,10 @@ use roxe_wire::{
     Aeth, AtomicAckEth, AtomicEth, Feth, Ieth, ImmDt, Msn, NakCode, Placement, RKey, Request, Response, Reth,
     Selectivity, SendTail, Syndrome,
 };
+
+/// FLUSH of a whole region to global visibility.
+pub(super) const FLUSH_REGION: Feth =
+    Feth { selectivity: Selectivity::Region, placement: Placement::GLOBAL_VISIBILITY };
 
 /// Returns a payload length, often at the limits of a path MTU of 256.
 pub(super) fn payload_len(choices: &mut Script<'_>) -> usize {
@@ -36,10 +40,6 @@ pub(super) fn request(choices: &mut Script<'_>, mrs: &[Mr]) -> Request {
     }
 }
 
-/// FLUSH of a whole region to global visibility.
-pub(super) const FLUSH_REGION: Feth =
-    Feth { selectivity: Selectivity::Region, placement: Placement::GLOBAL_VISIBILITY };
-
 /// Returns an ATOMIC WRITE or a FLUSH, mostly a valid one.
 fn nonposted(choices: &mut Script<'_>, reth: Reth) -> Request {
     if choices.chance(500) {
@@ -47,13 +47,13 @@ fn nonposted(choices: &mut Script<'_>, reth: Reth) -> Request {
         return Request::AtomicWrite(Reth { dma_len, ..reth });
     }
     let selectivity = choices.pick(&[Selectivity::Range, Selectivity::Region, Selectivity::Reserved(2)]);
-    let placement = choices.pick(&[Placement::GLOBAL_VISIBILITY; 4]);
-    let placement = if choices.chance(300) { Placement(choices.below(16) as u8) } else { placement };
+    let is_any_placement = choices.chance(300);
+    let placement = if is_any_placement { Placement(choices.below(16) as u8) } else { Placement::GLOBAL_VISIBILITY };
     Request::Flush(Feth { selectivity, placement }, reth)
 }
 
-/// Returns a range that is mostly inside a region or ends at its last byte, sometimes far outside
-/// or with an unknown key.
+/// Returns a RETH whose range is mostly inside a region, sometimes beyond its end, or whose rkey is
+/// unknown.
 fn reth(choices: &mut Script<'_>, mrs: &[Mr]) -> Reth {
     let mr = choices.pick(mrs);
     let dma_len = choices.pick(&[256, 0, 1, 4, 8, 300, 512, 600, 1 << 16, 1 << 31, u32::MAX]);
@@ -71,7 +71,7 @@ fn reth(choices: &mut Script<'_>, mrs: &[Mr]) -> Reth {
 
 fn atomic(choices: &mut Script<'_>, reth: &Reth) -> AtomicEth {
     let swap_or_add = u64::from(choices.below(256)) << 20;
-    // The memory is zero at first, so a compare value of 0 or 1 may match.
+    // The memory is zero at first, so a compare value of 0 mostly matches, and 1 does not.
     AtomicEth { va: reth.va, rkey: reth.rkey, swap_or_add, compare: u64::from(choices.below(2)) }
 }
 

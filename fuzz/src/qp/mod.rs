@@ -4,9 +4,9 @@
 //! [`requester()`] the completions, [`hostile()`] sends packets of peers and strangers in any
 //! state, [`qp_pair()`] connects two queue pairs.
 
-mod alone;
 mod headers;
 mod hostile;
+mod lone_qp;
 mod pair;
 mod requester;
 mod responder;

@@ -1,7 +1,7 @@
 //! Fuzz target: a requester whose peer is the input, compared with a model of the completions.
 
-use super::alone::{Alone, OWN_END, PATTERN, QUEUES, line_rate, queue_of};
 use super::headers;
+use super::lone_qp::{LoneQp, OWN_END, PATTERN, SRQNS, line_rate, srq_index_of};
 use roxe_sim::setup::{QKEY, av, qpn};
 use roxe_sim::wire::net_header;
 use roxe_sim::{Choices, Mr, Script, Setup};
@@ -54,14 +54,14 @@ pub fn requester(data: &[u8]) {
         ..Setup::default()
     };
     let mut requester = Requester::new(setup, script);
-    while !requester.alone.choices.is_empty() {
+    while !requester.lone.choices.is_empty() {
         requester.turn();
     }
     requester.finish();
 }
 
 struct Requester<'a> {
-    alone: Alone<'a>,
+    lone: LoneQp<'a>,
     /// Region of the sent data.
     source: Mr,
     /// Region of the results of READs and atomics.
@@ -94,28 +94,28 @@ struct Psns {
 
 impl<'a> Requester<'a> {
     fn new(setup: Setup, script: Script<'a>) -> Self {
-        let mut alone = Alone::new(setup, QpState::Rts, script);
-        let memory = &mut alone.host.memory;
+        let mut lone = LoneQp::new(setup, QpState::Rts, script);
+        let memory = &mut lone.host.memory;
         let source = memory.register(1024, Access::empty());
         let sink = memory.register(SLOTS as u32 * MAX_LEN, Access::LOCAL_WRITE);
         memory.bytes_mut(source).copy_from_slice(&PATTERN);
         let next = Psn::new(setup.psn[OWN_END.index()]);
-        Self { alone, source, sink, posted: VecDeque::new(), psns: Psns { next, acked: next.sub(1) } }
+        Self { lone, source, sink, posted: VecDeque::new(), psns: Psns { next, acked: next.sub(1) } }
     }
 
     fn turn(&mut self) {
-        match self.alone.choices.below(8) {
+        match self.lone.choices.below(8) {
             0 | 1 => self.post(),
             2 => self.transmit(),
-            3 => _ = self.alone.wait(),
-            _ if self.alone.choices.chance(50) => self.notify(),
+            3 => _ = self.lone.wait(),
+            _ if self.lone.choices.chance(50) => self.notify(),
             _ => self.response(),
         }
         self.reap();
     }
 
     fn post(&mut self) {
-        let choices = &mut self.alone.choices;
+        let choices = &mut self.lone.choices;
         let (remote_addr, rkey) = (0x4000, RKey(7));
         let mut len = choices.pick(&[8, 0, 1, MTU, MTU + 1, 2 * MTU, MAX_LEN]);
         let op = match choices.below(10) {
@@ -148,7 +148,7 @@ impl<'a> Requester<'a> {
             flags,
             Posted {
                 wr_id: 0,
-                signaled: signaled || self.alone.setup.sq_sig_all,
+                signaled: signaled || self.lone.setup.sq_sig_all,
                 packets: len.div_ceil(MTU).max(1),
                 response_bytes,
                 atomic,
@@ -159,26 +159,26 @@ impl<'a> Requester<'a> {
     }
 
     fn submit(&mut self, op: SendOp, len: u32, response_bytes: u32, flags: SendFlags, posted: Posted) {
-        let place = place(self.alone.next(0));
+        let place = place(self.lone.next(0));
         let (mr, start) = if response_bytes > 0 { (self.sink, place) } else { (self.source, 0) };
         let mut list = [mr.sge(start, len / 3), mr.sge(start + len / 3, len - len / 3)];
-        if self.alone.choices.chance(30) {
+        if self.lone.choices.chance(30) {
             list[1].lkey.0 ^= 1;
         }
-        let inline = len <= 64 && response_bytes == 0 && self.alone.choices.chance(200);
+        let inline = len <= 64 && response_bytes == 0 && self.lone.choices.chance(200);
         let data = if inline { SendData::Inline(&PATTERN[..len as usize]) } else { SendData::Sges(&list) };
         let ud = Some(UdDest { av: av(OWN_END), qpn: qpn(OWN_END.other()), qkey: QKEY });
         // A full queue, the state or the service may refuse it.
-        if let Ok(wr_id) = self.alone.post_send(&SendRequest { wr_id: 0, op, flags, data, ud }) {
+        if let Ok(wr_id) = self.lone.post_send(&SendRequest { wr_id: 0, op, flags, data, ud }) {
             self.posted.push_back(Posted { wr_id, ..posted });
         }
     }
 
     fn transmit(&mut self) {
-        let dead = self.alone.qp.state() == QpState::Err;
-        let room = self.alone.choices.between(1, 8) as usize;
+        let dead = self.lone.qp.state() == QpState::Err;
+        let room = self.lone.choices.between(1, 8) as usize;
         let (posted, psns) = (&mut self.posted, &mut self.psns);
-        self.alone.transmit(room, |note, packet| {
+        self.lone.transmit(room, |note, packet| {
             assert!(!dead || packet.header.kind == Kind::Cnp, "{packet} in ERR");
             psns.on_request(posted, note, packet);
         });
@@ -187,13 +187,13 @@ impl<'a> Requester<'a> {
     /// The peer sends a congestion notification.
     fn notify(&mut self) {
         let header = Header { bth: Bth::new(qpn(OWN_END), Psn::default()), kind: Kind::Cnp };
-        let _ = self.alone.receive(&net_header(&av(OWN_END.other())), &header, &[]);
+        let _ = self.lone.receive(&net_header(&av(OWN_END.other())), &header, &[]);
     }
 
     /// Delivers a response with a PSN near the outstanding ones, often the expected response.
     fn response(&mut self) {
         let psns = &self.psns;
-        let choices = &mut self.alone.choices;
+        let choices = &mut self.lone.choices;
         let psn = match choices.below(8) {
             0 => psns.acked.sub(choices.below(6)),
             1 => psns.acked.add(choices.below(20)),
@@ -207,17 +207,17 @@ impl<'a> Requester<'a> {
             (response, len) = self.expected_response(psn).unwrap_or((response, len));
         }
         let is_unsent = !psn.is_before(self.psns.next);
-        let kind = match self.alone.setup.service {
+        let kind = match self.lone.setup.service {
             Service::XrcIni => Kind::XrcResponse(response),
             _ => Kind::RcResponse(response),
         };
         let header = Header { bth: Bth::new(qpn(OWN_END), psn), kind };
-        let before = (self.alone.qp.state(), self.alone.host.sends.len(), self.alone.qp.poll_timeout());
-        let traffic_class = if self.alone.choices.chance(100) { 3 } else { 0 };
+        let before = (self.lone.qp.state(), self.lone.host.sends.len(), self.lone.qp.poll_timeout());
+        let traffic_class = if self.lone.choices.chance(100) { 3 } else { 0 };
         let net = NetHeader { traffic_class, ..net_header(&av(OWN_END.other())) };
-        let Some(result) = self.alone.receive(&net, &header, payload_of(psn, len)) else { return };
-        if is_unsent || !self.alone.setup.service.is_reliable() {
-            let after = (self.alone.qp.state(), self.alone.host.sends.len(), self.alone.qp.poll_timeout());
+        let Some(result) = self.lone.receive(&net, &header, payload_of(psn, len)) else { return };
+        if is_unsent || !self.lone.setup.service.is_reliable() {
+            let after = (self.lone.qp.state(), self.lone.host.sends.len(), self.lone.qp.poll_timeout());
             assert_eq!((result.is_err(), after), (true, before), "{header:?}: never sent");
         } else {
             self.psns.on_response(psn, &response);
@@ -250,7 +250,7 @@ impl<'a> Requester<'a> {
     }
 
     fn reap(&mut self) {
-        while let Some(cqe) = self.alone.take(0) {
+        while let Some(cqe) = self.lone.take(0) {
             let request = loop {
                 let request = self.posted.pop_front().expect("only posted requests complete");
                 if request.wr_id == cqe.wr_id {
@@ -258,7 +258,7 @@ impl<'a> Requester<'a> {
                 }
                 assert!(!request.signaled, "no completion of {} before that of {}", request.wr_id, cqe.wr_id);
             };
-            if cqe.status == WcStatus::Success && self.alone.setup.service.is_reliable() {
+            if cqe.status == WcStatus::Success && self.lone.setup.service.is_reliable() {
                 self.check_success(&request);
             }
         }
@@ -269,7 +269,7 @@ impl<'a> Requester<'a> {
         let last = first.add(request.packets - 1);
         assert!(!last.is_after(self.psns.acked), "{} succeeded, but only {} is acknowledged", last, self.psns.acked);
         let start = place(request.wr_id) as usize;
-        let landed = &self.alone.host.memory.bytes(self.sink)[start..start + request.response_bytes as usize];
+        let landed = &self.lone.host.memory.bytes(self.sink)[start..start + request.response_bytes as usize];
         if request.atomic {
             assert_eq!(landed, (u64::from(first.get()) << 8).to_ne_bytes(), "the old value");
             return;
@@ -283,10 +283,10 @@ impl<'a> Requester<'a> {
     /// completed.
     fn finish(&mut self) {
         let (posted, psns) = (&mut self.posted, &mut self.psns);
-        self.alone.rest(|note, packet| psns.on_request(posted, note, packet));
+        self.lone.run_until_idle(|note, packet| psns.on_request(posted, note, packet));
         self.reap();
         // Without a timeout a requester may wait forever.
-        let patient = self.alone.setup.timeout == 0 && self.alone.qp.state() != QpState::Err;
+        let patient = self.lone.setup.timeout == 0 && self.lone.qp.state() != QpState::Err;
         assert!(patient || self.posted.iter().all(|request| !request.signaled), "a request never completed");
     }
 }
@@ -301,7 +301,7 @@ impl Psns {
         let request = request.unwrap_or_else(|| panic!("{packet} belongs to nothing outstanding"));
         assert!(!psn.is_after(self.next), "{packet}: {} comes next", self.next);
         if let Kind::XrcRequest(xrc, _) = packet.header.kind {
-            assert_eq!(xrc.0, QUEUES[queue_of(request.wr_id)], "{packet} carries the number of another SRQ");
+            assert_eq!(xrc.0, SRQNS[srq_index_of(request.wr_id)], "{packet} carries the number of another SRQ");
         }
         let first = *request.first.get_or_insert(psn);
         let span = if request.response_bytes > 0 && !request.atomic { request.packets } else { 1 };

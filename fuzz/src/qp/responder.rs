@@ -1,7 +1,8 @@
-//! Fuzz target: a responder whose peer is the input, compared with a model of its memory.
+//! Fuzz target: a responder executes requests from the fuzz input, compared with a model of its
+//! memory.
 
-use super::alone::{Alone, OWN_END, PATTERN, QUEUES};
 use super::headers;
+use super::lone_qp::{LoneQp, OWN_END, PATTERN, SRQNS};
 use roxe_sim::setup::{QKEY, av, qpn};
 use roxe_sim::wire::net_header;
 use roxe_sim::{Choices, Mr, Script, Setup};
@@ -14,15 +15,16 @@ use roxe_wire::{
 };
 
 const MTU: u32 = PathMtu::Mtu256.bytes();
-/// Size in bytes of the region that the peer can access.
-const OPEN_LEN: u32 = 2048;
-/// Number of slots for receives.
+/// Size in bytes of the region with all rights.
+const REGION_LEN: u32 = 2048;
+/// Number of slots in the receive buffers; receive `wr_id` uses slot `wr_id % SLOTS`.
 const SLOTS: u64 = 16;
+/// Length of a slot in bytes.
 const SLOT_LEN: u32 = 700;
-/// Length in bytes of the GRH that precedes every received datagram.
+/// Length in bytes of the GRH that precedes every received UD message.
 const GRH_LEN: usize = 40;
 
-/// The input is a sequence of requests of the peer to one queue pair in any state.
+/// The input is a sequence of requests from the peer to one queue pair in any state.
 ///
 /// Properties: memory has the results of the accepted requests, each executed once, and a refused
 /// request changes nothing; only the expected request advances the expected PSN; only executed
@@ -45,10 +47,10 @@ pub fn responder(data: &[u8]) {
     };
     let state = script.pick(&[QpState::Rtr, QpState::Rts, QpState::Rtr, QpState::Init, QpState::Reset]);
     let mut responder = Responder::new(setup, state, script);
-    while !responder.alone.choices.is_empty() {
-        responder.turn();
+    while !responder.lone.choices.is_empty() {
+        responder.step();
     }
-    responder.alone.rest(|_, _| {});
+    responder.lone.run_until_idle(|_, _| {});
 }
 
 /// Returns the access rights of the queue pair: mostly all, sometimes a subset.
@@ -58,66 +60,66 @@ fn access(script: &mut Script<'_>) -> Access {
 }
 
 struct Responder<'a> {
-    alone: Alone<'a>,
+    lone: LoneQp<'a>,
     /// Region with all rights.
-    open: Mr,
+    full_access: Mr,
     /// Region that the peer can only read.
-    readable: Mr,
+    read_only: Mr,
     /// Region without remote rights.
-    closed: Mr,
-    /// Region of the receives.
-    sink: Mr,
+    no_access: Mr,
+    /// Region of the buffers of receives, one slot each.
+    receive_buffers: Mr,
     model: Model,
 }
 
 /// Expected effects of the accepted requests.
 struct Model {
-    /// Content of the open region.
-    memory: [u8; OPEN_LEN as usize],
-    /// Unfinished WRITE: offset of its next byte, and number of remaining bytes.
+    /// Content of the region with all rights.
+    memory: [u8; REGION_LEN as usize],
+    /// Unfinished WRITE: offset of its next byte in the region, and number of remaining bytes.
     write: (u64, u32),
-    /// Index of the SRQ of the unfinished message (XRC).
-    queue: usize,
-    /// Bytes of the newest SEND so far.
+    /// XRC only: index in [`SRQNS`] of the SRQ of the unfinished message.
+    srq: usize,
+    /// Bytes received so far of the newest SEND.
     message: Vec<u8>,
     /// True while a SEND is unfinished.
-    sending: bool,
+    is_sending: bool,
     /// First PSN and RETH of each accepted READ.
     reads: Vec<(Psn, Reth)>,
-    /// PSNs of accepted ATOMIC WRITEs and FLUSHes, whose response is an empty READ response.
-    empty: Vec<Psn>,
-    /// Number of FLUSHes in `empty`.
+    /// PSNs of accepted ATOMIC WRITEs and FLUSHes, which an empty READ response answers.
+    empty_responses: Vec<Psn>,
+    /// Number of FLUSHes in `empty_responses`.
     flushes: u32,
-    /// True once the peer has repeated a PSN with another READ: the content of the response is then
-    /// undefined.
-    is_inconsistent: bool,
+    /// True once the peer has repeated the PSN of a READ: if the READ differs from the first, the
+    /// content of the response is undefined.
+    has_repeated_read: bool,
 }
 
 impl<'a> Responder<'a> {
     fn new(setup: Setup, state: QpState, script: Script<'a>) -> Self {
-        let mut alone = Alone::new(setup, state, script);
-        let memory = &mut alone.host.memory;
+        let mut lone = LoneQp::new(setup, state, script);
+        let memory = &mut lone.host.memory;
         let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let open = memory.register(OPEN_LEN, all | Access::FLUSH_GLOBAL);
-        let readable = memory.register(64, Access::REMOTE_READ);
-        let closed = memory.register(64, Access::LOCAL_WRITE);
-        let sink = memory.register(SLOTS as u32 * SLOT_LEN, Access::LOCAL_WRITE);
+        let full_access = memory.register(REGION_LEN, all | Access::FLUSH_GLOBAL);
+        let read_only = memory.register(64, Access::REMOTE_READ);
+        let no_access = memory.register(64, Access::LOCAL_WRITE);
+        let receive_buffers = memory.register(SLOTS as u32 * SLOT_LEN, Access::LOCAL_WRITE);
         let model = Model {
-            memory: [0; OPEN_LEN as usize],
+            memory: [0; REGION_LEN as usize],
             write: (0, 0),
-            queue: 0,
+            srq: 0,
             message: Vec::new(),
-            sending: false,
+            is_sending: false,
             reads: Vec::new(),
-            empty: Vec::new(),
+            empty_responses: Vec::new(),
             flushes: 0,
-            is_inconsistent: false,
+            has_repeated_read: false,
         };
-        Self { alone, open, readable, closed, sink, model }
+        Self { lone, full_access, read_only, no_access, receive_buffers, model }
     }
 
-    fn turn(&mut self) {
-        match self.alone.choices.below(8) {
+    fn step(&mut self) {
+        match self.lone.choices.below(8) {
             0 => self.post_recv(),
             1 => self.transmit(),
             _ => self.request(),
@@ -125,54 +127,58 @@ impl<'a> Responder<'a> {
     }
 
     fn post_recv(&mut self) {
-        let place = place(self.alone.next(1));
-        let (first, second) = (self.alone.choices.below(300), self.alone.choices.below(SLOT_LEN - 300));
-        let list = [self.sink.sge(place, first), self.sink.sge(place + first, second)];
-        // The state or the depth may refuse it.
-        let _ = self.alone.post_recv(&RecvRequest { wr_id: 0, sges: &list });
+        let slot_offset = slot_offset(self.lone.next(1));
+        let (first, second) = (self.lone.choices.below(300), self.lone.choices.below(SLOT_LEN - 300));
+        let list =
+            [self.receive_buffers.sge(slot_offset, first), self.receive_buffers.sge(slot_offset + first, second)];
+        // The post fails in RESET and if the queue is full.
+        let _ = self.lone.post_recv(&RecvRequest { wr_id: 0, sges: &list });
     }
 
     fn request(&mut self) {
-        let (header, len) = self.choose();
+        let (header, len) = self.choose_request();
         let payload = &PATTERN[header.bth.psn.get() as usize % 512..][..len];
-        let before = self.alone.qp.expected_psn();
-        let state = self.alone.qp.state();
+        let before = self.lone.qp.expected_psn();
+        let state = self.lone.qp.state();
         let net = net_header(&av(OWN_END.other()));
-        let Some(result) = self.alone.receive(&net, &header, payload) else { return };
-        let advanced = self.alone.qp.expected_psn().distance(before);
+        let Some(result) = self.lone.receive(&net, &header, payload) else { return };
+        let advanced = self.lone.qp.expected_psn().distance(before);
         let request = request_of(&header.kind);
-        if request.is_some() && self.alone.setup.service.is_reliable() {
+        if request.is_some() && self.lone.setup.service.is_reliable() {
             let expected = result.is_ok() && header.bth.psn == before;
-            let count = request.as_ref().map_or(0, packets);
+            let count = request.as_ref().map_or(0, psn_count);
             assert_eq!(advanced, if expected { count as i32 } else { 0 }, "{header:?} at {before}");
         }
         assert!(result.is_err() || matches!(state, QpState::Rtr | QpState::Rts), "a request was executed in {state:?}");
         match (&header.kind, request) {
-            (_, Some(request)) if result.is_ok() => self.model.execute(self.open, header.bth.psn, &request, payload),
+            (_, Some(request)) if result.is_ok() => {
+                self.model.execute(self.full_access, header.bth.psn, &request, payload)
+            }
             (Kind::Ud { .. }, _) if result.is_ok() => self.model.message = payload.to_vec(),
-            (_, Some(Request::Read(_))) if header.bth.psn.is_before(before) => self.model.is_inconsistent = true,
+            (_, Some(Request::Read(_))) if header.bth.psn.is_before(before) => self.model.has_repeated_read = true,
             _ => {}
         }
         self.check();
     }
 
-    /// Returns a request and the length of its payload, half of the time one that continues the
-    /// unfinished message.
-    fn choose(&mut self) -> (Header, usize) {
-        let choices = &mut self.alone.choices;
+    /// Chooses a request and the length of its payload. Half of the requests continue the unfinished
+    /// message.
+    fn choose_request(&mut self) -> (Header, usize) {
+        let choices = &mut self.lone.choices;
         let mut len = headers::payload_len(choices);
-        let mut request = headers::request(choices, &[self.open, self.open, self.readable, self.closed]);
+        let mut request =
+            headers::request(choices, &[self.full_access, self.full_access, self.read_only, self.no_access]);
         if choices.chance(500) {
             (request, len) = self.model.continuation(request, len);
         }
-        let kind = match self.alone.setup.service {
+        let kind = match self.lone.setup.service {
             _ if choices.chance(20) => Kind::Cnp,
             Service::XrcTgt => {
-                if self.model.write.1 == 0 && !self.model.sending {
-                    self.model.queue = choices.below(QUEUES.len() as u32) as usize;
+                if self.model.write.1 == 0 && !self.model.is_sending {
+                    self.model.srq = choices.below(SRQNS.len() as u32) as usize;
                 }
-                let named = QUEUES[self.model.queue];
-                let srqn = if choices.chance(50) { choices.pick(&[QUEUES[0], QUEUES[1], 99]) } else { named };
+                let srqn = SRQNS[self.model.srq];
+                let srqn = if choices.chance(50) { choices.pick(&[SRQNS[0], SRQNS[1], 99]) } else { srqn };
                 Kind::XrcRequest(XrcEth(srqn), request)
             }
             Service::Rc | Service::XrcIni | Service::Raw => Kind::RcRequest(request),
@@ -182,8 +188,8 @@ impl<'a> Responder<'a> {
                 Kind::Ud { deth: Deth { qkey, src_qpn: Qpn::new(5) }, imm: None }
             }
         };
-        let expected = self.alone.qp.expected_psn();
-        let choices = &mut self.alone.choices;
+        let expected = self.lone.qp.expected_psn();
+        let choices = &mut self.lone.choices;
         let psn = match choices.below(8) {
             0 => expected.sub(choices.below(12)),
             1 => expected.add(choices.below(4)),
@@ -195,14 +201,15 @@ impl<'a> Responder<'a> {
         (Header { bth, kind }, len)
     }
 
-    /// Checks that memory equals the model, and that receives have the right bytes.
+    /// Checks that memory equals the model, and that completed receives have the bytes of the
+    /// message.
     fn check(&mut self) {
-        let memory = &self.alone.host.memory;
-        assert_eq!(memory.bytes(self.open), self.model.memory, "the open region");
+        let memory = &self.lone.host.memory;
+        assert_eq!(memory.bytes(self.full_access), self.model.memory, "the region with all rights");
         assert_eq!(memory.flushes, self.model.flushes, "each FLUSH is executed once");
-        assert_eq!(memory.bytes(self.readable), [0; 64], "the read-only region");
-        assert_eq!(memory.bytes(self.closed), [0; 64], "the region without rights");
-        while let Some(cqe) = self.alone.take(1) {
+        assert_eq!(memory.bytes(self.read_only), [0; 64], "the read-only region");
+        assert_eq!(memory.bytes(self.no_access), [0; 64], "the region without rights");
+        while let Some(cqe) = self.lone.take(1) {
             self.check_receive(&cqe);
         }
     }
@@ -212,62 +219,69 @@ impl<'a> Responder<'a> {
         if cqe.status != WcStatus::Success || cqe.opcode != WcOpcode::Recv {
             return;
         }
-        let front = if self.alone.setup.service == Service::Ud { GRH_LEN } else { 0 };
+        let grh_len = if self.lone.setup.service == Service::Ud { GRH_LEN } else { 0 };
         let message = &self.model.message;
-        assert_eq!(cqe.byte_len as usize, front + message.len());
-        let landed = &self.alone.host.memory.bytes(self.sink)[place(cqe.wr_id) as usize + front..];
-        assert_eq!(&landed[..message.len()], &message[..], "the bytes of receive {}", cqe.wr_id);
+        assert_eq!(cqe.byte_len as usize, grh_len + message.len());
+        let received = &self.lone.host.memory.bytes(self.receive_buffers)[slot_offset(cqe.wr_id) as usize + grh_len..];
+        assert_eq!(&received[..message.len()], &message[..], "the bytes of receive {}", cqe.wr_id);
     }
 
     fn transmit(&mut self) {
-        let room = self.alone.choices.between(1, 4) as usize;
-        let expected = self.alone.qp.expected_psn();
-        let (service, model) = (self.alone.setup.service, &self.model);
-        let (open, readable) = (self.open, self.readable);
-        self.alone.transmit(room, |note, packet| {
+        let room = self.lone.choices.between(1, 4) as usize;
+        let expected = self.lone.qp.expected_psn();
+        let (service, model) = (self.lone.setup.service, &self.model);
+        let (full_access, read_only) = (self.full_access, self.read_only);
+        self.lone.transmit(room, |note, packet| {
             assert!(service.is_reliable(), "{packet} is a response on an unreliable service");
-            model.judge([open, readable], expected, note, packet);
+            model.check_response([full_access, read_only], expected, note, packet);
         });
     }
 }
 
 impl Model {
     /// Applies an accepted request to the model.
-    fn execute(&mut self, open: Mr, psn: Psn, request: &Request, payload: &[u8]) {
+    fn execute(&mut self, full_access: Mr, psn: Psn, request: &Request, payload: &[u8]) {
         match request {
             Request::SendFirst | Request::SendOnly(_) => self.message = payload.to_vec(),
             Request::SendMiddle | Request::SendLast(_) => self.message.extend_from_slice(payload),
             Request::WriteFirst(reth) | Request::WriteOnly(reth, _) => {
-                assert!(is_within(open, reth), "{request:?} leaves {open:?}");
-                self.write = (reth.va.wrapping_sub(open.addr), reth.dma_len);
-                self.write(payload);
+                assert!(is_within(full_access, reth), "{request:?} leaves {full_access:?}");
+                self.write = (reth.va.wrapping_sub(full_access.addr), reth.dma_len);
+                self.apply_write(payload);
             }
-            Request::WriteMiddle | Request::WriteLast(_) => self.write(payload),
-            Request::FetchAdd(eth) => self.word(eth.va - open.addr, |old| old.wrapping_add(eth.swap_or_add)),
+            Request::WriteMiddle | Request::WriteLast(_) => self.apply_write(payload),
+            Request::FetchAdd(eth) => {
+                self.update_word(eth.va - full_access.addr, |old| old.wrapping_add(eth.swap_or_add))
+            }
             Request::CompareSwap(eth) => {
-                self.word(eth.va - open.addr, |old| if old == eth.compare { eth.swap_or_add } else { old });
+                self.update_word(
+                    eth.va - full_access.addr,
+                    |old| if old == eth.compare { eth.swap_or_add } else { old },
+                );
             }
             Request::Read(reth) => self.reads.push((psn, *reth)),
             Request::AtomicWrite(reth) => {
-                assert!(is_within(open, reth) && reth.va % 8 == 0, "{request:?} in {open:?}");
+                assert!(is_within(full_access, reth) && reth.va % 8 == 0, "{request:?} in {full_access:?}");
                 let word = payload.try_into().expect("eight bytes");
-                self.word(reth.va - open.addr, |_| u64::from_ne_bytes(word));
-                self.empty.push(psn);
+                self.update_word(reth.va - full_access.addr, |_| u64::from_ne_bytes(word));
+                self.empty_responses.push(psn);
             }
             Request::Flush(feth, reth) => {
-                let whole = feth.selectivity == Selectivity::Region && reth.rkey == open.rkey();
+                let whole = feth.selectivity == Selectivity::Region && reth.rkey == full_access.rkey();
                 assert!(
-                    whole || is_within(open, &Reth { dma_len: reth.dma_len.max(1), ..*reth }) || is_end(open, reth)
+                    whole
+                        || is_within(full_access, &Reth { dma_len: reth.dma_len.max(1), ..*reth })
+                        || is_end(full_access, reth)
                 );
                 assert_eq!(feth.placement, Placement::GLOBAL_VISIBILITY);
-                self.empty.push(psn);
+                self.empty_responses.push(psn);
                 self.flushes += 1;
             }
         }
-        self.sending = matches!(request, Request::SendFirst | Request::SendMiddle);
+        self.is_sending = matches!(request, Request::SendFirst | Request::SendMiddle);
     }
 
-    fn write(&mut self, payload: &[u8]) {
+    fn apply_write(&mut self, payload: &[u8]) {
         let (at, left) = self.write;
         if !payload.is_empty() {
             self.memory[at as usize..at as usize + payload.len()].copy_from_slice(payload);
@@ -277,7 +291,7 @@ impl Model {
             (at.wrapping_add(len.into()), left.checked_sub(len).expect("a WRITE carries at most its announced length"));
     }
 
-    fn word(&mut self, at: u64, change: impl Fn(u64) -> u64) {
+    fn update_word(&mut self, at: u64, change: impl Fn(u64) -> u64) {
         let word = &mut self.memory[at as usize..at as usize + 8];
         let old = u64::from_ne_bytes((&*word).try_into().expect("eight bytes"));
         word.copy_from_slice(&change(old).to_ne_bytes());
@@ -290,8 +304,8 @@ impl Model {
         match (self.write.1, request) {
             (left @ 1..=MTU, _) => (Request::WriteLast(None), left as usize),
             (1.., _) => (Request::WriteMiddle, MTU as usize),
-            _ if self.sending && len < MTU as usize => (Request::SendLast(Plain), len.max(1)),
-            _ if self.sending => (Request::SendMiddle, MTU as usize),
+            _ if self.is_sending && len < MTU as usize => (Request::SendLast(Plain), len.max(1)),
+            _ if self.is_sending => (Request::SendMiddle, MTU as usize),
             (_, Request::WriteFirst(reth)) => {
                 (Request::WriteFirst(Reth { dma_len: reth.dma_len.max(MTU + 1), ..reth }), MTU as usize)
             }
@@ -305,13 +319,14 @@ impl Model {
         }
     }
 
-    /// Checks a response; `expected` is the PSN of the next request.
-    fn judge(&self, regions: [Mr; 2], expected: Psn, note: &PacketNote, packet: &Packet<'_>) {
+    /// Checks a response. `regions` are the readable ones, the region with all rights first;
+    /// `expected` is the responder's expected PSN.
+    fn check_response(&self, regions: [Mr; 2], expected: Psn, note: &PacketNote, packet: &Packet<'_>) {
         let (Kind::RcResponse(response) | Kind::XrcResponse(response)) = &packet.header.kind else {
             panic!("{note:?}: {packet} is not a response")
         };
         let psn = packet.header.bth.psn;
-        let refusal = match response {
+        let is_refusal = match response {
             Response::Ack(aeth) => matches!(
                 aeth.syndrome,
                 Syndrome::RnrNak { .. }
@@ -324,11 +339,11 @@ impl Model {
             ),
             _ => false,
         };
-        assert!(psn.is_before(expected) || (refusal && psn == expected), "{packet} with {expected} expected");
-        if matches!(response, Response::Ack(_) | Response::AtomicAck(..)) || self.is_inconsistent {
+        assert!(psn.is_before(expected) || (is_refusal && psn == expected), "{packet} with {expected} expected");
+        if matches!(response, Response::Ack(_) | Response::AtomicAck(..)) || self.has_repeated_read {
             return;
         }
-        if packet.payload.is_empty() && self.empty.contains(&psn) {
+        if packet.payload.is_empty() && self.empty_responses.contains(&psn) {
             return;
         }
         let read = self.reads.iter().rev().find(|(first, _)| !psn.is_before(*first)).expect("find the accepted READ");
@@ -345,7 +360,7 @@ impl Model {
     }
 }
 
-/// Returns true if the range of `reth` is empty and at the end of `mr`.
+/// Returns true if the range of `reth` is empty and begins at the end of `mr`.
 fn is_end(mr: Mr, reth: &Reth) -> bool {
     reth.rkey == mr.rkey() && reth.dma_len == 0 && reth.va == mr.addr + u64::from(mr.len)
 }
@@ -357,7 +372,7 @@ fn is_within(mr: Mr, reth: &Reth) -> bool {
     reth.dma_len == 0 || (reth.rkey == mr.rkey() && inside)
 }
 
-fn place(wr_id: u64) -> u32 {
+fn slot_offset(wr_id: u64) -> u32 {
     (wr_id % SLOTS) as u32 * SLOT_LEN
 }
 
@@ -370,6 +385,6 @@ fn request_of(kind: &Kind) -> Option<Request> {
 }
 
 /// Returns the number of PSNs that a request occupies.
-fn packets(request: &Request) -> u32 {
+fn psn_count(request: &Request) -> u32 {
     if let Request::Read(reth) = request { reth.dma_len.div_ceil(MTU).max(1) } else { 1 }
 }

@@ -1,7 +1,7 @@
-//! Use counts for the EBUSY of destroy verbs, quotas of objects, and ids that are never reused.
+//! Use counts, quotas of objects, and object ids that are never reused.
 //!
-//! Handles are `Arc`s, so any order of destruction is safe. The counts report a wrong order with
-//! EBUSY, as a driver would.
+//! Handles are `Arc`s, so any order of destruction is safe. The counts exist so that a destroy verb
+//! in a wrong order returns EBUSY, as with a driver.
 
 use crate::error::Error;
 use crate::limits;
@@ -19,7 +19,7 @@ impl ObjectId {
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The id as a number, for messages.
+    /// Returns the number of the id, for messages.
     pub const fn number(self) -> u64 {
         self.0
     }
@@ -30,36 +30,36 @@ impl ObjectId {
 pub struct UseCount(Arc<AtomicU32>);
 
 impl UseCount {
-    /// Counts one more user until the returned value is dropped.
+    /// Adds a user until the returned value is dropped.
     pub fn hold(&self) -> Use {
         self.0.fetch_add(1, Ordering::Relaxed);
         Use(Arc::clone(&self.0))
     }
 
-    /// Counts one more user if there are fewer than `max`.
+    /// Adds a user if there are fewer than `max`.
     fn hold_below(&self, max: u32) -> Option<Use> {
         let more = |count| (count < max).then_some(count + 1);
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok().then(|| Use(Arc::clone(&self.0)))
     }
 
-    /// Number of users.
+    /// Returns the number of users.
     pub fn count(&self) -> u32 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Checks that no user is left.
+    /// Checks that there are no users. The message of the error names the `object` and its `users`.
     ///
     /// # Errors
-    /// EBUSY while there are users.
-    pub fn check_unused(&self, what: &str, users: &str) -> Result<(), Error> {
+    /// EBUSY if there are users.
+    pub fn check_unused(&self, object: &str, users: &str) -> Result<(), Error> {
         match self.count() {
             0 => Ok(()),
-            n => Err(Error::busy(what, users, n)),
+            n => Err(Error::busy(object, users, n)),
         }
     }
 }
 
-/// One use of an object; ends when dropped.
+/// A user of an object, counted until this value is dropped.
 #[derive(Debug)]
 pub struct Use(Arc<AtomicU32>);
 
@@ -69,12 +69,12 @@ impl Drop for Use {
     }
 }
 
-/// A count of one in a counter, until dropped.
+/// Increments a counter while it exists, for example a count of waiting threads.
 #[derive(Debug)]
 pub struct Counted<'a>(&'a AtomicU32);
 
 impl<'a> Counted<'a> {
-    /// Adds one to `count` until the returned value is dropped.
+    /// Increments `count` until the returned value is dropped.
     pub fn new(count: &'a AtomicU32) -> Self {
         count.fetch_add(1, Ordering::SeqCst);
         Self(count)
@@ -87,26 +87,27 @@ impl Drop for Counted<'_> {
     }
 }
 
-/// A quota for objects of one kind on a device, and the number of existing objects.
+/// Limits the number of objects of one kind on a device.
 #[derive(Debug)]
 pub struct Quota {
     count: UseCount,
     max: u32,
-    what: &'static str,
+    /// Kind of objects, in the plural.
+    kind: &'static str,
 }
 
 impl Quota {
-    fn new(max: u32, what: &'static str) -> Self {
-        Self { count: UseCount::default(), max, what }
+    fn new(max: u32, kind: &'static str) -> Self {
+        Self { count: UseCount::default(), max, kind }
     }
 
-    /// Reserves a slot until the returned value is dropped.
+    /// Counts one more object until the returned value is dropped.
     ///
     /// # Errors
-    /// ENOMEM if the quota is used up.
+    /// ENOMEM if the device has `max` objects of the kind.
     pub fn take(&self) -> Result<Use, Error> {
-        let Self { count, max, what } = self;
-        let full = || Error::new(libc::ENOMEM, format!("the device has {max} {what}; destroy one first"));
+        let Self { count, max, kind } = self;
+        let full = || Error::new(libc::ENOMEM, format!("the device has {max} {kind}; destroy one first"));
         count.hold_below(*max).ok_or_else(full)
     }
 }
@@ -153,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quota_is_limited_and_dropped_slots_are_reused() {
+    fn full_quota_refuses_until_an_object_is_dropped() {
         let quota = Quota::new(2, "things");
         let (a, b) = (quota.take().unwrap(), quota.take().unwrap());
         let full = quota.take().unwrap_err();

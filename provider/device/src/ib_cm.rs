@@ -169,7 +169,7 @@ impl Agent {
 /// The engine's side: messages and deadlines enter the inbox.
 impl Services for Agent {
     /// Queues a message for the next [`Engine::run_cm`].
-    fn leave_message(&self, engine: &Engine, route: Route, mad: Mad) {
+    fn queue_message(&self, engine: &Engine, route: Route, mad: Mad) {
         let mut inbox = self.inbox.lock();
         if inbox.messages.len() < MAX_INBOX {
             inbox.messages.push_back((route, mad));
@@ -180,7 +180,7 @@ impl Services for Agent {
     }
 
     /// Queues the call for `deadline` for the next [`Engine::run_cm`].
-    fn leave_deadline(&self, engine: &Engine, deadline: Instant) {
+    fn queue_deadline(&self, engine: &Engine, deadline: Instant) {
         let mut inbox = self.inbox.lock();
         inbox.call = inbox.call.max(Some(deadline));
         engine.scheduler.note_connection_work();

@@ -83,7 +83,7 @@ pub use roxe_base::uses::{ObjectId, Use};
 pub use roxe_base::{config, limits, lock, own_threads, profile, ranks, standard_error};
 pub use roxe_memory::region::MwKind;
 pub use roxe_net::named::namespace as network_namespace;
-pub use roxe_net::runtime_dir::{LISTED, STARTED, is_overflow_user, runtime_dir, watched_dir};
+pub use roxe_net::runtime_dir::{LISTED_FILE, STARTED_FILE, is_overflow_user, runtime_dir, watched_dir};
 pub use roxe_net::status::{Answer, ObjectKind, Query, SHORTENED, ask, ask_here, ask_in, ask_one};
 pub use roxe_net::steer::is_probe;
 pub use roxe_observe::counter_files::counter_files;

@@ -1,9 +1,9 @@
 //! An engine of a device in this process: sockets, rings, queue pairs by number, timers and a
 //! background thread.
 //!
-//! The first engine of a device also has the connection manager and follows the interface. Queue
-//! pairs of further threads may have engines of their own, so that threads do not contend for one
-//! receive side. Packets travel between engines of one process as between processes.
+//! The first engine of a device also runs the connection manager and watches the network interface.
+//! Further threads may create their queue pairs on engines of their own, so that threads do not
+//! contend for one receive side. Packets travel between engines of one process as between processes.
 //!
 //! The background thread starts when the device is first opened, the sockets with the first queue
 //! pair; the child of a fork starts both again.
@@ -42,19 +42,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-static MADE: AtomicU64 = AtomicU64::new(0);
+/// Number of registered queue pairs, from which the weakest card derives their numbers.
+static REGISTERED_QPS: AtomicU64 = AtomicU64::new(0);
 
-/// Callbacks into the crate above: connection manager messages and interface changes. Each gets the
-/// engine that calls.
+/// Callbacks into the crate that uses the engine: connection manager messages and interface changes.
+/// Each gets the engine that calls.
 pub trait Services: Debug + Send + Sync {
     /// Queues a message for queue pair 1. Called under the receive lock, so it is only processed in
     /// [`Services::run_connections`], which
     /// [`crate::scheduler::Scheduler::note_connection_work`] schedules.
-    fn leave_message(&self, engine: &Engine, route: Route, mad: Mad);
+    fn queue_message(&self, engine: &Engine, route: Route, mad: Mad);
 
     /// Queues the expiry of a timer added by [`crate::scheduler::Scheduler::add_cm_timer`]. Called
     /// under the receive lock.
-    fn leave_deadline(&self, engine: &Engine, deadline: Instant);
+    fn queue_deadline(&self, engine: &Engine, deadline: Instant);
 
     /// Processes queued messages and expired timers. Called without any lock.
     fn run_connections(&self, engine: &Engine);
@@ -65,8 +66,8 @@ pub trait Services: Debug + Send + Sync {
     /// Called after the interface, and the port with it, has changed, without any lock.
     fn interface_changed(&self, engine: &Engine);
 
-    /// Passes each object of this kind on the device of `engine` to `line`, as words
-    /// `name=value`; queue pairs are left out. Called without any lock.
+    /// Calls `line` with the text of each object of this kind on the device of `engine`: words
+    /// `name=value`. Lists no queue pairs, which the engine lists itself. Called without any lock.
     fn list_objects(&self, engine: &Engine, kind: ObjectKind, line: &mut dyn FnMut(Arguments<'_>));
 }
 
@@ -95,8 +96,8 @@ pub struct Engine {
     interceptor: Option<Interceptor>,
     /// True once the background thread and the sockets exist in this process.
     pub(crate) started: AtomicBool,
-    /// Held while sockets and thread are started, while links are added, and while the port follows
-    /// its interface. Guards the control sockets; `None` while they are not open yet.
+    /// The control sockets; `None` before they are opened. Locked while the engine starts, while
+    /// links are added, and while the port adopts a change of its interface.
     pub(crate) starting: Mutex<rank::Starting, Option<ControlSockets>>,
     pub(crate) me: Weak<Self>,
     pub(crate) rx: Mutex<rank::Rx, Rx>,
@@ -114,8 +115,10 @@ impl Debug for Engine {
 }
 
 impl Engine {
-    /// Creates the first engine for `adapter`. EINVAL if an environment variable is invalid; also
-    /// the errors of opening a capture file.
+    /// Creates the first engine for `adapter`.
+    ///
+    /// # Errors
+    /// EINVAL if an environment variable is invalid; those of opening a capture file.
     pub fn create(adapter: &Arc<Adapter>, services: Arc<dyn Services>) -> Result<Arc<Self>, Error> {
         let config = config().map_err(|e| Error::invalid(e.to_string()))?;
         let interceptor = Interceptor::open(config, adapter.name())?;
@@ -141,7 +144,8 @@ impl Engine {
             scheduler,
             links: Links::default(),
             flows,
-            // Captures and fault rules apply to packets on the wire, so there are no rings then.
+            // Captures and fault rules apply only to packets in sockets, so an interceptor excludes
+            // rings.
             rings: Rings::new(config.rings && interceptor.is_none(), rings),
             interceptor,
             started: AtomicBool::new(false),
@@ -193,7 +197,10 @@ impl Engine {
         self.scheduler.clear();
     }
 
-    /// Opens the send side of a raw packet queue pair. Errors as [`FrameSender::open`].
+    /// Opens the send side of a raw packet queue pair.
+    ///
+    /// # Errors
+    /// Those of [`FrameSender::open`].
     pub fn open_frame_sender(&self) -> Result<Arc<FrameSender>, Error> {
         self.start()?;
         let sender = Arc::new(FrameSender::open(&self.adapter.interface(), self.scheduler.poller()?.send_room())?);
@@ -201,7 +208,8 @@ impl Engine {
         Ok(sender)
     }
 
-    /// Creates a queue pair by calling `make` with its number. Starts the engine if needed.
+    /// Chooses a free number, and registers the queue pair that `make` creates for it. Starts the
+    /// engine if needed.
     pub fn register_qp<Q: QueuePair + 'static>(
         &self,
         service: Service,
@@ -213,13 +221,13 @@ impl Engine {
         } else {
             self.start_with_links()?
         }
-        let random = weakest::number_for(Subject::Qpns, &MADE);
+        let random = weakest::number_for(Subject::Qpns, &REGISTERED_QPS);
         let random = random.map_err(|e| Error::os("cannot draw a random number", &e))?;
         loop {
-            let mut made = None;
-            let insert = |qpn| Arc::clone(made.insert(make(qpn))) as Arc<dyn QueuePair>;
+            let mut created = None;
+            let insert = |qpn| Arc::clone(created.insert(make(qpn))) as Arc<dyn QueuePair>;
             if self.table.insert(random, insert)
-                && let Some(qp) = made
+                && let Some(qp) = created
             {
                 return Ok(qp);
             }
@@ -228,8 +236,8 @@ impl Engine {
         }
     }
 
-    /// A slot owned by this process: queue pair numbers that begin with it are ours. Starts the
-    /// engine if needed.
+    /// Returns a slot of this process, a prefix of queue pair numbers that only this process uses.
+    /// Starts the engine if needed.
     pub fn slot(&self) -> Result<Slot, Error> {
         self.start()?;
         self.table
@@ -248,7 +256,8 @@ impl Engine {
         self.forget_packets(qp);
     }
 
-    /// Resets the packet counts of fault rules for a queue pair that is destroyed or in RESET.
+    /// Resets the packet counts of fault rules for a queue pair that was destroyed or moved to
+    /// RESET.
     pub fn forget_packets(&self, qp: &dyn QueuePair) {
         self.interceptor().into_iter().for_each(|interceptor| interceptor.forget(qp.ordinal()));
     }
@@ -283,14 +292,14 @@ impl Engine {
         self.scheduler.publish_steering(state.steering.iter().filter_map(Steering::deadline).min(), now);
     }
 
-    /// The locks outside of the table's, for the fork handlers; the adapter's belong to the first
-    /// engine.
+    /// The locks acquired before that of the table, for the fork handlers. The first engine includes
+    /// those of the adapter.
     pub fn outer_locks(&self) -> impl Iterator<Item = &dyn Lockable> {
         let own: [&dyn Lockable; 2] = [&self.starting, &self.rx];
         own.into_iter().chain(self.is_first().then(|| self.adapter.raw_observers() as &dyn Lockable))
     }
 
-    /// The lock of the table, taken by [`Engine::lock_table`].
+    /// The lock that [`Engine::lock_table`] acquires.
     pub fn raw_table(&self) -> &dyn Lockable {
         &self.table.slots
     }
@@ -300,10 +309,10 @@ impl Engine {
         self.table.lock_and_list()
     }
 
-    /// The locks inside of those of the queue pairs, for the fork handlers.
+    /// The locks acquired after those of the queue pairs, for the fork handlers.
     pub fn inner_locks(&self) -> impl Iterator<Item = &dyn Lockable> {
         let [map, ready, credits] = self.flows.raw();
-        let held = self.interceptor().map(|interceptor| interceptor.delayed.raw() as &dyn Lockable);
+        let delayed = self.interceptor().map(|interceptor| interceptor.delayed.raw() as &dyn Lockable);
         let port = self.is_first().then(|| self.adapter.raw_port() as &dyn Lockable);
         let files = self.adapter.files().filter(|_| self.is_first()).map(|files| files.raw() as &dyn Lockable);
         let always: [&dyn Lockable; 13] = [
@@ -313,7 +322,8 @@ impl Engine {
             &self.links.host_addresses,
             &self.links.next_hops,
             map,
-            // Single rings are locked only under locks of queue pairs and of the receive side.
+            // The locks of single rings are not listed: they are acquired only under locks of queue
+            // pairs or of the receive side.
             &self.rings.out,
             &self.rings.inbound,
             &self.rings.full,
@@ -322,14 +332,14 @@ impl Engine {
             self.scheduler.timers.raw(),
             &self.scheduler.thread,
         ];
-        always.into_iter().chain(held).chain(port).chain(files)
+        always.into_iter().chain(delayed).chain(port).chain(files)
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        if let Some(live) = self.adapter.files() {
-            live.publish(|| self.adapter.counters());
+        if let Some(files) = self.adapter.files() {
+            files.publish(|| self.adapter.counters());
         }
         self.close_sockets();
         // The thread wakes, finds its weak reference dead, and ends.

@@ -48,15 +48,15 @@ impl FirstEngineServices {
 }
 
 impl Services for FirstEngineServices {
-    fn leave_message(&self, _: &Engine, route: Route, mad: Mad) {
+    fn queue_message(&self, _: &Engine, route: Route, mad: Mad) {
         self.with_first(|first| {
-            first.services.leave_message(first, route, mad);
+            first.services.queue_message(first, route, mad);
             first.scheduler.kick();
         });
     }
 
     // Only called on the first engine.
-    fn leave_deadline(&self, _: &Engine, _: Instant) {}
+    fn queue_deadline(&self, _: &Engine, _: Instant) {}
     fn run_connections(&self, _: &Engine) {}
     fn end_connections(&self, _: &Engine, _: Duration) {}
     fn interface_changed(&self, _: &Engine) {}

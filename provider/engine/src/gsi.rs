@@ -140,7 +140,7 @@ impl Engine {
             match Mad::parse(packet.payload) {
                 Ok(mad) => {
                     let route = Route { local: run.meta.dst, remote: run.meta.src };
-                    self.services.leave_message(self, route, mad);
+                    self.services.queue_message(self, route, mad);
                 }
                 // Other classes have no agent here, and on RoCE no peer waits for their answers.
                 Err(error) => self.counters().count_bad_mad(error),

@@ -23,7 +23,7 @@ use roxe_check::faults as own_faults;
 use roxe_check::trace;
 use roxe_net::link::RxMeta;
 use roxe_observe::counters::Counters;
-use roxe_transport::fault::{Seen, Verdict};
+use roxe_transport::fault::{PacketContext, Verdict};
 use roxe_wire::{NetHeader, Packet, Qpn, icrc};
 
 /// Maximum number of delayed packets at a time; further ones are lost.
@@ -79,9 +79,9 @@ impl Interceptor {
     }
 
     /// The fate of each packet; `None` (an unparsable packet) passes.
-    pub(crate) fn judge<'a>(&self, packets: impl Iterator<Item = Option<Seen<'a>>>) -> Vec<Fate> {
+    pub(crate) fn judge<'a>(&self, packets: impl Iterator<Item = Option<PacketContext<'a>>>) -> Vec<Fate> {
         let counted = packets.inspect(|seen| {
-            if let Some(Seen { dir, ordinal, packet, .. }) = seen.as_ref().filter(|_| self.is_counting) {
+            if let Some(PacketContext { dir, ordinal, packet, .. }) = seen.as_ref().filter(|_| self.is_counting) {
                 own_faults::packet(*dir, *ordinal, packet);
             }
         });

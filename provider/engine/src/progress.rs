@@ -171,7 +171,7 @@ impl Engine {
             match owner {
                 TimerOwner::Qp(qpn) => self.table.get(qpn).into_iter().for_each(|qp| qp.on_timer(deadline, now)),
                 TimerOwner::Other(owner) => owner.upgrade().into_iter().for_each(|owner| owner.on_deadline(deadline)),
-                TimerOwner::Cm => self.services.leave_deadline(self, deadline),
+                TimerOwner::Cm => self.services.queue_deadline(self, deadline),
                 TimerOwner::DeadNames => {
                     runtime_dir::note_death();
                     self.scheduler.kick();

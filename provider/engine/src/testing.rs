@@ -42,8 +42,8 @@ fn engine_on(netdev: &Netdev, config: &'static Config) -> Arc<Engine> {
 struct NoServices;
 
 impl Services for NoServices {
-    fn leave_message(&self, _: &Engine, _: Route, _: Mad) {}
-    fn leave_deadline(&self, _: &Engine, _: Instant) {}
+    fn queue_message(&self, _: &Engine, _: Route, _: Mad) {}
+    fn queue_deadline(&self, _: &Engine, _: Instant) {}
     fn run_connections(&self, _: &Engine) {}
     fn end_connections(&self, _: &Engine, _: Duration) {}
     fn interface_changed(&self, _: &Engine) {}

@@ -6,7 +6,7 @@
 
 use crate::bpf::DROP;
 use crate::named;
-use crate::runtime_dir::{self, HOLDERS, PORT, common_dir};
+use crate::runtime_dir::{self, PORT_FILE_PREFIX, PORT_FILES_LOCK, common_dir};
 use crate::sys;
 use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::privilege::effective_uid;
@@ -108,9 +108,9 @@ fn agree_in(dir: &Path, namespace: u64, known: Option<u16>, holds: bool) -> io::
         options.read(true).write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
         options.open(dir.join(name))
     };
-    let lock = open(HOLDERS)?;
+    let lock = open(PORT_FILES_LOCK)?;
     wait_for_lock(&lock)?;
-    let agreed = open(&format!("{PORT}{namespace:x}")).and_then(|mut file| {
+    let agreed = open(&format!("{PORT_FILE_PREFIX}{namespace:x}")).and_then(|mut file| {
         if holds {
             // Fails only if the sweep was stopped for seconds; then the file may be removed.
             let _ = file.try_lock_shared();
@@ -361,7 +361,7 @@ mod tests {
     #[test]
     fn held_file_keeps_the_number_of_the_process() {
         let port = LocalPort::get().unwrap();
-        let path = common_dir().unwrap().join(format!("{PORT}{:x}", named::namespace().unwrap()));
+        let path = common_dir().unwrap().join(format!("{PORT_FILE_PREFIX}{:x}", named::namespace().unwrap()));
         // As a sweep does while no process has a name.
         fs::remove_file(&path).unwrap();
         let (same, _held) = LocalPort::get_held().unwrap();

@@ -1,34 +1,34 @@
-//! Bytes that a packet occupies in the receive buffer of a UDP socket, as Linux accounts them
-//! (`truesize`, `SO_RCVBUF` in `man 7 socket`).
+//! The bytes that a packet is charged in the receive buffer of a UDP socket, as Linux accounts them
+//! (`truesize` in the kernel, `SO_RCVBUF` in `man 7 socket`).
 
 use roxe_wire::{Kind, Request};
 
-/// Cost in addition to the payload: the longest header (BTH, RETH, ImmDt) and 64 bytes of
-/// bookkeeping.
-const OVERHEAD: u32 = 96;
-/// Minimum cost of a packet in bytes, because socket buffers have fixed sizes.
-const MIN_COST: u32 = 832;
-/// Maximum payload in bytes of a single packet with the minimum cost.
-const MAX_SMALL: u32 = 128;
-/// Headers and kernel overhead added to a larger payload before rounding.
+/// Bytes charged in addition to the payload of a coalesced packet: the longest header (BTH, RETH,
+/// ImmDt) and 64 bytes of the kernel's bookkeeping.
+const COALESCED_OVERHEAD: u32 = 96;
+/// Minimum charge of a packet in bytes: the kernel's smallest buffer and its descriptor.
+const MIN_CHARGE: u32 = 832;
+/// Maximum payload in bytes of a packet that arrives alone and fits the smallest buffer.
+const MAX_SMALL_PAYLOAD: u32 = 128;
+/// Bytes of headers and kernel data in the buffer of a larger packet that arrives alone.
 const ALONE_OVERHEAD: u32 = 410;
-/// Size in bytes of the kernel's descriptor of a packet.
+/// Size in bytes of the kernel's descriptor of a packet (`struct sk_buff`).
 const DESCRIPTOR: u32 = 256;
 
-/// Cost of a packet with this payload when the kernel coalesces it with others of its message.
+/// Returns the charge in bytes of a packet that the kernel coalesces with others of its message.
 #[inline]
 pub fn charge(payload: u32) -> u32 {
-    (payload.next_multiple_of(4) + OVERHEAD).max(MIN_COST)
+    (payload.next_multiple_of(4) + COALESCED_OVERHEAD).max(MIN_CHARGE)
 }
 
-/// Cost of a packet that is a whole message and mostly arrives alone: its buffer is a power of two,
-/// so that 4096 bytes occupy 8448.
+/// Returns the charge in bytes of a packet that is a whole message, and so mostly arrives alone. The
+/// kernel rounds its buffer up to a power of two: a payload of 4096 bytes is charged 8448.
 #[inline]
 pub fn charge_alone(payload: u32) -> u32 {
-    if payload <= MAX_SMALL { MIN_COST } else { (payload + ALONE_OVERHEAD).next_power_of_two() + DESCRIPTOR }
+    if payload <= MAX_SMALL_PAYLOAD { MIN_CHARGE } else { (payload + ALONE_OVERHEAD).next_power_of_two() + DESCRIPTOR }
 }
 
-/// Cost, and thus credit, of a packet of an unacknowledged service.
+/// Returns the charge in bytes of a packet of UC or UD, whose receiver returns it as credit.
 #[inline]
 pub fn charge_of(kind: &Kind, payload: usize) -> u32 {
     let payload = u32::try_from(payload).unwrap_or(0);
@@ -45,17 +45,17 @@ mod tests {
     use roxe_wire::{Deth, Qkey, Qpn, Reth, SendTail};
 
     #[test]
-    fn packet_costs_at_least_a_small_buffer() {
+    fn coalesced_packet_is_charged_at_least_the_minimum() {
         assert_eq!(charge(0), 832);
         assert_eq!(charge(736), 832);
         assert_eq!(charge(737), 836);
         assert_eq!(charge(4096), 4192);
     }
 
-    /// The number of packets that fit the buffer of a socket on Linux 6.18.
+    /// The expected values were measured on Linux 6.18.
     #[test]
-    fn single_packet_message_costs_its_buffer() {
-        for (payload, bytes) in [
+    fn lone_packet_is_charged_its_rounded_buffer() {
+        for (payload, charge) in [
             (0, 832),
             (128, 832),
             (192, 1280),
@@ -66,7 +66,7 @@ mod tests {
             (3600, 4352),
             (4096, 8448),
         ] {
-            assert_eq!(charge_alone(payload), bytes, "{payload}");
+            assert_eq!(charge_alone(payload), charge, "{payload}");
         }
     }
 
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn only_whole_messages_are_charged_as_alone() {
+    fn only_single_packet_messages_are_charged_as_alone() {
         let reth = Reth { va: 0, rkey: roxe_wire::RKey(1), dma_len: 4096 };
         let deth = Deth { qkey: Qkey(1), src_qpn: Qpn::new(2) };
         for kind in

@@ -1,12 +1,14 @@
 //! The directory in which the processes of one user on this host find each other.
 //!
-//! Creating or replacing names in it allows taking part in their communication, so only this user
-//! can enter it. All processes of a user share the RoCE port and must find each other, so the
-//! candidates are fixed and tried in one order. `XDG_RUNTIME_DIR` may name a further one; processes
-//! there leave symlinks to their names in the first fixed one, the *common* directory. A name is
-//! *live* while a socket is bound to it, then *dead* forever. Only `RuntimeDir::sweep` removes
-//! dead names, one process at a time, so that no live name can replace one between the check and
-//! the removal.
+//! A *name* is the path of a Unix socket in the directory. Only this user can enter the directory,
+//! because creating or replacing a name allows taking part in the communication. All processes of
+//! a user share the RoCE port and must find each other, so they try the same fixed candidates in
+//! the same order. `XDG_RUNTIME_DIR` may add a candidate; processes that use it also create symlinks
+//! to their names in the first usable fixed candidate, the *common* directory.
+//!
+//! A name is *live* while a socket is bound to it, then *dead* forever. Only `RuntimeDir::sweep`
+//! removes dead names, one process at a time, so that no live name can replace a dead one between
+//! the check and the removal.
 
 #[cfg(test)]
 mod tests;
@@ -26,23 +28,26 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 
-const SWEEPER: &str = "sweeper.lock";
-/// Beginning of the names of files for a network namespace, whose number follows. A sweep removes
-/// those of namespaces in which no process has a name, unless a process holds them by a lock.
-pub(super) const PORT: &str = "port-";
-/// File that is locked while such a file is opened, read and written, or removed. Before, a process
-/// gets its name.
-pub(super) const HOLDERS: &str = "holders.lock";
-/// Folder in the runtime directory that `roxe run` watches. It exists if there was such a program.
-const WATCHED: &str = "watched";
-/// Name of the file in it that a process opens when it lists the devices.
-pub const LISTED: &str = "listed";
-/// Name of the file in it that a process opens when it starts a device.
-pub const STARTED: &str = "started";
+/// File that a process locks while it sweeps.
+const SWEEP_LOCK: &str = "sweeper.lock";
+/// Prefix of port files; the number of a network namespace follows. A port file has the local port
+/// of the user in that namespace. A sweep removes it if no process of the namespace has a name and
+/// no process has locked the file.
+pub(super) const PORT_FILE_PREFIX: &str = "port-";
+/// File that a process locks while it reads, writes or removes a port file. A process gets its name
+/// before it locks this file, so that a sweep keeps the port file.
+pub(super) const PORT_FILES_LOCK: &str = "holders.lock";
+/// Folder in the runtime directory that `roxe run` watches. `roxe run` creates it.
+const WATCHED_DIR: &str = "watched";
+/// Name of the file in [`watched_dir`] that a process opens when it lists the devices.
+pub const LISTED_FILE: &str = "listed";
+/// Name of the file in [`watched_dir`] that a process opens when it starts a device.
+pub const STARTED_FILE: &str = "started";
 /// Maximum path length of a Unix socket in bytes, without the final zero (`man 7 unix`).
 pub(super) const MAX_PATH: usize = 107;
-/// Maximum length of a socket's file name in bytes: `2-`, a network namespace of 32 bits, `-`, and
-/// the longest name, of a service at an IPv6 address (`svc`, interface, service, address).
+/// Maximum length of a socket's file name in bytes: `2-`, the number of a network namespace (32
+/// bits in hex), `-`, and the longest name, that of a service at an IPv6 address (`svc`, interface,
+/// service, address).
 const MAX_FILE_NAME: usize = 2 + 8 + 1 + 4 + 9 + 17 + 32;
 
 /// A directory that only this user can enter.
@@ -50,26 +55,27 @@ const MAX_FILE_NAME: usize = 2 + 8 + 1 + 4 + 9 + 17 + 32;
 pub(crate) struct RuntimeDir {
     path: PathBuf,
     uid: u32,
-    /// Locked, so that cleaners of old files (`man tmpfiles.d`) leave it alone.
-    _shared: Option<File>,
-    /// The common directory; `None` if it is this one, or there is none.
+    /// The directory, locked if it is in a shared folder, so that systemd-tmpfiles does not remove it
+    /// (`man tmpfiles.d`).
+    _cleanup_lock: Option<File>,
+    /// The common directory; `None` if this directory is the common one, or there is none.
     common: Option<Box<Self>>,
 }
 
 #[derive(Debug)]
 struct Current {
     dir: Option<Arc<RuntimeDir>>,
-    /// The process that bound `names`, which a child of a fork has not.
+    /// The process that bound `names`. A child of a fork must not remove them.
     pid: u32,
-    /// Names to be removed when their sockets are closed or the process exits, with their symlinks
-    /// in the common directory.
+    /// Names of this process, each with its symlink in the common directory. Both are removed when
+    /// the socket is closed or the process exits.
     names: BTreeMap<PathBuf, Option<PathBuf>>,
 }
 
 static CURRENT: Mutex<rank::RuntimeDir, Current> = Mutex::new(Current { dir: None, pid: 0, names: BTreeMap::new() });
 
-/// True once a process of this user was seen to have died.
-static DEATH: AtomicBool = AtomicBool::new(false);
+/// True if a process of this user has died without removing its names, and no sweep followed yet.
+static NEEDS_SWEEP: AtomicBool = AtomicBool::new(false);
 
 #[derive(Debug, thiserror::Error)]
 enum Unusable {
@@ -117,7 +123,7 @@ impl RuntimeDir {
         &self.path
     }
 
-    /// This directory, and the common one if that is another.
+    /// This directory, then the common one if that is another.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Self> {
         [Some(self), self.common.as_deref()].into_iter().flatten()
     }
@@ -134,7 +140,7 @@ impl RuntimeDir {
             return Ok(own);
         }
         let common = match Self::choose(fixed, uid).map(|(_, common)| common) {
-            // Processes that use this directory still find each other.
+            // Without a common directory, processes that use this one still find each other.
             Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => None,
             common => Some(Box::new(common?)),
         };
@@ -165,23 +171,23 @@ impl RuntimeDir {
         if folder.path.as_os_str().as_bytes().len() > room {
             return Err(Refusal::Unfit(format!("its path is longer than {room} bytes")));
         }
-        let shared = if folder.is_in_shared { File::open(&folder.path).ok() } else { None };
-        let shared = shared.filter(|shared| shared.try_lock_shared().is_ok());
-        let dir = Self { path: folder.path, uid, _shared: shared, common: None };
-        try_folder(&dir.path).map_err(|cause| match cause.raw_os_error() {
+        let lock = if folder.is_in_shared { File::open(&folder.path).ok() } else { None };
+        let lock = lock.filter(|lock| lock.try_lock_shared().is_ok());
+        let dir = Self { path: folder.path, uid, _cleanup_lock: lock, common: None };
+        check_sockets_work(&dir.path).map_err(|cause| match cause.raw_os_error() {
             Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS) => Refusal::Failed(cause),
             _ => Refusal::Unfit(format!("sockets cannot be bound in it: {cause}")),
         })?;
         Ok(dir)
     }
 
-    /// Removes the names of dead processes. Returns false if another process is doing that.
+    /// Removes dead names. Returns false if another process is sweeping.
     pub(super) fn sweep(&self) -> bool {
-        // The common directory last: symlinks to names removed here are dangling there.
-        self.all().filter(|dir| !dir.sweep_alone()).count() == 0
+        // The common directory is swept last, because then its symlinks to removed names dangle.
+        self.all().filter(|dir| !dir.sweep_this_dir()).count() == 0
     }
 
-    fn sweep_alone(&self) -> bool {
+    fn sweep_this_dir(&self) -> bool {
         let Ok(lock) = self.open_lock() else { return false };
         if lock.try_lock().is_err() {
             return false;
@@ -192,14 +198,14 @@ impl RuntimeDir {
                 let _ = fs::remove_file(path);
             });
         }
-        remove_unused_ports(&self.path);
+        remove_unused_port_files(&self.path);
         // Closing is not enough: a child that is forked meanwhile shares the lock.
         let _ = lock.unlock();
         true
     }
 
     pub(super) fn open_lock(&self) -> io::Result<File> {
-        self.open_file(SWEEPER)
+        self.open_file(SWEEP_LOCK)
     }
 
     fn open_file(&self, name: &str) -> io::Result<File> {
@@ -208,15 +214,15 @@ impl RuntimeDir {
     }
 }
 
-/// Removes the files [`PORT`] in `dir` that no process needs.
-fn remove_unused_ports(dir: &Path) {
+/// Removes the port files in `dir` that no process needs.
+fn remove_unused_port_files(dir: &Path) {
     let open = |path: &Path| File::options().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path);
-    // Without this file there are none.
-    let Some(lock) = open(&dir.join(HOLDERS)).ok().filter(|lock| lock.try_lock().is_ok()) else { return };
+    // Without the lock file, there are no port files.
+    let Some(lock) = open(&dir.join(PORT_FILES_LOCK)).ok().filter(|lock| lock.try_lock().is_ok()) else { return };
     let (mut ports, mut used) = (Vec::new(), BTreeSet::new());
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let file = entry.file_name().to_string_lossy().into_owned();
-        if let Some(namespace) = file.strip_prefix(PORT) {
+        if let Some(namespace) = file.strip_prefix(PORT_FILE_PREFIX) {
             ports.push((namespace.to_owned(), entry.path()));
         } else if let Some(namespace) = file.split('-').nth(1).filter(|_| is_name(&entry)) {
             used.insert(namespace.to_owned());
@@ -232,39 +238,46 @@ fn remove_unused_ports(dir: &Path) {
 }
 
 /// The directory in which the processes of this user find each other, created if needed. Programs
-/// may keep files in it. EACCES with the list of candidates if none can be used.
+/// may keep files in it.
+///
+/// # Errors
+/// EACCES with the list of candidates if none can be used.
 pub fn runtime_dir() -> io::Result<PathBuf> {
     RuntimeDir::get().map(|dir| dir.path().to_owned())
 }
 
-/// Folder for [`LISTED`] and [`STARTED`] that `roxe run` watches, created if needed. It is not the
+/// Folder for [`LISTED_FILE`] and [`STARTED_FILE`] that `roxe run` watches, created if needed. It is not the
 /// runtime directory, because a watch takes time for each name that the folder ever had.
 ///
 /// # Errors
 /// Those of [`runtime_dir`], and of creating the folder.
 pub fn watched_dir() -> io::Result<PathBuf> {
-    let path = runtime_dir()?.join(WATCHED);
+    let path = runtime_dir()?.join(WATCHED_DIR);
     private_dir::make(&path).map(|folder| folder.path).map_err(io::Error::other)
 }
 
-/// Opens [`LISTED`] once, so that `roxe run` notices that this process has listed the devices.
+/// Opens [`LISTED_FILE`] once, so that `roxe run` notices that this process has listed the devices.
 pub fn note_listing() {
     static NOTED: Once = Once::new();
-    NOTED.call_once(|| note(LISTED));
+    NOTED.call_once(|| note(LISTED_FILE));
 }
 
-/// Opens [`STARTED`], by which `roxe run` notices that this process uses a device.
+/// Opens [`STARTED_FILE`], so that `roxe run` notices that this process uses a device.
 pub fn note_start() {
-    note(STARTED);
+    note(STARTED_FILE);
 }
 
-/// Errors are ignored: without the folder no program watches it.
+/// Opens a file in the watched folder. Ignores errors: if the folder does not exist, no program
+/// watches it.
 fn note(name: &str) {
-    let _ = RuntimeDir::get().and_then(|dir| dir.open_file(&format!("{WATCHED}/{name}")));
+    let _ = RuntimeDir::get().and_then(|dir| dir.open_file(&format!("{WATCHED_DIR}/{name}")));
 }
 
-/// The common directory, or without one that of this process, for files shared by all processes of
-/// this user. Errors as [`runtime_dir`].
+/// The directory for files that all processes of this user share: the common directory, or this
+/// process's own if there is none.
+///
+/// # Errors
+/// Those of [`runtime_dir`].
 pub fn common_dir() -> io::Result<PathBuf> {
     let dir = RuntimeDir::get()?;
     Ok(dir.all().last().unwrap_or(&dir).path().to_owned())
@@ -272,14 +285,14 @@ pub fn common_dir() -> io::Result<PathBuf> {
 
 #[derive(Debug)]
 struct Candidates {
-    /// In `XDG_RUNTIME_DIR`; tried first.
+    /// The candidate in `XDG_RUNTIME_DIR`; tried first.
     named: Option<PathBuf>,
-    /// Known to all processes of the user, best first.
+    /// The candidates that all processes of the user try, in this order.
     fixed: Vec<PathBuf>,
 }
 
-/// Candidates for the user `uid`, known as `outer` outside of this user namespace. `runtime` is the
-/// value of `XDG_RUNTIME_DIR`.
+/// Candidates for the user `uid`, who is user `outer` outside of this user namespace. `runtime` is
+/// the value of `XDG_RUNTIME_DIR`.
 fn candidates(runtime: Option<OsString>, (uid, outer): (u32, u32)) -> Candidates {
     let named = runtime.map(PathBuf::from).filter(|path| path.is_absolute()).map(|path| path.join("roxe"));
     let system = (uid == 0).then(|| PathBuf::from("/run/roxe"));
@@ -316,12 +329,12 @@ fn is_name(entry: &fs::DirEntry) -> bool {
 }
 
 /// Returns true if this process runs as the user that stands for all unmapped ones (`man 7
-/// user_namespaces`): it could not tell other users from itself, and no device works there.
+/// user_namespaces`). No device works then, because other users would look like this one.
 pub fn is_overflow_user() -> bool {
     roxe_base::privilege::effective_uid() == overflow_uid()
 }
 
-/// Returns true if `uid` is shown for users that this user namespace does not map.
+/// Returns true if `uid` stands for all users that this user namespace does not map.
 pub(super) fn is_unmapped(uid: u32) -> bool {
     uid == overflow_uid() && !are_all_users_mapped()
 }
@@ -350,7 +363,7 @@ pub(super) fn remove_name(path: &Path) {
 }
 
 fn remove_all() {
-    // The exiting thread may hold the lock; then a later start sweeps.
+    // The exiting thread may hold the lock. Then the names stay until the next sweep.
     let Some(mut current) = CURRENT.try_lock() else { return };
     let names = std::mem::take(&mut current.names);
     if current.pid == std::process::id() {
@@ -359,12 +372,12 @@ fn remove_all() {
     }
 }
 
-/// The link first: once it dangles, another process may replace it.
+/// Removes a name. Removes its symlink first: another process may replace a dangling one.
 fn remove(path: &Path, link: Option<&Path>) {
     link.into_iter().chain([path]).for_each(|path| _ = fs::remove_file(path));
 }
 
-/// The lock, for the fork handlers.
+/// The lock of this module's state, for the fork handlers.
 pub fn lock() -> &'static dyn Lockable {
     &CURRENT
 }
@@ -374,38 +387,39 @@ pub fn abandon() {
     CURRENT.lock().names.clear();
 }
 
-/// Notes that a process of this user has died without removing its names.
+/// Records that a process of this user has died without removing its names.
 pub fn note_death() {
-    DEATH.store(true, Ordering::Relaxed);
+    NEEDS_SWEEP.store(true, Ordering::Relaxed);
 }
 
-/// Sweeps if a death was noted. Not for a data path.
+/// Sweeps if [`note_death`] was called. Slow: not for a data path.
 pub fn sweep_after_death() {
-    if DEATH.load(Ordering::Relaxed) && DEATH.swap(false, Ordering::Relaxed) {
+    if NEEDS_SWEEP.load(Ordering::Relaxed) && NEEDS_SWEEP.swap(false, Ordering::Relaxed) {
         let dir = CURRENT.lock().dir.clone();
         if !dir.is_none_or(|dir| dir.sweep()) {
-            // The current sweeper may have passed the dead name already.
+            // Another process is sweeping, and may have passed the dead name already.
             note_death();
         }
     }
 }
 
-pub(super) struct RemovedOnDrop(pub(super) PathBuf);
+/// A path in the directory. The file at it is removed when this value is dropped.
+pub(super) struct TemporaryPath(pub(super) PathBuf);
 
-impl RemovedOnDrop {
+impl TemporaryPath {
     fn random(dir: &Path) -> io::Result<Self> {
         Ok(Self(dir.join(format!("new-{:016x}", random::number()?))))
     }
 }
 
-impl Drop for RemovedOnDrop {
+impl Drop for TemporaryPath {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.0);
     }
 }
 
-pub(super) fn bind_at_random(socket: Socket, dir: &Path) -> io::Result<(Socket, RemovedOnDrop)> {
-    let path = RemovedOnDrop::random(dir)?;
+pub(super) fn bind_at_random(socket: Socket, dir: &Path) -> io::Result<(Socket, TemporaryPath)> {
+    let path = TemporaryPath::random(dir)?;
     socket.bind(&SockAddr::unix(&path.0)?)?;
     Ok((socket, path))
 }
@@ -421,10 +435,10 @@ fn is_dead(probe: &Socket, path: &Path) -> bool {
     connected.is_err_and(|e| matches!(e.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound))
 }
 
-/// Checks that sockets can be bound, renamed and found in `dir`.
-fn try_folder(dir: &Path) -> io::Result<()> {
+/// Checks that sockets can be bound, linked and connected to in `dir`.
+fn check_sockets_work(dir: &Path) -> io::Result<()> {
     let (_socket, bound) = bind_at_random(datagram_socket()?, dir)?;
-    let named = RemovedOnDrop::random(dir)?;
+    let named = TemporaryPath::random(dir)?;
     fs::hard_link(&bound.0, &named.0)?;
     datagram_socket()?.connect(&SockAddr::unix(&named.0)?)
 }

@@ -28,7 +28,7 @@ pub(crate) struct Rounds {
     /// Largest number of rounds.
     pub(crate) most: usize,
     /// Id of another process whose work is part of the benchmark.
-    pub(crate) other: Option<u32>,
+    pub(crate) server: Option<u32>,
 }
 
 /// Figures of one line.
@@ -79,7 +79,7 @@ impl Measured {
     /// Runs the line once with the number of messages that the previous run suggests.
     fn run(&mut self, rounds: &Rounds, once: &mut Once<'_>) -> Option<(Sample, Disturbance)> {
         let run_start = Instant::now();
-        let measured = Interval::begin(rounds.other).map_err(|e| e.to_string()).and_then(|interval| {
+        let measured = Interval::begin(rounds.server).map_err(|e| e.to_string()).and_then(|interval| {
             let sample = once(&self.line, self.messages)?;
             Ok((sample, interval.end().map_err(|e| e.to_string())?))
         });

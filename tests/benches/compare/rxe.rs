@@ -34,7 +34,7 @@ pub(crate) fn compare(time: Duration, words: &[String]) -> io::Result<Vec<Measur
     let guest = Guest::boot_with(&kernel, PROCESSORS)?;
     eprintln!("guest with Linux {} is up", kernel.version);
     install(&guest)?;
-    let rounds = Rounds { time, each: EACH, least: 3, most: 5, other: Some(guest.pid()) };
+    let rounds = Rounds { time, each: EACH, least: 3, most: 5, server: Some(guest.pid()) };
     let wanted = |line: &Line| words.iter().all(|word| line.to_string().contains(word));
     let lines = lines().into_iter().filter(|line| wanted(line) && (has_links || !is_shm(line))).collect();
     Ok(rounds::run(lines, &rounds, &mut |line, messages| once(&guest, line, messages)))

@@ -1,24 +1,26 @@
 //! Detects other processes that disturbed a measurement.
 //!
-//! Two conditions together make a disturbance. Other processes used the processors: their time is
-//! that of all processes (`/proc/stat`) less that of this process and its children. And own
-//! processes waited for a processor (`/proc/PID/schedstat`). Either alone is harmless: others may
-//! have used idle processors, and an own thread may have waited for another own thread. A child
-//! counts once it has been reaped, so at both ends of an interval no child may run, except one that
-//! the caller names.
+//! This process and its children are *own* processes. A measurement is disturbed if the hypervisor
+//! ran other machines, or if two conditions hold: other processes used the processors, and own
+//! processes waited for a processor (`/proc/PID/schedstat`). Either condition alone is harmless:
+//! others may have used idle processors, and an own thread may have waited for another own thread.
+//!
+//! The time of other processes is that of all processes (`/proc/stat`) less that of own processes.
+//! The kernel adds a child's time when the child is reaped, so no child may run when an interval
+//! begins or ends, except a server process that the caller names.
 
 use std::fs;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Largest harmless share of all processors' time that other processes use: the share of an idle
-/// system, including the error of the coarse clock of `/proc/stat` (10 ms).
+/// Largest harmless share of all processors' time that other processes or machines use. An idle
+/// system uses about this much, including the error of the coarse clock of `/proc/stat` (10 ms).
 pub const MAX_OTHERS: f64 = 0.08;
-/// Largest harmless share of the interval that own processes wait for a processor, all together.
+/// Largest harmless share of the interval that own processes, added up, wait for a processor.
 pub const MAX_WAITING: f64 = 0.05;
 
-/// Load of the machine during an interval.
+/// Load of the machine during an interval. Harmless unless [`Disturbance::disturbs`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Disturbance {
     /// Share of all processors' time that other processes used.
@@ -51,9 +53,9 @@ pub fn record_wait(child: u32) {
 /// Returns true if a child has ended and is not reaped yet.
 pub fn has_ended(child: u32) -> bool {
     let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
-    let how = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
     // SAFETY: the kernel writes at most the whole structure, and zeros are a valid value of it.
-    unsafe { libc::waitid(libc::P_PID, child, info.as_mut_ptr(), how) == 0 && info.assume_init().si_pid() != 0 }
+    unsafe { libc::waitid(libc::P_PID, child, info.as_mut_ptr(), options) == 0 && info.assume_init().si_pid() != 0 }
 }
 
 /// Returns the time in nanoseconds that a thread has waited for a processor: the second number of
@@ -73,16 +75,19 @@ fn waited_by_process(pid: u32) -> u64 {
 pub struct Interval {
     start: Instant,
     machine: Machine,
-    other: Option<u32>,
+    /// Process id of the server.
+    server: Option<u32>,
+    /// Processor seconds of own processes.
     own: f64,
+    /// Nanoseconds that own processes have waited for a processor.
     waited: u64,
 }
 
 impl Interval {
-    /// Starts an interval. `other` is an own process that runs beyond the interval.
-    pub fn begin(other: Option<u32>) -> io::Result<Self> {
-        let (own, waited) = (own_seconds(other)?, Self::waited(other));
-        Ok(Self { start: Instant::now(), machine: Machine::now()?, other, own, waited })
+    /// Starts an interval. `server` is a child that still runs when the interval ends.
+    pub fn begin(server: Option<u32>) -> io::Result<Self> {
+        let (own, waited) = (own_seconds(server)?, Self::waited(server));
+        Ok(Self { start: Instant::now(), machine: Machine::now()?, server, own, waited })
     }
 
     /// Ends the interval and returns the load of the machine since its start.
@@ -90,23 +95,23 @@ impl Interval {
         let now = Machine::now()?;
         let seconds = self.start.elapsed().as_secs_f64();
         let capacity = seconds * now.processors;
-        let own = own_seconds(self.other)? - self.own;
+        let own = own_seconds(self.server)? - self.own;
         let others = (now.busy - self.machine.busy) - own;
         let stolen = now.stolen - self.machine.stolen;
         #[expect(clippy::cast_precision_loss, reason = "nanoseconds of a benchmark")]
-        let waited = Self::waited(self.other).saturating_sub(self.waited) as f64 / 1e9;
+        let waited = Self::waited(self.server).saturating_sub(self.waited) as f64 / 1e9;
         Ok(Disturbance { used: (others / capacity).max(0.0), stolen: stolen / capacity, waited: waited / seconds, own })
     }
 
-    /// Returns the time in nanoseconds that recorded children, this process's first thread and the
-    /// process `other` waited for a processor.
-    fn waited(other: Option<u32>) -> u64 {
-        let of_other = other.map_or(0, waited_by_process);
-        WAITED.load(Ordering::Relaxed) + waited("/proc/self/schedstat").unwrap_or(0) + of_other
+    /// Returns the time in nanoseconds that recorded children, this process's first thread and
+    /// `server` waited for a processor.
+    fn waited(server: Option<u32>) -> u64 {
+        let of_server = server.map_or(0, waited_by_process);
+        WAITED.load(Ordering::Relaxed) + waited("/proc/self/schedstat").unwrap_or(0) + of_server
     }
 }
 
-/// Times in seconds since the machine was started, summed over all processors.
+/// Times in seconds since the machine was started, summed over all processors, and their number.
 #[derive(Debug, PartialEq)]
 struct Machine {
     busy: f64,
@@ -143,16 +148,16 @@ fn ticks_per_second() -> f64 {
     ticks
 }
 
-/// Returns the processor seconds of this process, its reaped children and the process `other`.
-fn own_seconds(other: Option<u32>) -> io::Result<f64> {
-    let of_other = other.map_or(Ok(0.0), process_seconds)?;
-    Ok(usage(libc::RUSAGE_SELF)? + usage(libc::RUSAGE_CHILDREN)? + of_other)
+/// Returns the processor seconds of this process, its reaped children and `server`.
+fn own_seconds(server: Option<u32>) -> io::Result<f64> {
+    let of_server = server.map_or(Ok(0.0), process_seconds)?;
+    Ok(usage(libc::RUSAGE_SELF)? + usage(libc::RUSAGE_CHILDREN)? + of_server)
 }
 
 /// Returns the processor seconds of a process with all its threads.
 fn process_seconds(pid: u32) -> io::Result<f64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // After the name, which may contain spaces and parentheses: state, ten numbers, user time,
+    // The name may contain spaces and parentheses. After it follow: state, ten numbers, user time,
     // system time.
     let words = text.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ');
     let ticks: Vec<f64> = words.skip(11).take(2).filter_map(|word| word.parse().ok()).collect();
@@ -185,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn own_work_is_no_disturbance() {
+    fn own_work_counts_as_own() {
         let interval = Interval::begin(None).unwrap();
         let before = own_seconds(None).unwrap();
         while own_seconds(None).unwrap() == before {}
@@ -210,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn process_time_equals_getrusage() {
+    fn process_time_agrees_with_getrusage() {
         let before = process_seconds(std::process::id()).unwrap();
         assert!(before <= usage(libc::RUSAGE_SELF).unwrap() + 0.02, "{before}");
         assert!(process_seconds(u32::MAX).is_err());

@@ -9,7 +9,7 @@ pub use crate::setup::Peer;
 use crate::timeline::Timeline;
 use core::time::Duration;
 use roxe_transport::cx::{PacketNote, TxBatch, TxRoom};
-use roxe_transport::fault::{Corruption, Direction, Forged, Injector, Rules, Seen, Verdict};
+use roxe_transport::fault::{Corruption, Direction, Forged, Injector, PacketContext, Rules, Verdict};
 use roxe_transport::time::Instant;
 use roxe_transport::wr::Av;
 use roxe_wire::{NetHeader, Packet, Psn, Qpn, icrc};
@@ -110,7 +110,7 @@ enum Source {
 }
 
 impl Source {
-    fn judge(&mut self, seen: &Seen<'_>, nth: u64) -> Verdict {
+    fn judge(&mut self, seen: &PacketContext<'_>, nth: u64) -> Verdict {
         match self {
             Self::Rules(injector) => injector.judge(seen),
             Self::Exact(faults) => {
@@ -265,7 +265,7 @@ impl Wire {
         let ordinal = u32::try_from(end).expect("few ends");
         let peer = if dir == Direction::Tx { net.dst } else { net.src };
         let at = Duration::from_nanos(now.0);
-        let verdict = source.judge(&Seen { dir, qpn, ordinal, peer, at, packet: &packet }, counts.all);
+        let verdict = source.judge(&PacketContext { dir, qpn, ordinal, peer, at, packet: &packet }, counts.all);
         if verdict.is_pass() || paused {
             return Verdict::PASS;
         }

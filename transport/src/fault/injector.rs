@@ -3,7 +3,7 @@
 
 use super::rule::{Action, Hold, Part, Rule, is_selected};
 use super::rules::Rules;
-use super::verdict::{Corruption, RuleId, Seen, Verdict};
+use super::verdict::{Corruption, PacketContext, RuleId, Verdict};
 use core::fmt::{self, Write};
 use core::time::Duration;
 use roxe_wire::opcode::{PayloadRule, Position};
@@ -33,18 +33,18 @@ struct Flow {
 impl Flow {
     /// Returns the message number of a packet. A response has the number of its request, which has
     /// the opposite direction.
-    fn message(&mut self, seen: &Seen<'_>) -> Option<u64> {
-        let header = &seen.packet.header;
+    fn message(&mut self, context: &PacketContext<'_>) -> Option<u64> {
+        let header = &context.packet.header;
         if header.opcode().facts().payload == PayloadRule::Full {
-            let len = seen.packet.payload.len();
+            let len = context.packet.payload.len();
             self.mtu = PathMtu::ALL.into_iter().find(|mtu| mtu.bytes() as usize == len).or(self.mtu);
         }
         match header.kind {
             Kind::Cnp => None,
             Kind::RcResponse(_) | Kind::XrcResponse(_) => {
-                self.streams[seen.dir.other() as usize].messages.as_ref()?.message_of(header.bth.psn, self.mtu)
+                self.streams[context.dir.other() as usize].messages.as_ref()?.message_of(header.bth.psn, self.mtu)
             }
-            _ => self.streams[seen.dir as usize].messages.as_mut()?.of_request(header, self.mtu),
+            _ => self.streams[context.dir as usize].messages.as_mut()?.of_request(header, self.mtu),
         }
     }
 }
@@ -117,9 +117,9 @@ impl Injector {
     /// each queue pair; it allocates only for the first packet of a queue pair.
     ///
     /// Message numbers of responses need both directions in the same injector.
-    pub fn judge(&mut self, seen: &Seen<'_>) -> Verdict {
+    pub fn judge(&mut self, context: &PacketContext<'_>) -> Verdict {
         let (rules, with_messages) = (self.rules.len(), self.counts_messages);
-        let flow = self.flows.entry(seen.ordinal).or_insert_with(|| {
+        let flow = self.flows.entry(context.ordinal).or_insert_with(|| {
             let stream = || Stream {
                 packets: 0,
                 counts: vec![Count::default(); rules].into(),
@@ -127,19 +127,19 @@ impl Injector {
             };
             Flow { streams: [stream(), stream()], mtu: None }
         });
-        let message = if with_messages { flow.message(seen) } else { None };
-        let stream = &mut flow.streams[seen.dir as usize];
-        let packet_hash = mix(mix(self.seed ^ u64::from(seen.ordinal)) ^ (stream.packets << 1 | seen.dir as u64));
+        let message = if with_messages { flow.message(context) } else { None };
+        let stream = &mut flow.streams[context.dir as usize];
+        let packet_hash = mix(mix(self.seed ^ u64::from(context.ordinal)) ^ (stream.packets << 1 | context.dir as u64));
         stream.packets += 1;
         let mut verdict = Verdict::PASS;
         for (judged, count) in self.rules.iter_mut().zip(&mut stream.counts) {
-            if !judged.rule.is_for(seen, message) {
+            if !judged.rule.is_for(context, message) {
                 continue;
             }
             count.matched += 1;
             judged.total.matched += 1;
             let random = mix(packet_hash ^ judged.salt);
-            if !verdict.drop && is_due(&judged.rule, count, random) && verdict.add(judged, seen, mix(random)) {
+            if !verdict.drop && is_due(&judged.rule, count, random) && verdict.add(judged, context, mix(random)) {
                 count.applied += 1;
                 judged.total.applied += 1;
             }
@@ -175,7 +175,7 @@ fn is_due(rule: &Rule, count: &Count, random: u64) -> bool {
 
 impl Verdict {
     /// Adds the action of a rule. Returns false if another rule has already set this action.
-    fn add(&mut self, judged: &Judged, seen: &Seen<'_>, random: u64) -> bool {
+    fn add(&mut self, judged: &Judged, context: &PacketContext<'_>, random: u64) -> bool {
         match judged.rule.action {
             Action::Drop => self.drop = true,
             Action::Duplicate { copies, after } => {
@@ -188,7 +188,7 @@ impl Verdict {
                 self.delay = self.delay.saturating_add(hold.pick(random));
             }
             Action::Corrupt(_) if self.corrupt.is_some() => return false,
-            Action::Corrupt(part) => self.corrupt = Some(Corruption::random(part, seen, random)),
+            Action::Corrupt(part) => self.corrupt = Some(Corruption::random(part, context, random)),
             Action::Ecn => self.mark_ce = true,
             Action::Rnr => self.rnr = true,
             Action::Forge(_) if self.forged.is_some() => return false,
@@ -201,8 +201,8 @@ impl Verdict {
 
 impl Corruption {
     /// Returns a random bit of this part of the packet, which is not empty.
-    fn random(part: Part, seen: &Seen<'_>, random: u64) -> Self {
-        let (header, payload) = (&seen.packet.header, seen.packet.payload.len());
+    fn random(part: Part, context: &PacketContext<'_>, random: u64) -> Self {
+        let (header, payload) = (&context.packet.header, context.packet.payload.len());
         let (start, len) = match part {
             Part::Header => (0, header.len() - 1),
             Part::Payload => (header.len(), payload),

@@ -45,4 +45,4 @@ pub use injector::{Injector, RuleReport, mix};
 pub use parse::RuleError;
 pub use rule::{Action, Hold, OpSet, Part, PsnSpans, QpSelector, Rate, Rule, ServiceSet, Spans, Window};
 pub use rules::Rules;
-pub use verdict::{Corruption, Direction, Forged, RuleId, Seen, Verdict};
+pub use verdict::{Corruption, Direction, Forged, PacketContext, RuleId, Verdict};

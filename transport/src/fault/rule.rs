@@ -1,6 +1,6 @@
 //! Rules about packets as values, and their text, which `parse.rs` parses back to the same rules.
 
-use super::verdict::{Direction, Forged, Seen};
+use super::verdict::{Direction, Forged, PacketContext};
 use core::fmt::{self, Display, Formatter};
 use core::time::Duration;
 use roxe_wire::{Gid, Kind, Operation, Packet, Psn, Qpn, Response, Syndrome};
@@ -123,11 +123,11 @@ impl Action {
     pub const REORDER_BY: Duration = Duration::from_millis(1);
 
     /// Returns true if the action can affect this packet.
-    fn applies_to(self, seen: &Seen<'_>) -> bool {
+    fn applies_to(self, context: &PacketContext<'_>) -> bool {
         match self {
-            Self::Corrupt(Part::Payload) => !seen.packet.payload.is_empty(),
-            Self::Forge(forged) => forged.can_derive_from(&seen.packet.header.kind),
-            Self::Rnr => seen.dir == Direction::Rx && crate::qp::takes_receive(&seen.packet.header.kind),
+            Self::Corrupt(Part::Payload) => !context.packet.payload.is_empty(),
+            Self::Forge(forged) => forged.can_derive_from(&context.packet.header.kind),
+            Self::Rnr => context.dir == Direction::Rx && crate::qp::takes_receive(&context.packet.header.kind),
             _ => true,
         }
     }
@@ -190,16 +190,16 @@ impl Rule {
     }
 
     /// Returns true if the fields that need no counting match this packet of message number `msg`.
-    pub(super) fn is_for(&self, seen: &Seen<'_>, msg: Option<u64>) -> bool {
-        self.dir.is_none_or(|dir| dir == seen.dir)
-            && self.qp.is_none_or(|qp| qp.selects(seen.qpn, seen.ordinal))
-            && self.services.is_none_or(|services| services.contains(&seen.packet.header.kind))
-            && self.ops.is_none_or(|ops| ops.contains(seen.packet))
-            && self.peer.is_none_or(|peer| peer == seen.peer)
-            && self.at.is_none_or(|window| window.contains(seen.at))
-            && self.psn.as_ref().is_none_or(|psns| psns.contains(seen.packet.header.bth.psn))
+    pub(super) fn is_for(&self, context: &PacketContext<'_>, msg: Option<u64>) -> bool {
+        self.dir.is_none_or(|dir| dir == context.dir)
+            && self.qp.is_none_or(|qp| qp.selects(context.qpn, context.ordinal))
+            && self.services.is_none_or(|services| services.contains(&context.packet.header.kind))
+            && self.ops.is_none_or(|ops| ops.contains(context.packet))
+            && self.peer.is_none_or(|peer| peer == context.peer)
+            && self.at.is_none_or(|window| window.contains(context.at))
+            && self.psn.as_ref().is_none_or(|psns| psns.contains(context.packet.header.bth.psn))
             && self.msg.as_ref().is_none_or(|list| msg.is_some_and(|msg| list.contains(msg)))
-            && self.action.applies_to(seen)
+            && self.action.applies_to(context)
     }
 }
 

@@ -32,9 +32,9 @@ impl Direction {
     }
 }
 
-/// A packet to judge.
+/// A packet that the rules judge, and its circumstances.
 #[derive(Clone, Copy, Debug)]
-pub struct Seen<'a> {
+pub struct PacketContext<'a> {
     /// Direction.
     pub dir: Direction,
     /// Local queue pair: sender or receiver of the packet.
@@ -158,13 +158,13 @@ impl Forged {
     }
 
     /// Builds the packet, from the BTH to an ICRC that is not computed yet, for the receiver of
-    /// `seen`; `None` if that is impossible.
-    pub fn packet(self, seen: &Packet<'_>) -> Option<Vec<u8>> {
-        let Bth { dest_qpn, psn, pkey, .. } = seen.header.bth;
+    /// `context`; `None` if that is impossible.
+    pub fn packet(self, context: &Packet<'_>) -> Option<Vec<u8>> {
+        let Bth { dest_qpn, psn, pkey, .. } = context.header.bth;
         let header = match self {
             Self::Nak(syndrome) => {
-                let answer = Response::Ack(Aeth { syndrome, ..*aeth(&seen.header.kind)? });
-                let is_xrc = matches!(seen.header.kind, Kind::XrcResponse(_));
+                let answer = Response::Ack(Aeth { syndrome, ..*aeth(&context.header.kind)? });
+                let is_xrc = matches!(context.header.kind, Kind::XrcResponse(_));
                 let kind = if is_xrc { Kind::XrcResponse(answer) } else { Kind::RcResponse(answer) };
                 Header { bth: Bth { pkey, ..Bth::new(dest_qpn, psn) }, kind }
             }

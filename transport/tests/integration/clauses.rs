@@ -49,7 +49,7 @@ fn packets_have_the_migrated_bit_and_receivers_ignore_it() {
     post(&mut p, A, 2, write_to(dst), &[src.all()]);
     post(&mut p, A, 3, add_to(dst, 1), &[src.sge(0, 8)]);
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=3, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=3, WcStatus::Success));
     assert!(p.log.iter().all(|logged| logged.header.bth.mig_req) && p.log.iter().any(|logged| logged.from == B));
     for migrated in [false, true] {
         let mut p = alone(B, Setup::default());
@@ -78,7 +78,7 @@ fn unreliable_services_send_no_responses() {
     p.transmit(B);
     assert_eq!(
         (recvs(&mut p, B), p.log.len()),
-        (each(1..=1, WcStatus::Success), 0),
+        (statuses(1..=1, WcStatus::Success), 0),
         "UC sends no ACK, although AckReq is set"
     );
 }
@@ -98,7 +98,7 @@ fn cnp_does_not_affect_the_connection() {
         assert_eq!((sends(&mut p, A), p.ends[0].qp.poll_timeout()), (vec![], timer));
         assert_eq!(p.end(A).qp.take_congestion_counts().map(|counts| counts.rp_cnp_handled), Some(1));
         p.inject(A, &response(A, 101, ack(31)), &[]);
-        assert_eq!(sends(&mut p, A), each(1..=2, WcStatus::Success));
+        assert_eq!(sends(&mut p, A), statuses(1..=2, WcStatus::Success));
     }
 }
 
@@ -163,7 +163,7 @@ fn credits_in_acknowledgements_do_not_limit_the_sender() {
     p.inject(A, &response(A, 100, ack(0)), &[]);
     (2..=4).for_each(|id| post(&mut p, A, id, SendOp::Send, &[]));
     p.transmit(A);
-    assert_eq!((sends(&mut p, A), request_psns(&p, A)), (each(1..=1, WcStatus::Success), vec![100, 101, 102, 103]));
+    assert_eq!((sends(&mut p, A), request_psns(&p, A)), (statuses(1..=1, WcStatus::Success), vec![100, 101, 102, 103]));
 }
 
 // clause: RETRY-SAME-OPCODES
@@ -190,7 +190,7 @@ fn retransmission_reads_memory_again() {
     p.transmit(A);
     p.end(A).host.memory.bytes_mut(src).fill(7);
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=1, WcStatus::Success));
     assert_eq!(bytes(&p, B, dst), [[0; 256].as_slice(), &[7; 344]].concat(), "the first packet was not retransmitted");
 }
 
@@ -266,6 +266,6 @@ fn late_atomic_response_is_dropped() {
         let aeth = Aeth { syndrome: Syndrome::ACK_UNLIMITED, msn: Msn::new(1) };
         p.inject(A, &response(A, 100, Response::AtomicAck(aeth, AtomicAckEth(value))), &[]);
     }
-    assert_eq!((sends(&mut p, A), p.ends[0].host.memory.word(old, 0)), (each(1..=1, WcStatus::Success), 5));
+    assert_eq!((sends(&mut p, A), p.ends[0].host.memory.word(old, 0)), (statuses(1..=1, WcStatus::Success), 5));
     assert_eq!(p.ends[0].dropped.0, Some(DropReason::DuplicateResponse));
 }

@@ -290,7 +290,7 @@ fn limited_transfer_completes_and_leaves_no_timer() {
     slow_down(&mut p, A);
     post(&mut p, A, 1, write_to(to), &[from.all()]);
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=1, WcStatus::Success));
     assert_eq!(bytes(&p, B, to), bytes(&p, A, from));
     assert!((ms(3)..ms(6)).contains(&p.elapsed()), "{:?}", p.elapsed());
     p.assert_settled();
@@ -494,7 +494,7 @@ fn queue_of(line_rate: Option<NonZeroU64>) -> (u64, Duration) {
     p.run_for(ms(10));
     p.wire.topology.up(0).tally.longest = 0;
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=1, WcStatus::Success));
     assert!(bytes(&p, B, to) == bytes(&p, A, from));
     p.assert_settled();
     (p.wire.topology.up(0).tally.longest, p.elapsed())

@@ -24,14 +24,14 @@ fn line(name: &str, len: u32, loss: u32) -> String {
         recv(&mut p, B, id, &[dst.all()]);
         post(&mut p, A, id, op, &[src.sge(0, len)]);
         p.run();
-        assert_eq!(sends(&mut p, A), each(id..=id, WcStatus::Success));
+        assert_eq!(sends(&mut p, A), statuses(id..=id, WcStatus::Success));
         // Only a SEND consumes a receive; the next message starts with an empty queue in any case.
         if name != "SEND" {
             post(&mut p, A, id, SendOp::Send, &[]);
             p.run();
             sends(&mut p, A);
         }
-        assert_eq!(recvs(&mut p, B), each(id..=id, WcStatus::Success));
+        assert_eq!(recvs(&mut p, B), statuses(id..=id, WcStatus::Success));
     }
     let (sent, timeouts) = (p.wire.tally.sent, p.timeouts[0]);
     let elapsed = p.elapsed().as_micros();

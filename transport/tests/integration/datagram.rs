@@ -32,7 +32,7 @@ fn datagram_is_placed_after_its_grh() {
             recv(&mut p, B, 1, &[dst.all()]);
             post(&mut p, A, 1, SendOp::SendImm(imm(77)), &[src.sge(0, len)]);
             p.run();
-            assert_eq!(sends(&mut p, A), each(1..=1, Success));
+            assert_eq!(sends(&mut p, A), statuses(1..=1, Success));
             let cqe = one_recv(&mut p, B);
             assert_eq!((cqe.status, cqe.opcode, cqe.byte_len), (Success, WcOpcode::Recv, len + 40));
             assert_eq!((cqe.src_qpn, cqe.grh, cqe.extra), (qpn(A), true, WcExtra::Imm(imm(77))));
@@ -81,7 +81,7 @@ fn datagram_with_wrong_qkey_is_dropped_silently() {
     p.inject(B, &datagram(Qkey(QKEY.0 ^ 1)), b"hi");
     assert_eq!((p.recv_done(B), p.ends[1].dropped.0), (None, Some(DropReason::Qkey)));
     p.inject(B, &datagram(QKEY), b"hi");
-    assert_eq!(recvs(&mut p, B), each(1..=1, Success));
+    assert_eq!(recvs(&mut p, B), statuses(1..=1, Success));
 }
 
 // clause: UD-QKEY-CONTROLLED
@@ -108,7 +108,7 @@ fn too_small_receive_is_kept_for_the_next_datagram() {
     post(&mut p, A, 1, SendOp::Send, &[src.sge(0, 20)]);
     post(&mut p, A, 2, SendOp::Send, &[src.sge(0, 19)]);
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=2, Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=2, Success));
     let cqe = one_recv(&mut p, B);
     assert_eq!((cqe.wr_id, cqe.status, cqe.byte_len), (1, Success, 59));
 }
@@ -119,7 +119,7 @@ fn datagram_without_receive_is_dropped() {
     let mut p = Pair::new(setup());
     post(&mut p, A, 1, SendOp::Send, &[]);
     p.run();
-    assert_eq!((sends(&mut p, A), p.ends[1].dropped.0), (each(1..=1, Success), Some(DropReason::NoReceive)));
+    assert_eq!((sends(&mut p, A), p.ends[1].dropped.0), (statuses(1..=1, Success), Some(DropReason::NoReceive)));
     assert_eq!(p.log.len(), 1, "the receiver sends no response");
 }
 
@@ -152,7 +152,7 @@ fn local_error_enters_sqe_and_modify_leaves_it() {
     assert_eq!(go_to(&mut p, A, QpState::Rts), Ok(()));
     post(&mut p, A, 3, SendOp::Send, &[src.all()]);
     p.run();
-    assert_eq!((sends(&mut p, A), recvs(&mut p, B)), (each(3..=3, Success), each(7..=7, Success)));
+    assert_eq!((sends(&mut p, A), recvs(&mut p, B)), (statuses(3..=3, Success), statuses(7..=7, Success)));
 }
 
 // clause: UD-ONE-PACKET
@@ -171,7 +171,7 @@ fn datagram_psns_count_packets_and_are_not_checked() {
         recv(&mut p, B, id, &[dst.all()]);
         p.inject(B, &datagram(QKEY), &[]);
     }
-    assert_eq!(recvs(&mut p, B), each(1..=2, Success));
+    assert_eq!(recvs(&mut p, B), statuses(1..=2, Success));
 }
 
 // clause: UD-ANY-SOURCE
@@ -182,7 +182,7 @@ fn datagrams_from_any_source_reach_any_destination() {
     recv(&mut p, B, 1, &[dst.all()]);
     let net = NetHeader { src: std::net::Ipv4Addr::new(10, 9, 8, 7).into(), ..net_header(&av(A)) };
     p.inject_from(B, &net, &datagram(QKEY), &[]);
-    assert_eq!(recvs(&mut p, B), each(1..=1, Success));
+    assert_eq!(recvs(&mut p, B), statuses(1..=1, Success));
 
     let mut p = Pair::new(setup());
     for n in 0..3 {

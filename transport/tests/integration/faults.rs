@@ -1,11 +1,11 @@
-//! Fault rules on two QPs over a link without delay, and the notes of the packets. The link carries
-//! out only faults that need no clock: drops and RNR.
+//! Fault rules on two connected QPs, and the [`PacketNote`]s of their packets. The link between them
+//! has no delay, so it supports only faults that need no clock: drops and RNR.
 
 use super::*;
 use roxe_sim::SimHost;
 use roxe_sim::wire::net_header;
 use roxe_transport::cx::{PacketNote, TxBatch, TxReason, TxRoom, TxState};
-use roxe_transport::fault::{Direction, Injector, Rules, Seen};
+use roxe_transport::fault::{Direction, Injector, PacketContext, Rules};
 use roxe_transport::qp::{DropReason, Qp, Service};
 use roxe_transport::time::rnr_wait;
 use roxe_transport::wr::Av;
@@ -18,7 +18,7 @@ use Operation as O;
 /// A packet as it was sent: sender, kind, PSN, reason and work request.
 type Sent = (Peer, Operation, u32, TxReason, Option<u64>);
 
-/// A batch that keeps the notes of its packets.
+/// A batch that keeps each packet with its destination and note.
 #[derive(Default)]
 struct NotedBatch(Vec<(Av, PacketNote, Vec<u8>)>);
 
@@ -33,10 +33,12 @@ impl TxBatch for NotedBatch {
     }
 }
 
-struct Bench {
+/// Two QPs with hosts, the injector of their faults, and a record of their packets.
+struct FaultPair {
     qps: [Qp; 2],
     hosts: [SimHost; 2],
     injector: Injector,
+    /// Packets in flight, each with its receiver.
     link: VecDeque<(Peer, NetHeader, Vec<u8>)>,
     sent: Vec<Sent>,
     /// Sent responses with their PSNs.
@@ -44,7 +46,7 @@ struct Bench {
     dropped: Vec<DropReason>,
 }
 
-impl Bench {
+impl FaultPair {
     /// Creates two QPs in RTS; A has ordinal 0, B ordinal 1.
     fn new(setup: Setup, rules: &str) -> Self {
         let rules: Rules = rules.parse().expect("legal rules");
@@ -69,19 +71,19 @@ impl Bench {
         self.hosts[side.index()].memory.register(len, all_access())
     }
 
-    fn post(&mut self, wr_id: u64, op: SendOp, sges: &[Sge]) {
+    fn post_send(&mut self, wr_id: u64, op: SendOp, sges: &[Sge]) {
         let (data, ud) = (SendData::Sges(sges), Some(destination(A)));
         let req = SendRequest { wr_id, op, flags: SendFlags::SIGNALED, data, ud };
         assert_eq!(self.qps[0].post_send(&req), Ok(()));
     }
 
-    fn recv(&mut self, wr_id: u64, sges: &[Sge]) {
+    fn post_recv(&mut self, wr_id: u64, sges: &[Sge]) {
         assert_eq!(self.qps[1].post_recv(&RecvRequest { wr_id, sges }), Ok(()));
     }
 
     fn judge(&mut self, side: Peer, dir: Direction, packet: &Packet<'_>) -> roxe_transport::fault::Verdict {
         let (qpn, peer) = (qpn(side), av(side).dgid);
-        self.injector.judge(&Seen { dir, qpn, ordinal: side.index() as u32, peer, at: Duration::ZERO, packet })
+        self.injector.judge(&PacketContext { dir, qpn, ordinal: side.index() as u32, peer, at: Duration::ZERO, packet })
     }
 
     fn transmit(&mut self, side: Peer) {
@@ -114,7 +116,8 @@ impl Bench {
         self.dropped.extend(result.err());
     }
 
-    /// Runs until nothing is due; time passes only while no packet is in flight.
+    /// Runs until no packet is in flight and no timer runs. The clocks advance only while no packet is
+    /// in flight.
     fn run(&mut self) {
         for _ in 0..10_000 {
             for side in [A, B] {
@@ -130,26 +133,22 @@ impl Bench {
                 qp.handle_timeout(host);
             }
         }
-        panic!("no end: {:?}", self.sent);
+        panic!("the traffic does not end: {:?}", self.sent);
     }
 
-    /// Returns the packets sent by A.
-    fn sent_by_a(&self) -> Vec<(Operation, u32, TxReason, Option<u64>)> {
-        self.sent_by(A)
-    }
-
+    /// Returns the packets sent by `side`: operation, PSN, reason and `wr_id`.
     fn sent_by(&self, side: Peer) -> Vec<(Operation, u32, TxReason, Option<u64>)> {
-        let mine = self.sent.iter().filter(|sent| sent.0 == side);
-        mine.map(|(_, op, psn, reason, wr_id)| (*op, *psn, *reason, *wr_id)).collect()
+        let by_side = self.sent.iter().filter(|sent| sent.0 == side);
+        by_side.map(|(_, op, psn, reason, wr_id)| (*op, *psn, *reason, *wr_id)).collect()
     }
 
     /// Takes the completions of A's sends, as (wr_id, status).
-    fn sends(&mut self) -> Vec<(u64, WcStatus)> {
+    fn take_send_statuses(&mut self) -> Vec<(u64, WcStatus)> {
         self.hosts[0].sends.drain(..).map(|cqe| (cqe.wr_id, cqe.status)).collect()
     }
 
     /// Takes the completions of B's receives, as (wr_id, status, bytes).
-    fn recvs(&mut self) -> Vec<(u64, WcStatus, u32)> {
+    fn take_receives(&mut self) -> Vec<(u64, WcStatus, u32)> {
         self.hosts[1].recvs.drain(..).map(|cqe| (cqe.wr_id, cqe.status, cqe.byte_len)).collect()
     }
 
@@ -169,15 +168,15 @@ impl Bench {
 const OK: WcStatus = WcStatus::Success;
 
 #[test]
-fn request_notes_are_first_then_retransmission() {
-    let mut bench = Bench::new(Setup::default(), "drop tx op=SEND_LAST nth=1; drop rx qp=#0 op=ACK msg=2 times=1");
-    let mr = bench.memory(A, 300);
+fn request_reason_is_first_then_retransmission() {
+    let mut pair = FaultPair::new(Setup::default(), "drop tx op=SEND_LAST nth=1; drop rx qp=#0 op=ACK msg=2 times=1");
+    let mr = pair.memory(A, 300);
     for id in [7, 8] {
-        bench.post(id, SendOp::Send, &[mr.sge(0, 300)]);
-        let into = bench.memory(B, 300);
-        bench.recv(id, &[into.all()]);
+        pair.post_send(id, SendOp::Send, &[mr.sge(0, 300)]);
+        let into = pair.memory(B, 300);
+        pair.post_recv(id, &[into.all()]);
     }
-    bench.run();
+    pair.run();
     let (first, retransmission) = (TxReason::First, TxReason::Retransmission);
     let expected = [
         (O::SendFirst, 100, first, Some(7)),
@@ -192,21 +191,24 @@ fn request_notes_are_first_then_retransmission() {
         (O::SendFirst, 102, retransmission, Some(8)),
         (O::SendLast, 103, retransmission, Some(8)),
     ];
-    assert_eq!(bench.sent_by_a(), expected);
-    assert_eq!(bench.sent_by(B)[0], (O::Acknowledge, 101, TxReason::Nak, None));
-    assert!(bench.sent_by(B)[1..].iter().all(|sent| (sent.0, sent.2, sent.3) == (O::Acknowledge, TxReason::Ack, None)));
-    assert_eq!((bench.sends(), bench.recvs()), (each(7..=8, OK), vec![(7, OK, 300), (8, OK, 300)]));
+    assert_eq!(pair.sent_by(A), expected);
+    assert_eq!(pair.sent_by(B)[0], (O::Acknowledge, 101, TxReason::Nak, None));
+    assert!(pair.sent_by(B)[1..].iter().all(|sent| (sent.0, sent.2, sent.3) == (O::Acknowledge, TxReason::Ack, None)));
+    assert_eq!(
+        (pair.take_send_statuses(), pair.take_receives()),
+        (statuses(7..=8, OK), vec![(7, OK, 300), (8, OK, 300)])
+    );
 }
 
 #[test]
-fn response_notes_are_response_then_replay() {
+fn response_reason_is_response_then_replay() {
     let rules = "drop tx qp=#1 op=READ_RESPONSE_MIDDLE nth=1; drop tx qp=#1 op=ATOMIC_ACK nth=1";
-    let mut bench = Bench::new(Setup::default(), rules);
-    let (src, dst) = (bench.memory(B, 768), bench.memory(A, 768));
-    bench.post(1, read_from(src), &[dst.all()]);
-    bench.run();
-    bench.post(2, add_to(src, 1), &[dst.sge(0, 8)]);
-    bench.run();
+    let mut pair = FaultPair::new(Setup::default(), rules);
+    let (src, dst) = (pair.memory(B, 768), pair.memory(A, 768));
+    pair.post_send(1, read_from(src), &[dst.all()]);
+    pair.run();
+    pair.post_send(2, add_to(src, 1), &[dst.sge(0, 8)]);
+    pair.run();
     let (read, atomic, replay) = (TxReason::ReadResponse, TxReason::AtomicResponse, TxReason::Replay);
     let expected = [
         (O::ReadResponseFirst, 100, read, None),
@@ -217,35 +219,35 @@ fn response_notes_are_response_then_replay() {
         (O::AtomicAcknowledge, 103, atomic, None),
         (O::AtomicAcknowledge, 103, replay, None),
     ];
-    assert_eq!(bench.sent_by(B), expected);
+    assert_eq!(pair.sent_by(B), expected);
     let expected = [
         (O::ReadRequest, 100, TxReason::First, Some(1)),
         (O::ReadRequest, 101, TxReason::Retransmission, Some(1)),
         (O::FetchAdd, 103, TxReason::First, Some(2)),
         (O::FetchAdd, 103, TxReason::Retransmission, Some(2)),
     ];
-    assert_eq!(bench.sent_by_a(), expected);
-    assert_eq!(bench.sends(), each(1..=2, OK));
+    assert_eq!(pair.sent_by(A), expected);
+    assert_eq!(pair.take_send_statuses(), statuses(1..=2, OK));
 }
 
 #[test]
-fn nak_and_unreliable_packets_have_their_notes() {
-    let mut bench = Bench::new(Setup::default(), "");
-    bench.post(1, SendOp::Write { remote_addr: 0, rkey: roxe_wire::RKey(77) }, &[]);
-    let src = bench.memory(A, 8);
-    bench.post(2, SendOp::Write { remote_addr: 0, rkey: roxe_wire::RKey(77) }, &[src.all()]);
-    bench.run();
-    assert_eq!(bench.sent_by(B).last(), Some(&(O::Acknowledge, 101, TxReason::Nak, None)));
+fn notes_of_naks_uc_and_ud_packets_have_their_reason() {
+    let mut pair = FaultPair::new(Setup::default(), "");
+    pair.post_send(1, SendOp::Write { remote_addr: 0, rkey: roxe_wire::RKey(77) }, &[]);
+    let src = pair.memory(A, 8);
+    pair.post_send(2, SendOp::Write { remote_addr: 0, rkey: roxe_wire::RKey(77) }, &[src.all()]);
+    pair.run();
+    assert_eq!(pair.sent_by(B).last(), Some(&(O::Acknowledge, 101, TxReason::Nak, None)));
     let refused = |(_, response): &(u32, Response)| matches!(response, Response::Ack(aeth) if aeth.syndrome == Syndrome::Nak(NakCode::RemoteAccess));
-    assert!(bench.responses.iter().any(refused));
+    assert!(pair.responses.iter().any(refused));
     for service in [Service::Uc, Service::Ud] {
-        let mut bench = Bench::new(Setup::of(service), "drop tx nth=1");
+        let mut pair = FaultPair::new(Setup::of(service), "drop tx nth=1");
         for id in 1..=2 {
-            bench.post(id, SendOp::Send, &[]);
+            pair.post_send(id, SendOp::Send, &[]);
         }
-        bench.run();
+        pair.run();
         let expected = [(O::SendOnly, 100, TxReason::First, Some(1)), (O::SendOnly, 101, TxReason::First, Some(2))];
-        assert_eq!(bench.sent_by_a(), expected, "{service:?}");
+        assert_eq!(pair.sent_by(A), expected, "{service:?}");
     }
 }
 
@@ -268,88 +270,88 @@ fn reason_names_are_unique() {
 // clause: CHECK-RECEIVE
 #[test]
 fn request_with_hidden_receive_is_rnr_nakked_then_succeeds() {
-    let mut bench = Bench::new(Setup { min_rnr_timer: 9, ..Setup::default() }, "rnr qp=#1 msg=2 times=3");
-    let (src, dst) = (bench.memory(A, 300), bench.memory(B, 900));
+    let mut pair = FaultPair::new(Setup { min_rnr_timer: 9, ..Setup::default() }, "rnr qp=#1 msg=2 times=3");
+    let (src, dst) = (pair.memory(A, 300), pair.memory(B, 900));
     for id in 1..=3 {
-        bench.recv(id, &[dst.sge(300 * (id as u32 - 1), 300)]);
-        bench.post(id, SendOp::Send, &[src.all()]);
+        pair.post_recv(id, &[dst.sge(300 * (id as u32 - 1), 300)]);
+        pair.post_send(id, SendOp::Send, &[src.all()]);
     }
-    bench.run();
-    assert_eq!(bench.rnr_naks(), [(102, 9); 3]);
-    assert_eq!(bench.sends(), each(1..=3, OK));
-    assert_eq!(bench.recvs(), [(1, OK, 300), (2, OK, 300), (3, OK, 300)]);
-    assert!(bench.hosts[0].clock.0 >= 3 * rnr_wait(9).as_nanos() as u64, "no wait was cut short");
-    let psns: Vec<_> = bench.sent_by_a().into_iter().map(|(_, psn, ..)| psn).collect();
+    pair.run();
+    assert_eq!(pair.rnr_naks(), [(102, 9); 3]);
+    assert_eq!(pair.take_send_statuses(), statuses(1..=3, OK));
+    assert_eq!(pair.take_receives(), [(1, OK, 300), (2, OK, 300), (3, OK, 300)]);
+    assert!(pair.hosts[0].clock.0 >= 3 * rnr_wait(9).as_nanos() as u64, "no wait was cut short");
+    let psns: Vec<_> = pair.sent_by(A).into_iter().map(|(_, psn, ..)| psn).collect();
     let attempts = (0..4).flat_map(|_| 102..=105);
     assert_eq!(psns, [100, 101].into_iter().chain(attempts).collect::<Vec<_>>());
-    assert_eq!(bench.injector.report().map(|report| report.applied).collect::<Vec<_>>(), [3]);
+    assert_eq!(pair.injector.report().map(|report| report.applied).collect::<Vec<_>>(), [3]);
 }
 
 #[test]
 fn write_imm_with_hidden_receive_is_rnr_nakked_at_its_end() {
-    let mut bench = Bench::new(Setup::default(), "rnr nth=1");
-    let (src, dst) = (bench.memory(A, 300), bench.memory(B, 300));
-    bench.recv(9, &[]);
+    let mut pair = FaultPair::new(Setup::default(), "rnr nth=1");
+    let (src, dst) = (pair.memory(A, 300), pair.memory(B, 300));
+    pair.post_recv(9, &[]);
     let op = SendOp::WriteImm { remote_addr: dst.addr, rkey: dst.rkey(), imm: imm(5) };
-    bench.post(1, op, &[src.all()]);
-    bench.run();
-    assert_eq!(bench.rnr_naks(), [(101, 12)]);
-    assert_eq!((bench.sends(), bench.recvs()), (each(1..=1, OK), vec![(9, OK, 300)]));
+    pair.post_send(1, op, &[src.all()]);
+    pair.run();
+    assert_eq!(pair.rnr_naks(), [(101, 12)]);
+    assert_eq!((pair.take_send_statuses(), pair.take_receives()), (statuses(1..=1, OK), vec![(9, OK, 300)]));
 }
 
 #[test]
-fn hidden_receive_leaves_the_shared_queue_unchanged() {
-    let mut bench = Bench::new(Setup { srq: true, ..Setup::default() }, "rnr nth=1");
-    bench.hosts[1].srq.post(&RecvRequest { wr_id: 4, sges: &[] });
-    bench.post(1, SendOp::Send, &[]);
-    bench.transmit(A);
-    let (to, net, bytes) = bench.link.pop_front().expect("a packet is on the link");
-    bench.deliver(to, &net, &bytes);
-    assert_eq!((bench.dropped.as_slice(), bench.hosts[1].srq.len()), (&[DropReason::NoReceive][..], 1));
-    bench.run();
-    assert_eq!((bench.sends(), bench.recvs()), (each(1..=1, OK), vec![(4, OK, 0)]));
+fn hidden_receive_leaves_srq_unchanged() {
+    let mut pair = FaultPair::new(Setup { srq: true, ..Setup::default() }, "rnr nth=1");
+    pair.hosts[1].srq.post(&RecvRequest { wr_id: 4, sges: &[] });
+    pair.post_send(1, SendOp::Send, &[]);
+    pair.transmit(A);
+    let (to, net, bytes) = pair.link.pop_front().expect("a packet is on the link");
+    pair.deliver(to, &net, &bytes);
+    assert_eq!((pair.dropped.as_slice(), pair.hosts[1].srq.len()), (&[DropReason::NoReceive][..], 1));
+    pair.run();
+    assert_eq!((pair.take_send_statuses(), pair.take_receives()), (statuses(1..=1, OK), vec![(4, OK, 0)]));
 }
 
 #[test]
 fn injected_rnr_naks_count_as_rnr_retries() {
     for (times, status) in [(2, OK), (3, WcStatus::RnrRetryExcErr)] {
-        let mut bench = Bench::new(Setup { rnr_retry: 2, ..Setup::default() }, &format!("rnr times={times}"));
-        bench.recv(1, &[]);
-        bench.post(1, SendOp::Send, &[]);
-        bench.run();
-        assert_eq!(bench.sends(), each(1..=1, status), "{times} times");
-        assert_eq!(bench.rnr_naks().len(), times);
+        let mut pair = FaultPair::new(Setup { rnr_retry: 2, ..Setup::default() }, &format!("rnr times={times}"));
+        pair.post_recv(1, &[]);
+        pair.post_send(1, SendOp::Send, &[]);
+        pair.run();
+        assert_eq!(pair.take_send_statuses(), statuses(1..=1, status), "{times} times");
+        assert_eq!(pair.rnr_naks().len(), times);
     }
 }
 
 #[test]
-fn unreliable_services_drop_packets_that_find_no_receive() {
+fn uc_and_ud_drop_packets_without_receive() {
     for service in [Service::Uc, Service::Ud] {
-        let mut bench = Bench::new(Setup::of(service), "rnr msg=1");
-        let (src, dst) = (bench.memory(A, 200), bench.memory(B, 256));
+        let mut pair = FaultPair::new(Setup::of(service), "rnr msg=1");
+        let (src, dst) = (pair.memory(A, 200), pair.memory(B, 256));
         for id in 1..=2 {
-            bench.recv(id, &[dst.all()]);
-            bench.post(id, SendOp::Send, &[src.sge(0, 100 * id as u32)]);
+            pair.post_recv(id, &[dst.all()]);
+            pair.post_send(id, SendOp::Send, &[src.sge(0, 100 * id as u32)]);
         }
-        bench.run();
+        pair.run();
         let grh = if service == Service::Ud { 40 } else { 0 };
-        assert_eq!(bench.recvs(), [(1, OK, 200 + grh)], "{service:?}");
-        assert_eq!((bench.dropped.as_slice(), bench.sent_by(B)), (&[DropReason::NoReceive][..], vec![]), "{service:?}");
+        assert_eq!(pair.take_receives(), [(1, OK, 200 + grh)], "{service:?}");
+        assert_eq!((pair.dropped.as_slice(), pair.sent_by(B)), (&[DropReason::NoReceive][..], vec![]), "{service:?}");
     }
 }
 
 #[test]
-fn injected_rnr_affects_one_request_that_needs_a_receive() {
-    let mut bench = Bench::new(Setup::default(), "");
-    let (src, dst) = (bench.memory(A, 8), bench.memory(B, 8));
-    bench.recv(1, &[]);
-    bench.post(1, write_to(dst), &[src.all()]);
-    bench.post(2, SendOp::Send, &[]);
-    bench.transmit(A);
-    // A WRITE, and then the SEND, whose first copy finds no receive and whose second is a
-    // duplicate.
-    let (_, net, write) = bench.link.pop_front().expect("a packet is on the link");
-    let (_, _, send) = bench.link.pop_front().expect("a packet is on the link");
+fn injected_rnr_affects_only_new_requests_that_need_a_receive() {
+    let mut pair = FaultPair::new(Setup::default(), "");
+    let (src, dst) = (pair.memory(A, 8), pair.memory(B, 8));
+    pair.post_recv(1, &[]);
+    pair.post_send(1, write_to(dst), &[src.all()]);
+    pair.post_send(2, SendOp::Send, &[]);
+    pair.transmit(A);
+    // The WRITE needs no receive. The SEND is delivered three times: without a receive, with one, and
+    // as a duplicate.
+    let (_, net, write) = pair.link.pop_front().expect("a packet is on the link");
+    let (_, _, send) = pair.link.pop_front().expect("a packet is on the link");
     for (bytes, without_receive, expected) in [
         (&write, true, Ok(())),
         (&send, true, Err(DropReason::NoReceive)),
@@ -357,63 +359,63 @@ fn injected_rnr_affects_one_request_that_needs_a_receive() {
         (&send, true, Err(DropReason::DuplicateRequest)),
     ] {
         let packet = Packet::parse(bytes).expect("parse the packet");
-        let (qp, host) = (&mut bench.qps[1], &mut bench.hosts[1]);
+        let (qp, host) = (&mut pair.qps[1], &mut pair.hosts[1]);
         let handled = match without_receive {
             true => qp.handle_packet_without_receive(host, &net, &packet),
             false => qp.handle_packet(host, &net, &packet),
         };
         assert_eq!(handled, expected);
     }
-    bench.run();
-    assert_eq!((bench.sends(), bench.recvs()), (each(1..=2, OK), vec![(1, OK, 0)]));
+    pair.run();
+    assert_eq!((pair.take_send_statuses(), pair.take_receives()), (statuses(1..=2, OK), vec![(1, OK, 0)]));
 }
 
 #[test]
 fn msg_rule_drops_every_retry_of_the_message() {
-    let mut bench = Bench::new(Setup { retry_cnt: 2, ..Setup::default() }, "drop tx qp=#0 msg=2");
+    let mut pair = FaultPair::new(Setup { retry_cnt: 2, ..Setup::default() }, "drop tx qp=#0 msg=2");
     for id in 1..=3 {
-        bench.recv(id, &[]);
-        bench.post(id, SendOp::Send, &[]);
+        pair.post_recv(id, &[]);
+        pair.post_send(id, SendOp::Send, &[]);
     }
-    bench.run();
+    pair.run();
     let flushed = (3, WcStatus::WrFlushErr);
-    assert_eq!(bench.sends(), [(1, OK), (2, WcStatus::RetryExcErr), flushed]);
+    assert_eq!(pair.take_send_statuses(), [(1, OK), (2, WcStatus::RetryExcErr), flushed]);
 }
 
 #[test]
-fn loss_halves_the_window_and_acknowledgements_widen_it() {
-    let mut bench = Bench::new(Setup::default(), "");
-    let (src, dst) = (bench.memory(A, 400 * 256), bench.memory(B, 400 * 256));
-    bench.post(1, write_to(dst), &[src.all()]);
-    let burst = |bench: &mut Bench| {
-        let before = bench.sent.len();
-        bench.transmit(A);
-        bench.sent.len() - before
+fn loss_halves_window_and_acks_widen_it() {
+    let mut pair = FaultPair::new(Setup::default(), "");
+    let (src, dst) = (pair.memory(A, 400 * 256), pair.memory(B, 400 * 256));
+    pair.post_send(1, write_to(dst), &[src.all()]);
+    let burst = |pair: &mut FaultPair| {
+        let before = pair.sent.len();
+        pair.transmit(A);
+        pair.sent.len() - before
     };
-    assert_eq!(burst(&mut bench), 400);
-    // The first packet is lost and its NAK arrives; then no packet arrives any more.
-    let lost = core::mem::take(&mut bench.link);
+    assert_eq!(burst(&mut pair), 400);
+    // A receives a NAK for its first packet, which is lost. No later packet arrives.
+    let lost = core::mem::take(&mut pair.link);
     let (to, net, bytes) = &lost[1];
-    bench.deliver(*to, net, bytes);
-    bench.transmit(B);
-    let (to, net, nak) = bench.link.pop_front().expect("a NAK is on the link");
-    bench.deliver(to, &net, &nak);
+    pair.deliver(*to, net, bytes);
+    pair.transmit(B);
+    let (to, net, nak) = pair.link.pop_front().expect("a NAK is on the link");
+    pair.deliver(to, &net, &nak);
     for expected in [200, 100, 64, 64] {
-        assert_eq!(burst(&mut bench), expected);
-        let due = bench.qps[0].poll_timeout().expect("a timer runs");
-        bench.hosts[0].clock = due;
-        bench.qps[0].handle_timeout(&mut bench.hosts[0]);
-        bench.link.clear();
+        assert_eq!(burst(&mut pair), expected);
+        let due = pair.qps[0].poll_timeout().expect("a timer runs");
+        pair.hosts[0].clock = due;
+        pair.qps[0].handle_timeout(&mut pair.hosts[0]);
+        pair.link.clear();
     }
-    // Each of the four acknowledgements of 16 packets frees room for 16 packets, and widens the
-    // window by 16.
-    assert_eq!(burst(&mut bench), 64);
-    while let Some((to, net, bytes)) = bench.link.pop_front() {
-        bench.deliver(to, &net, &bytes);
-        bench.transmit(B);
+    // The burst of 64 is acknowledged by four packets. Each of these frees room for 16 packets, and
+    // widens the window by 16.
+    assert_eq!(burst(&mut pair), 64);
+    while let Some((to, net, bytes)) = pair.link.pop_front() {
+        pair.deliver(to, &net, &bytes);
+        pair.transmit(B);
     }
-    assert_eq!(burst(&mut bench), 128);
-    bench.run();
-    assert_eq!(bench.sends(), each(1..=1, OK));
-    assert_eq!(bench.hosts[0].memory.bytes(src), bench.hosts[1].memory.bytes(dst));
+    assert_eq!(burst(&mut pair), 128);
+    pair.run();
+    assert_eq!(pair.take_send_statuses(), statuses(1..=1, OK));
+    assert_eq!(pair.hosts[0].memory.bytes(src), pair.hosts[1].memory.bytes(dst));
 }

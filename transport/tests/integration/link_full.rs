@@ -31,7 +31,7 @@ fn pair_with_full_link(sent: u64) -> Pair {
 }
 
 fn all_failed() -> Vec<(u64, WcStatus)> {
-    [each(1..=1, WcStatus::RetryExcErr), each(2..=16, WcStatus::WrFlushErr)].concat()
+    [statuses(1..=1, WcStatus::RetryExcErr), statuses(2..=16, WcStatus::WrFlushErr)].concat()
 }
 
 // clause: TIMER-LINK-FULL
@@ -56,7 +56,7 @@ fn temporarily_full_link_loses_nothing() {
         p.end(A).link = LinkState::Open;
         drop_if(&mut p, A, |_, _| false);
         p.run();
-        assert_eq!(sends(&mut p, A), each(1..=16, WcStatus::Success), "{sent} sent");
+        assert_eq!(sends(&mut p, A), statuses(1..=16, WcStatus::Success), "{sent} sent");
         p.assert_settled();
     }
 }

@@ -61,7 +61,7 @@ fn local_operation_runs_in_order() {
     assert_eq!(psns(&p), [100, 101, 102], "the second WRITE waits for the invalidation");
     assert_eq!(p.end(A).host.memory.windows(), 1);
     p.run();
-    assert_eq!(sends(&mut p, A), each(2..=4, Success));
+    assert_eq!(sends(&mut p, A), statuses(2..=4, Success));
     assert_eq!((psns(&p), p.end(A).host.memory.windows()), (vec![100, 101, 102, 103], 0));
     p.assert_settled();
 }
@@ -80,7 +80,7 @@ fn retry_does_not_run_a_local_operation_again() {
             post(&mut p, A, wr_id + 2, SendOp::LocalInvalidate(WINDOW), &[]);
         }
         p.run();
-        assert_eq!(sends(&mut p, A), each(1..=6, Success), "packet {nth} of {from:?} lost");
+        assert_eq!(sends(&mut p, A), statuses(1..=6, Success), "packet {nth} of {from:?} lost");
         p.assert_settled();
     }
 }
@@ -112,11 +112,11 @@ fn uc_has_windows_and_ud_has_none() {
     post(&mut p, A, 2, bind_to(mr, Access::REMOTE_WRITE), &[]);
     post(&mut p, A, 3, write_to(dst), &[src.all()]);
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=3, Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=3, Success));
     assert_eq!((p.end(A).host.memory.windows(), sent(&p, A).len()), (1, 6));
     post(&mut p, A, 4, SendOp::LocalInvalidate(RKey(3)), &[]);
     p.run();
-    assert_eq!((sends(&mut p, A), p.end(A).qp.state()), (each(4..=4, MwBindErr), QpState::Sqe));
+    assert_eq!((sends(&mut p, A), p.end(A).qp.state()), (statuses(4..=4, MwBindErr), QpState::Sqe));
 
     let mut p = Pair::new(Setup::of(Service::Ud));
     let mr = bindable(&mut p, A);

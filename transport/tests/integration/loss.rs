@@ -42,8 +42,8 @@ impl Bench {
 
     fn check_all(&mut self) {
         let p = &mut self.p;
-        assert_eq!(sends(p, A), each(1..=5, WcStatus::Success));
-        assert_eq!(recvs(p, B), each(11..=12, WcStatus::Success));
+        assert_eq!(sends(p, A), statuses(1..=5, WcStatus::Success));
+        assert_eq!(recvs(p, B), statuses(11..=12, WcStatus::Success));
         assert_eq!(p.ends[1].host.memory.word(self.word, 0), 1, "the atomic ran exactly once");
         let data = bytes(p, A, self.src);
         assert_eq!(bytes(p, B, self.dst), [&data[..], &data[..]].concat());
@@ -184,7 +184,7 @@ fn progress_refills_the_retry_counter() {
         post(&mut p, A, id, write_to(dst), &[]);
         p.run();
     }
-    assert_eq!(sends(&mut p, A), each(1..=5, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=5, WcStatus::Success));
     assert_eq!(p.timeouts[0], 5);
 }
 
@@ -245,7 +245,7 @@ fn later_ack_covers_a_lost_one() {
     assert_eq!(sends(&mut p, A), []);
     post(&mut p, A, 2, write_to(dst), &[]);
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=2, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=2, WcStatus::Success));
     assert_eq!((request_psns(&p, A), p.timeouts[0]), (vec![100, 101], 0));
 }
 
@@ -257,7 +257,7 @@ fn gap_is_nakked_once_and_retransmitted() {
     drop_nth(&mut p, A, 2);
     post(&mut p, A, 1, write_to(dst), &[src.all()]);
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=1, WcStatus::Success));
     let naks: Vec<_> = responses(&p, B).into_iter().filter(|(r, _)| is_nak(r)).map(|(_, psn)| psn).collect();
     assert_eq!(naks, [102], "one NAK for the first missing PSN, however many follow");
     assert_eq!(p.timeouts[0], 0, "a NAK needs no timer");
@@ -294,7 +294,7 @@ fn lost_read_response_is_requested_again_from_the_gap() {
         drop_nth(&mut p, B, lost.into());
         post(&mut p, A, 1, read_from(src), &[dst.all()]);
         p.run();
-        assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
+        assert_eq!(sends(&mut p, A), statuses(1..=1, WcStatus::Success));
         assert_eq!(bytes(&p, A, dst), bytes(&p, B, src));
         let second = p.log.iter().filter(|l| l.from == A).nth(1).expect("find the second READ REQUEST");
         let Kind::RcRequest(Request::Read(reth)) = second.header.kind else { panic!("{second:?}") };
@@ -316,7 +316,7 @@ fn later_ack_reveals_a_lost_read_response() {
     post(&mut p, A, 1, read_from(src), &[dst.all()]);
     post(&mut p, A, 2, write_to(src), &[]);
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=2, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=2, WcStatus::Success));
     assert_eq!((bytes(&p, A, dst), p.timeouts[0]), (bytes(&p, B, src), 0));
 }
 
@@ -331,7 +331,7 @@ fn lost_atomic_response_is_replayed_not_recomputed() {
     p.run();
     post(&mut p, A, 2, add_to(word, 5), &[old.sge(8, 8)]);
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=2, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=2, WcStatus::Success));
     assert_eq!([0, 8].map(|at| p.ends[0].host.memory.word(old, at)), [0, 5]);
     assert_eq!(p.ends[1].host.memory.word(word, 0), 10);
 }
@@ -345,7 +345,7 @@ fn many_lost_atomic_responses_are_replayed() {
         post(&mut p, A, id, add_to(word, 1), &[old.sge(8 * id as u32, 8)]);
     }
     p.run();
-    assert_eq!(sends(&mut p, A), each(0..=7, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(0..=7, WcStatus::Success));
     let olds: Vec<_> = (0..8).map(|i| p.ends[0].host.memory.word(old, 8 * i)).collect();
     assert_eq!((olds, p.ends[1].host.memory.word(word, 0)), ((0..8).collect(), 8));
 }
@@ -359,7 +359,7 @@ fn long_reads_survive_scattered_losses() {
     p.wire.pause_faults_after = Some(3);
     post(&mut p, A, 1, read_from(src), &[dst.all()]);
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=1, WcStatus::Success));
     assert_eq!(bytes(&p, A, dst), bytes(&p, B, src));
     p.assert_settled();
 }
@@ -387,7 +387,7 @@ fn sequence_naks_cost_retries_too() {
         p.run();
         sends(&mut p, A)
     };
-    assert_eq!(retry(2), each(1..=2, WcStatus::Success));
+    assert_eq!(retry(2), statuses(1..=2, WcStatus::Success));
     assert_eq!(retry(1), [(1, WcStatus::RetryExcErr), (2, WcStatus::WrFlushErr)]);
 }
 

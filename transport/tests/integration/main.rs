@@ -121,7 +121,7 @@ fn recvs(pair: &mut Pair, side: Peer) -> Vec<(u64, WcStatus)> {
 }
 
 /// Returns the completions `ids`, all with `status`.
-fn each(ids: core::ops::RangeInclusive<u64>, status: WcStatus) -> Vec<(u64, WcStatus)> {
+fn statuses(ids: core::ops::RangeInclusive<u64>, status: WcStatus) -> Vec<(u64, WcStatus)> {
     ids.map(|id| (id, status)).collect()
 }
 

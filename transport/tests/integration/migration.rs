@@ -49,7 +49,7 @@ fn armed(setup: Setup) -> Pair {
         p.run();
         assert_eq!(
             (sends(&mut p, side), recvs(&mut p, side.other())),
-            (each(90..=90, Success), each(90..=90, Success))
+            (statuses(90..=90, Success), statuses(90..=90, Success))
         );
     }
     assert_eq!(states(&p), [MigState::Armed; 2]);
@@ -102,7 +102,7 @@ fn both_ends_arm_when_both_have_an_alternate_path() {
     post(&mut p, A, 2, write_to(dst), &[src.all()]);
     p.run();
     assert_eq!(states(&p), [MigState::Armed; 2]);
-    assert_eq!(sends(&mut p, A), each(1..=2, Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=2, Success));
     let logged = p.log.len();
     post(&mut p, A, 3, read_from(dst), &[src.all()]);
     p.run();
@@ -122,7 +122,7 @@ fn dead_path_is_left_after_all_retries() {
         post(&mut p, A, 1, write_to(dst), &[src.all()]);
         post(&mut p, A, 2, read_from(dst), &[back.all()]);
         p.run();
-        assert_eq!(sends(&mut p, A), each(1..=2, Success));
+        assert_eq!(sends(&mut p, A), statuses(1..=2, Success));
         assert_eq!((bytes(&p, B, dst), bytes(&p, A, back)), (bytes(&p, A, src), bytes(&p, A, src)));
         assert_migrated(&p);
         p.assert_settled();
@@ -136,12 +136,12 @@ fn retries_migrate_once_and_rnr_retries_never() {
     drop_if(&mut p, A, |_, _| true);
     post(&mut p, A, 1, SendOp::Send, &[]);
     p.run();
-    assert_eq!((sends(&mut p, A), p.ends[0].events), (each(1..=1, RetryExcErr), QpEvents::PATH_MIG));
+    assert_eq!((sends(&mut p, A), p.ends[0].events), (statuses(1..=1, RetryExcErr), QpEvents::PATH_MIG));
 
     let mut p = armed(Setup { rnr_retry: 1, ..Setup::default() });
     post(&mut p, A, 1, SendOp::Send, &[]);
     p.run();
-    assert_eq!((sends(&mut p, A), p.ends[0].events), (each(1..=1, RnrRetryExcErr), QpEvents::empty()));
+    assert_eq!((sends(&mut p, A), p.ends[0].events), (statuses(1..=1, RnrRetryExcErr), QpEvents::empty()));
 }
 
 // clause: APM-FORCED, APM-FOLLOW
@@ -154,7 +154,7 @@ fn forced_migration_is_followed_by_the_peer() {
         assert_eq!(states(&p), [MigState::Migrated, MigState::Armed]);
         post(&mut p, A, 1, write_to(dst), &[src.all()]);
         p.run();
-        assert_eq!((sends(&mut p, A), bytes(&p, B, dst)), (each(1..=1, Success), bytes(&p, A, src)));
+        assert_eq!((sends(&mut p, A), bytes(&p, B, dst)), (statuses(1..=1, Success), bytes(&p, A, src)));
         assert_migrated(&p);
         p.assert_settled();
     }
@@ -169,7 +169,7 @@ fn in_flight_packets_are_retransmitted_on_the_new_path() {
     p.transmit(A);
     assert_eq!(set_state(&mut p, A, MigState::Migrated), Ok(()));
     p.run();
-    assert_eq!((sends(&mut p, A), bytes(&p, B, dst)), (each(1..=1, Success), bytes(&p, A, src)));
+    assert_eq!((sends(&mut p, A), bytes(&p, B, dst)), (statuses(1..=1, Success), bytes(&p, A, src)));
     assert_migrated(&p);
     p.assert_settled();
 }

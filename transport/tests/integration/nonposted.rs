@@ -126,7 +126,7 @@ fn fence_waits_for_nonposted_responses() {
     p.transmit(A);
     assert_eq!(p.log.len(), 1, "the WRITE waits");
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=2, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=2, WcStatus::Success));
 }
 
 // clause: XRC-DOMAIN, XRC-ANSWERS
@@ -141,7 +141,7 @@ fn atomic_write_and_flush_work_over_xrc() {
         assert_eq!(p.end(A).qp.post_send_to_srq(5, &req), Ok(()));
     }
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=2, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=2, WcStatus::Success));
     assert_eq!((bytes(&p, B, to)[8..16].to_vec(), p.end(B).host.memory.flushes), (vec![6; 8], 1));
     assert!(
         p.log

@@ -77,7 +77,7 @@ fn long_run_rate_is_the_requested_rate() {
     // 500 packets of 870.4 us.
     let (took, ideal) = (p.elapsed(), PACKET * 10 * 500);
     assert!(took > ideal - PACKET * 30 && took < ideal + PACKET * 30, "{took:?}, {ideal:?}");
-    assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=1, WcStatus::Success));
 }
 
 // clause: RATE-LIMIT
@@ -128,7 +128,7 @@ fn read_responses_are_paced_and_acks_are_not() {
     assert_eq!(data_packets(&p, B), 13);
     post(&mut p, A, 2, write_to(from), &[]);
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=2, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=2, WcStatus::Success));
     assert_eq!(bytes(&p, A, to), bytes(&p, B, from));
 }
 

@@ -209,7 +209,7 @@ fn send_longer_than_the_receive_fails_on_both_sides() {
             recv(&mut p, B, 1, &[dst.sge(0, len)]);
             post(&mut p, A, 1, SendOp::Send, &[src.sge(0, len)]);
             p.run();
-            assert_eq!((sends(&mut p, A), recvs(&mut p, B)), (each(1..=1, Success), each(1..=1, Success)));
+            assert_eq!((sends(&mut p, A), recvs(&mut p, B)), (statuses(1..=1, Success), statuses(1..=1, Success)));
             continue;
         }
         let outcome = run(&mut p, SendOp::Send, &[src.sge(0, len)]);
@@ -225,7 +225,7 @@ fn send_exceeding_its_receive_later_fails_on_both_sides() {
     recv(&mut p, B, 1, &[dst.sge(0, 999)]);
     post(&mut p, A, 1, SendOp::Send, &[src.all()]);
     p.run();
-    assert_eq!((sends(&mut p, A), recvs(&mut p, B)), (each(1..=1, RemInvReqErr), each(1..=1, LocLenErr)));
+    assert_eq!((sends(&mut p, A), recvs(&mut p, B)), (statuses(1..=1, RemInvReqErr), statuses(1..=1, LocLenErr)));
     assert!(bytes(&p, B, dst)[999..].iter().all(|&b| b == 0));
 }
 

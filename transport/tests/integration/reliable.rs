@@ -27,7 +27,7 @@ fn sends_of_every_size_arrive_at_every_mtu() {
             recv(&mut p, B, 7, &[dst.all()]);
             post(&mut p, A, 1, SendOp::Send, &[src.sge(0, len)]);
             p.run();
-            assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
+            assert_eq!(sends(&mut p, A), statuses(1..=1, WcStatus::Success));
             let cqe = one_recv(&mut p, B);
             assert_eq!((cqe.wr_id, cqe.status, cqe.byte_len), (7, WcStatus::Success, len));
             assert_eq!((cqe.opcode, cqe.extra), (WcOpcode::Recv, WcExtra::None));
@@ -48,7 +48,7 @@ fn writes_of_every_size_arrive_at_every_mtu() {
             p.end(B).host.memory.bytes_mut(dst).fill(0);
             post(&mut p, A, 1, write_to(dst), &[src.sge(0, len)]);
             p.run();
-            assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
+            assert_eq!(sends(&mut p, A), statuses(1..=1, WcStatus::Success));
             assert_eq!(p.recv_done(B), None);
             let n = len as usize;
             assert_eq!(bytes(&p, B, dst)[..n], bytes(&p, A, src)[..n], "{len} bytes at {mtu:?}");
@@ -85,7 +85,7 @@ fn packets_of(joins: bool, mtu: PathMtu, op: fn(Mr) -> SendOp, len: u32) -> Vec<
     recv(&mut p, B, 1, &[there.all()]);
     post(&mut p, A, 1, op(there), &[here.sge(0, len)]);
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=1, WcStatus::Success));
     p.log.iter().map(|packet| (packet.from, packet.header, packet.len)).collect()
 }
 
@@ -165,7 +165,7 @@ fn immediate_data_and_flags_reach_the_receiver() {
     post(&mut p, A, 2, write, &[src.all()]);
     post(&mut p, A, 3, SendOp::Send, &[src.sge(0, 0)]);
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=3, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=3, WcStatus::Success));
     let first = p.recv_done(B).expect("completed");
     assert_eq!((first.byte_len, first.extra, first.solicited), (600, WcExtra::Imm(imm(0xdead_beef)), true));
     let second = p.recv_done(B).expect("completed");
@@ -182,7 +182,7 @@ fn write_with_immediate_and_no_data_takes_a_receive() {
     // A zero-length RDMA ignores key and address (IBA C9-88).
     post(&mut p, A, 1, SendOp::WriteImm { remote_addr: 3, rkey: RKey(77), imm: imm(1) }, &[]);
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=1, WcStatus::Success));
     let cqe = one_recv(&mut p, B);
     assert_eq!((cqe.wr_id, cqe.byte_len, cqe.extra), (9, 0, WcExtra::Imm(imm(1))));
 }
@@ -194,7 +194,7 @@ fn zero_length_reads_and_writes_ignore_key_and_address() {
     post(&mut p, A, 1, SendOp::Read { remote_addr: u64::MAX, rkey: RKey(9) }, &[]);
     post(&mut p, A, 2, SendOp::Write { remote_addr: u64::MAX, rkey: RKey(9) }, &[]);
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=2, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=2, WcStatus::Success));
     p.assert_settled();
 }
 
@@ -215,7 +215,7 @@ fn sge_lists_may_split_a_message_anywhere() {
     let landing = [back.sge(0, 7), back.sge(7, 256), back.sge(263, 1), back.sge(264, 736)];
     post(&mut p, A, 2, read_from(dst), &landing);
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=2, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=2, WcStatus::Success));
     assert_eq!(bytes(&p, A, back)[..1000], bytes(&p, A, src)[..1000]);
 }
 
@@ -296,7 +296,7 @@ fn sq_sig_all_reports_every_request() {
         post_with(&mut p, A, id, write_to(dst), SendFlags::empty(), &[]);
     }
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=3, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=3, WcStatus::Success));
 }
 
 // clause: PSN-24BIT, PSN-SPAN, PSN-START
@@ -382,7 +382,10 @@ fn both_sides_may_send_at_once() {
     post(&mut p, A, 1, SendOp::Send, &[a.all()]);
     post(&mut p, B, 2, SendOp::Send, &[b.all()]);
     p.run();
-    assert_eq!((sends(&mut p, A), sends(&mut p, B)), (each(1..=1, WcStatus::Success), each(2..=2, WcStatus::Success)));
+    assert_eq!(
+        (sends(&mut p, A), sends(&mut p, B)),
+        (statuses(1..=1, WcStatus::Success), statuses(2..=2, WcStatus::Success))
+    );
     assert_eq!((one_recv(&mut p, A).wr_id, one_recv(&mut p, B).wr_id), (10, 20));
     assert_eq!((bytes(&p, A, to_a), bytes(&p, B, to_b)), (bytes(&p, B, b), bytes(&p, A, a)));
     p.assert_settled();
@@ -406,7 +409,7 @@ fn narrow_window_slows_but_does_not_stop() {
         let (src, dst) = (filled(&mut p, A, 1 << 16), blank(&mut p, B, 1 << 16));
         post(&mut p, A, 1, write_to(dst), &[src.all()]);
         p.run();
-        assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
+        assert_eq!(sends(&mut p, A), statuses(1..=1, WcStatus::Success));
         assert_eq!(bytes(&p, B, dst), bytes(&p, A, src));
         // Only a packet sent with nothing else in flight may exceed the limit.
         assert!(p.ends[0].host.flow.peak <= limit.max(LEAST_CHARGE), "{} > {limit}", p.ends[0].host.flow.peak);
@@ -423,7 +426,7 @@ fn one_packet_per_batch_is_enough() {
     post(&mut p, A, 1, write_to(to_b), &[a.all()]);
     post(&mut p, A, 2, read_from(b), &[to_a.all()]);
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=2, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=2, WcStatus::Success));
     assert_eq!((bytes(&p, A, to_a), bytes(&p, B, to_b)), (bytes(&p, B, b), bytes(&p, A, a)));
     p.assert_settled();
 }
@@ -458,7 +461,7 @@ fn max_rd_atomic_limits_outstanding_reads() {
         p.transmit_all();
         assert_eq!(request_psns(&p, A).len(), usize::from(max_rd_atomic));
         p.run();
-        assert_eq!(sends(&mut p, A), each(1..=8, WcStatus::Success));
+        assert_eq!(sends(&mut p, A), statuses(1..=8, WcStatus::Success));
         p.assert_settled();
     }
 }
@@ -488,7 +491,7 @@ fn srq_is_fifo_and_raises_its_limit_event_once() {
         post(&mut p, A, id, SendOp::Send, &[src.all()]);
     }
     p.run();
-    assert_eq!(recvs(&mut p, B), each(0..=3, WcStatus::Success));
+    assert_eq!(recvs(&mut p, B), statuses(0..=3, WcStatus::Success));
     assert_eq!((p.end(B).host.srq.limit_events, p.end(B).host.srq.len()), (1, 0));
     for id in 0..4 {
         assert_eq!(bytes(&p, B, dst)[1000 * id..1000 * id + 600], bytes(&p, A, src)[..]);

@@ -70,11 +70,11 @@ fn acknowledgement_completes_everything_up_to_its_psn() {
         s.post(id, write_to(REMOTE), 300);
     }
     s.deliver(102, ack(), &[]);
-    assert_eq!(s.done(), each(1..=1, Success));
+    assert_eq!(s.done(), statuses(1..=1, Success));
     s.deliver(105, ack(), &[]);
-    assert_eq!(s.done(), each(2..=3, Success));
+    assert_eq!(s.done(), statuses(2..=3, Success));
     s.deliver(107, ack(), &[]);
-    assert_eq!(s.done(), each(4..=4, Success));
+    assert_eq!(s.done(), statuses(4..=4, Success));
     assert_eq!((s.p.ends[0].qp.poll_timeout(), s.p.ends[0].host.flow.reserved), (None, 0));
 }
 
@@ -85,7 +85,7 @@ fn acks_outside_the_window_are_dropped() {
     s.post(1, write_to(REMOTE), 0);
     s.post(2, write_to(REMOTE), 0);
     s.deliver(100, ack(), &[]);
-    assert_eq!(s.done(), each(1..=1, Success));
+    assert_eq!(s.done(), statuses(1..=1, Success));
     for psn in [102, 103, 100 + 0x7f_ffff] {
         s.deliver(psn, ack(), &[]);
         assert_eq!(s.p.ends[0].dropped.0, Some(DropReason::GhostResponse), "{psn}");
@@ -132,7 +132,7 @@ fn reserved_syndromes_are_ignored() {
     }
     assert_eq!((s.done(), s.state(), s.psns()), (vec![], QpState::Rts, vec![100]));
     s.deliver(100, ack(), &[]);
-    assert_eq!(s.done(), each(1..=1, Success));
+    assert_eq!(s.done(), statuses(1..=1, Success));
 }
 
 // clause: NAK-ACKNOWLEDGES, NAK-SEQUENCE
@@ -143,10 +143,10 @@ fn sequence_nak_completes_earlier_requests_and_goes_back() {
         s.post(id, write_to(REMOTE), 300);
     }
     s.deliver(103, nak(NakCode::PsnSequence), &[]);
-    assert_eq!(s.done(), each(1..=1, Success));
+    assert_eq!(s.done(), statuses(1..=1, Success));
     assert_eq!(s.psns(), [100, 101, 102, 103, 104, 105, 103, 104, 105]);
     s.deliver(105, ack(), &[]);
-    assert_eq!(s.done(), each(2..=3, Success));
+    assert_eq!(s.done(), statuses(2..=3, Success));
 }
 
 // clause: NAK-ONCE
@@ -159,7 +159,7 @@ fn each_further_loss_is_repaired_at_once() {
     }
     assert_eq!(s.psns(), [100, 101, 102, 103, 101, 102, 103, 102, 103, 103]);
     s.deliver(103, ack(), &[]);
-    assert_eq!(s.done(), each(1..=1, Success));
+    assert_eq!(s.done(), statuses(1..=1, Success));
 }
 
 // clause: RNR-WAIT-WHOLE
@@ -170,7 +170,7 @@ fn sequence_nak_does_not_shorten_an_rnr_wait() {
         s.post(id, write_to(REMOTE), 0);
     }
     s.deliver(101, Response::Ack(aeth(Syndrome::RnrNak { timer: 24 })), &[]);
-    assert_eq!(s.done(), each(1..=1, Success));
+    assert_eq!(s.done(), statuses(1..=1, Success));
     let due = s.p.ends[0].qp.poll_timeout();
     s.deliver(101, nak(NakCode::PsnSequence), &[]);
     s.deliver(101, Response::Ack(aeth(Syndrome::RnrNak { timer: 1 })), &[]);
@@ -193,7 +193,7 @@ fn ack_during_a_retry_skips_acked_packets() {
     end.host.clock = due;
     end.qp.handle_timeout(&mut end.host);
     s.deliver(102, ack(), &[]);
-    assert_eq!((s.done(), s.psns()), (each(1..=3, Success), vec![100, 101, 102]));
+    assert_eq!((s.done(), s.psns()), (statuses(1..=3, Success), vec![100, 101, 102]));
     s.p.assert_settled();
 }
 
@@ -238,7 +238,7 @@ fn read_data_is_placed_on_arrival_and_completes_at_the_last() {
     s.deliver(101, Response::ReadMiddle, &[2; 256]);
     assert_eq!(s.done(), []);
     s.deliver(102, Response::ReadLast(ack_aeth()), &[3; 88]);
-    assert_eq!(s.done(), each(1..=1, Success));
+    assert_eq!(s.done(), statuses(1..=1, Success));
     let data = bytes(&s.p, A, s.mr);
     assert_eq!([&data[..256], &data[256..512], &data[512..600]], [&[1; 256][..], &[2; 256], &[3; 88]]);
     assert_eq!(data[600], 0);
@@ -259,7 +259,7 @@ fn both_read_response_styles_are_accepted_after_a_retry() {
         let first = if fresh { Response::ReadFirst(ack_aeth()) } else { Response::ReadMiddle };
         s.deliver(101, first, &[2; 256]);
         s.deliver(102, Response::ReadLast(ack_aeth()), &[3; 88]);
-        assert_eq!(s.done(), each(1..=1, Success));
+        assert_eq!(s.done(), statuses(1..=1, Success));
         assert_eq!(bytes(&s.p, A, s.mr)[511..513], [2, 3]);
 
         let mut s = Script::new(Setup::default());
@@ -269,7 +269,7 @@ fn both_read_response_styles_are_accepted_after_a_retry() {
         s.p.run_for(due.since(s.p.now()));
         assert_eq!(s.psns(), [100, 101]);
         s.deliver(101, if fresh { Response::ReadOnly(ack_aeth()) } else { Response::ReadLast(ack_aeth()) }, &[2; 44]);
-        assert_eq!(s.done(), each(1..=1, Success));
+        assert_eq!(s.done(), statuses(1..=1, Success));
     }
 }
 
@@ -297,7 +297,7 @@ fn duplicate_read_responses_are_dropped() {
     s.deliver(101, Response::ReadMiddle, &[2; 256]);
     s.deliver(101, Response::ReadMiddle, &[9; 256]);
     s.deliver(102, Response::ReadLast(ack_aeth()), &[3; 88]);
-    assert_eq!((s.done(), s.psns()), (each(1..=1, Success), vec![100]));
+    assert_eq!((s.done(), s.psns()), (statuses(1..=1, Success), vec![100]));
     assert!(!bytes(&s.p, A, s.mr).contains(&9));
 }
 
@@ -308,7 +308,7 @@ fn read_response_acknowledges_earlier_requests() {
     s.post(1, write_to(REMOTE), 300);
     s.post(2, read_from(REMOTE), 100);
     s.deliver(102, Response::ReadOnly(ack_aeth()), &[1; 100]);
-    assert_eq!(s.done(), each(1..=2, Success));
+    assert_eq!(s.done(), statuses(1..=2, Success));
 }
 
 // clause: READ-NAK-MIDDLE
@@ -332,7 +332,7 @@ fn ack_past_an_unanswered_atomic_retransmits_it() {
     assert_eq!((s.done(), s.psns()), (vec![], vec![100, 101, 100, 101]));
     s.deliver(100, Response::AtomicAck(ack_aeth(), AtomicAckEth(7)), &[]);
     s.deliver(101, ack(), &[]);
-    assert_eq!(s.done(), each(1..=2, Success));
+    assert_eq!(s.done(), statuses(1..=2, Success));
     assert_eq!(s.p.ends[0].host.memory.word(s.mr, 0), 7);
 }
 

@@ -144,7 +144,7 @@ fn empty_srq_causes_rnr_nak() {
     recv(&mut s.p, B, 4, &[mr.all()]);
     assert_eq!(s.deliver(100, SEND_ONLY, b"x"), ["ack 100 msn 1"]);
     assert_eq!(s.deliver(101, SEND_ONLY, b"x"), ["rnr 101"]);
-    assert_eq!(recvs(&mut s.p, B), each(4..=4, WcStatus::Success));
+    assert_eq!(recvs(&mut s.p, B), statuses(4..=4, WcStatus::Success));
 }
 
 // clause: GAP-NAK
@@ -197,7 +197,7 @@ fn duplicate_send_or_write_is_acked_not_executed() {
     // A duplicate is not validated: a wrong key or length changes nothing.
     let wrong = Reth { rkey: RKey(0), ..reth };
     assert_eq!(s.deliver(100, Request::WriteOnly(wrong, None), b"x"), ["ack 101 msn 2"]);
-    assert_eq!(recvs(&mut s.p, B), each(1..=1, WcStatus::Success));
+    assert_eq!(recvs(&mut s.p, B), statuses(1..=1, WcStatus::Success));
     assert_eq!((&bytes(&s.p, B, mr)[..4], &bytes(&s.p, B, mr)[100..104]), (&b"once"[..], &b"once"[..]));
     assert_eq!((s.state(), s.last_drop()), (QpState::Rts, Some(DropReason::DuplicateRequest)));
 }

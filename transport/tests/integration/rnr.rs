@@ -30,7 +30,7 @@ fn one_rnr_nak_more_than_rnr_retry_fails() {
             }
             p.run();
             let expected = if extra == 0 {
-                each(1..=2, WcStatus::Success)
+                statuses(1..=2, WcStatus::Success)
             } else {
                 vec![(1, WcStatus::RnrRetryExcErr), (2, WcStatus::WrFlushErr)]
             };
@@ -49,8 +49,8 @@ fn rnr_retry_7_never_gives_up() {
     }
     recv(&mut p, B, 1, &[]);
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
-    assert_eq!(recvs(&mut p, B), each(1..=1, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=1, WcStatus::Success));
+    assert_eq!(recvs(&mut p, B), statuses(1..=1, WcStatus::Success));
 }
 
 // clause: RNR-WAIT, CHECK-RECEIVE, STATE-VALUES
@@ -87,7 +87,7 @@ fn nothing_is_sent_during_the_wait() {
     assert_eq!(request_psns(&p, A), [100]);
     p.run();
     assert_eq!(request_psns(&p, A), [100, 100, 101, 102, 103, 104]);
-    assert_eq!(sends(&mut p, A), each(1..=5, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=5, WcStatus::Success));
 }
 
 // clause: GAP-DROPPED
@@ -105,7 +105,7 @@ fn requests_after_the_refused_one_change_nothing() {
     assert_eq!(request_psns(&p, A), [100, 101, 102]);
     recv(&mut p, B, 1, &[]);
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=3, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=3, WcStatus::Success));
     assert_eq!(bytes(&p, B, dst), bytes(&p, A, src));
 }
 
@@ -117,10 +117,10 @@ fn rnr_nak_acknowledges_all_earlier_packets() {
     post(&mut p, A, 1, write_to(dst), &[]);
     post(&mut p, A, 2, SendOp::Send, &[]);
     p.run_for(ms(1));
-    assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=1, WcStatus::Success));
     recv(&mut p, B, 1, &[]);
     p.run();
-    assert_eq!(sends(&mut p, A), each(2..=2, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(2..=2, WcStatus::Success));
 }
 
 // clause: CHECK-RECEIVE
@@ -132,7 +132,7 @@ fn only_messages_that_need_a_receive_get_rnr_nak() {
     post(&mut p, A, 2, read_from(dst), &[src.all()]);
     post(&mut p, A, 3, add_to(dst, 0), &[src.sge(0, 8)]);
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=3, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=3, WcStatus::Success));
     assert_eq!(rnr_naks(&p, B), []);
 }
 
@@ -146,7 +146,10 @@ fn write_imm_gets_rnr_nak_at_its_last_packet() {
     assert!(rnr_naks(&p, B).iter().all(|(psn, _)| *psn == 102), "{:?}", rnr_naks(&p, B));
     recv(&mut p, B, 9, &[]);
     p.run();
-    assert_eq!((sends(&mut p, A), recvs(&mut p, B)), (each(1..=1, WcStatus::Success), each(9..=9, WcStatus::Success)));
+    assert_eq!(
+        (sends(&mut p, A), recvs(&mut p, B)),
+        (statuses(1..=1, WcStatus::Success), statuses(9..=9, WcStatus::Success))
+    );
     assert_eq!(bytes(&p, B, dst), bytes(&p, A, src));
 }
 
@@ -161,8 +164,8 @@ fn multi_packet_send_takes_one_receive() {
     p.run_for(Duration::from_micros(300));
     recv(&mut p, B, 2, &[dst.sge(1000, 1000)]);
     p.run();
-    assert_eq!(recvs(&mut p, B), each(1..=2, WcStatus::Success));
-    assert_eq!(sends(&mut p, A), each(1..=2, WcStatus::Success));
+    assert_eq!(recvs(&mut p, B), statuses(1..=2, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=2, WcStatus::Success));
     assert_eq!(bytes(&p, B, dst)[1000..], bytes(&p, A, src)[..]);
 }
 
@@ -177,7 +180,7 @@ fn progress_refills_the_rnr_counter() {
         recv(&mut p, B, id, &[]);
         p.run();
     }
-    assert_eq!(sends(&mut p, A), each(1..=5, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=5, WcStatus::Success));
     assert_eq!(rnr_naks(&p, B).len(), 5);
 }
 
@@ -189,7 +192,7 @@ fn lost_rnr_nak_is_recovered_by_the_timer() {
     p.run_for(ms(1));
     recv(&mut p, B, 1, &[]);
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=1, WcStatus::Success));
 }
 
 // clause: RNR-OTHERS-GO-ON
@@ -201,6 +204,6 @@ fn responder_continues_during_the_rnr_wait() {
     p.run_for(ms(1));
     post(&mut p, B, 2, write_to(dst), &[src.all()]);
     p.run_for(ms(1));
-    assert_eq!(sends(&mut p, B), each(2..=2, WcStatus::Success));
+    assert_eq!(sends(&mut p, B), statuses(2..=2, WcStatus::Success));
     assert_eq!(bytes(&p, A, dst), bytes(&p, B, src));
 }

@@ -120,7 +120,7 @@ fn atomic_result_is_scattered_over_the_list() {
         let list: Vec<Sge> = lens.iter().map(|&len| a.sge(0, len)).collect();
         post(&mut p, A, 1, add_to(b, 1), &list);
         p.run();
-        assert_eq!(sends(&mut p, A), each(1..=1, Success), "{lens:?}");
+        assert_eq!(sends(&mut p, A), statuses(1..=1, Success), "{lens:?}");
         assert_eq!(p.ends[1].host.memory.word(b, 0), 1, "{lens:?}");
     }
 }
@@ -134,12 +134,12 @@ fn err_flushes_both_queues_in_order() {
         recv(&mut p, A, 10 + id, &[]);
     }
     assert_eq!(go_to(&mut p, A, QpState::Err), Ok(()));
-    assert_eq!(sends(&mut p, A), each(1..=5, WrFlushErr));
-    assert_eq!(recvs(&mut p, A), each(11..=15, WrFlushErr));
+    assert_eq!(sends(&mut p, A), statuses(1..=5, WrFlushErr));
+    assert_eq!(recvs(&mut p, A), statuses(11..=15, WrFlushErr));
     post_with(&mut p, A, 6, SendOp::Send, SendFlags::empty(), &[]);
     recv(&mut p, A, 16, &[]);
     p.run();
-    assert_eq!((sends(&mut p, A), recvs(&mut p, A)), (each(6..=6, WrFlushErr), each(16..=16, WrFlushErr)));
+    assert_eq!((sends(&mut p, A), recvs(&mut p, A)), (statuses(6..=6, WrFlushErr), statuses(16..=16, WrFlushErr)));
     assert_eq!(p.log.len(), 0, "no packet was sent");
     assert_eq!(p.end(A).events, QpEvents::empty(), "a modify to ERR raises no asynchronous event");
 }
@@ -155,7 +155,7 @@ fn err_in_the_middle_of_a_message_flushes_its_receive() {
     post(&mut p, A, 1, SendOp::Send, &[src.all()]);
     p.run_for(ms(1));
     assert_eq!(go_to(&mut p, B, QpState::Err), Ok(()));
-    assert_eq!(recvs(&mut p, B), each(1..=2, WrFlushErr));
+    assert_eq!(recvs(&mut p, B), statuses(1..=2, WrFlushErr));
 }
 
 // clause: STATE-ERR
@@ -196,7 +196,7 @@ fn qp_works_again_after_reset() {
         p.log.clear();
         post(&mut p, A, 9, write_to(dst), &[src.all()]);
         p.run();
-        assert_eq!(sends(&mut p, A), each(9..=9, Success));
+        assert_eq!(sends(&mut p, A), statuses(9..=9, Success));
         assert_eq!(request_psns(&p, A), [5, 6, 7, 8]);
         assert_eq!(bytes(&p, B, dst), bytes(&p, A, src));
     }
@@ -214,7 +214,7 @@ fn comm_est_is_raised_once_by_the_first_good_request_in_rtr() {
     post(&mut p, A, 1, write_to(dst), &[]);
     p.run();
     assert_eq!(p.ends[1].events, QpEvents::COMM_EST);
-    assert_eq!(sends(&mut p, A), each(1..=1, Success), "RTR answers");
+    assert_eq!(sends(&mut p, A), statuses(1..=1, Success), "RTR answers");
     p.ends[1].events = QpEvents::empty();
     post(&mut p, A, 2, write_to(dst), &[]);
     p.run();
@@ -239,14 +239,14 @@ fn sqd_finishes_started_requests_only() {
     let second = SendOp::Write { remote_addr: dst.addr + 1000, rkey: dst.rkey() };
     post(&mut p, A, 2, second, &[src.all()]);
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=1, Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=1, Success));
     assert_eq!(p.ends[0].events, QpEvents::SQ_DRAINED);
     assert!(!p.ends[0].qp.is_draining());
     assert_eq!(bytes(&p, B, dst)[1000..], [0; 1000]);
     p.ends[0].events = QpEvents::empty();
     assert_eq!(go_to(&mut p, A, QpState::Rts), Ok(()));
     p.run();
-    assert_eq!(sends(&mut p, A), each(2..=2, Success));
+    assert_eq!(sends(&mut p, A), statuses(2..=2, Success));
     assert_eq!(bytes(&p, B, dst)[1000..], bytes(&p, A, src)[..]);
     assert_eq!(p.ends[0].events, QpEvents::empty(), "the event is raised once");
     p.assert_settled();
@@ -274,7 +274,7 @@ fn sqd_repairs_losses_of_started_requests() {
     p.transmit(A);
     drain(&mut p, true);
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=1, Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=1, Success));
     assert_eq!((bytes(&p, A, dst), p.ends[0].events), (bytes(&p, B, src), QpEvents::SQ_DRAINED));
 }
 
@@ -286,7 +286,7 @@ fn qp_in_sqd_still_responds() {
     drain(&mut p, false);
     post(&mut p, B, 1, write_to(dst), &[src.all()]);
     p.run();
-    assert_eq!(sends(&mut p, B), each(1..=1, Success));
+    assert_eq!(sends(&mut p, B), statuses(1..=1, Success));
 }
 
 // clause: CQ-OVERRUN
@@ -299,7 +299,7 @@ fn send_queue_that_overruns_its_cq_ends_in_err_with_an_event() {
         post(&mut p, A, id, write_to(dst), &[]);
     }
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=2, Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=2, Success));
     assert_eq!(p.ends[0].qp.state(), QpState::Err);
     assert_eq!(p.ends[0].events, QpEvents::FATAL);
     assert_eq!(p.ends[0].host.flow.reserved, 0);
@@ -315,7 +315,7 @@ fn receive_that_overruns_its_cq_ends_in_err_with_an_event() {
         post(&mut p, A, id, SendOp::Send, &[]);
     }
     p.run();
-    assert_eq!(recvs(&mut p, B), each(1..=1, Success));
+    assert_eq!(recvs(&mut p, B), statuses(1..=1, Success));
     assert_eq!(p.ends[1].qp.state(), QpState::Err);
     assert!(p.ends[1].events.contains(QpEvents::FATAL));
     // A message without a completion must not be acknowledged. The first message may be
@@ -345,7 +345,7 @@ fn last_shared_receive_is_announced_once() {
     p.run_for(ms(1));
     assert_eq!(go_to(&mut p, B, QpState::Err), Ok(()));
     p.transmit_all();
-    assert_eq!(recvs(&mut p, B), each(1..=1, WrFlushErr));
+    assert_eq!(recvs(&mut p, B), statuses(1..=1, WrFlushErr));
     assert_eq!(p.ends[1].events, QpEvents::LAST_WQE_REACHED);
     assert_eq!(p.ends[1].host.srq.len(), 1, "the SRQ is not flushed");
 }

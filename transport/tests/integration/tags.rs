@@ -64,7 +64,7 @@ fn matched_message_is_placed_without_its_header() {
         post(&mut p, A, 2, SendOp::SendImm(imm(7)), &[matching.all()]);
         post(&mut p, A, 3, SendOp::Send, &[plain.all()]);
         p.run();
-        assert_eq!(sends(&mut p, A), each(1..=3, WcStatus::Success));
+        assert_eq!(sends(&mut p, A), statuses(1..=3, WcStatus::Success));
         let completed = p.end(B).host.recvs.clone();
         assert_eq!(completed[1].extra, WcExtra::Imm(imm(7)), "immediate data is delivered as usual");
         let ok = WcStatus::Success;
@@ -207,7 +207,7 @@ fn rendezvous_are_limited_to_16() {
         let second: Vec<_> = done(&mut p).into_iter().map(|cqe| (cqe.1, cqe.4.flags)).collect();
         assert_eq!(second, [(WcStatus::Success, TmFlags::DATA_VALID); 16]);
         assert_eq!(recvs(&mut p, A).len(), 16);
-        assert_eq!(sends(&mut p, A), each(0..=16, WcStatus::Success));
+        assert_eq!(sends(&mut p, A), statuses(0..=16, WcStatus::Success));
     }
 }
 

@@ -52,7 +52,7 @@ fn messages_of_every_size_arrive_and_complete_when_sent() {
             recv(&mut p, B, 1, &[dst.all()]);
             post(&mut p, A, 1, SendOp::SendImm(imm(len)), &[src.sge(0, len)]);
             p.transmit(A);
-            assert_eq!(sends(&mut p, A), each(1..=1, Success), "complete when sent");
+            assert_eq!(sends(&mut p, A), statuses(1..=1, Success), "complete when sent");
             p.run();
             let cqe = one_recv(&mut p, B);
             assert_eq!((cqe.status, cqe.byte_len, cqe.extra), (Success, len, WcExtra::Imm(imm(len))));
@@ -73,7 +73,7 @@ fn writes_arrive_and_those_with_immediate_take_a_receive() {
     let second = SendOp::WriteImm { remote_addr: dst.addr + 1000, rkey: dst.rkey(), imm: imm(9) };
     post(&mut p, A, 2, second, &[src.sge(1000, 1000)]);
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=2, Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=2, Success));
     let cqe = one_recv(&mut p, B);
     assert_eq!((cqe.opcode, cqe.byte_len, cqe.extra), (WcOpcode::RecvRdmaWithImm, 1000, WcExtra::Imm(imm(9))));
     assert_eq!(bytes(&p, B, dst), bytes(&p, A, src));
@@ -91,7 +91,7 @@ fn message_with_a_gap_is_dropped_and_its_receive_reused() {
         post(&mut p, A, 1, SendOp::SendImm(imm(1)), &[src.sge(0, 1000)]);
         post(&mut p, A, 2, SendOp::SendImm(imm(2)), &[src.sge(1000, 1000)]);
         p.run();
-        assert_eq!(sends(&mut p, A), each(1..=2, Success));
+        assert_eq!(sends(&mut p, A), statuses(1..=2, Success));
         let cqe = one_recv(&mut p, B);
         assert_eq!((cqe.wr_id, cqe.byte_len, cqe.extra), (1, 1000, WcExtra::Imm(imm(2))), "packet {lost} lost");
         assert_eq!(bytes(&p, B, dst)[..1000], bytes(&p, A, src)[1000..]);
@@ -108,7 +108,7 @@ fn pieces_of_different_messages_never_mix() {
     s.deliver(103, LAST, &[2; 10]);
     assert_eq!(s.done(), []);
     s.deliver(104, ONLY, &[3; 10]);
-    assert_eq!(s.done(), each(1..=1, Success));
+    assert_eq!(s.done(), statuses(1..=1, Success));
     assert_eq!(bytes(&s.p, B, s.mr)[..10], [3; 10]);
 }
 
@@ -119,7 +119,7 @@ fn first_packet_is_accepted_with_any_psn() {
         let mut s = Script::new(1);
         s.deliver(psn, Request::SendFirst, &[1; 256]);
         s.deliver((psn + 1) & 0xff_ffff, LAST, &[2; 1]);
-        assert_eq!(s.done(), each(1..=1, Success), "{psn:#x}");
+        assert_eq!(s.done(), statuses(1..=1, Success), "{psn:#x}");
     }
 }
 
@@ -133,7 +133,7 @@ fn packets_after_a_gap_are_dropped_until_the_next_first() {
     s.deliver(104, LAST, &[1; 1]);
     assert_eq!((s.done(), s.p.ends[1].dropped.1), (vec![], 3));
     s.deliver(105, ONLY, &[2; 5]);
-    assert_eq!(s.done(), each(1..=1, Success));
+    assert_eq!(s.done(), statuses(1..=1, Success));
 }
 
 // clause: UC-NEW-START
@@ -158,7 +158,7 @@ fn message_without_a_receive_is_dropped_whole() {
     s.deliver(101, LAST, &[1; 1]);
     assert_eq!(s.done(), []);
     s.deliver(102, ONLY, &[2; 1]);
-    assert_eq!(s.done(), each(1..=1, Success));
+    assert_eq!(s.done(), statuses(1..=1, Success));
 }
 
 // clause: UC-LOST
@@ -174,7 +174,7 @@ fn too_long_message_is_dropped_and_receive_kept() {
     s.deliver(105, Request::SendMiddle, &[1; 256]);
     s.deliver(106, Request::SendMiddle, &[1; 256]);
     s.deliver(107, LAST, &[1; 232]);
-    assert_eq!(s.done(), each(1..=1, Success));
+    assert_eq!(s.done(), statuses(1..=1, Success));
     assert_eq!(s.p.ends[1].qp.state(), QpState::Rts);
 }
 
@@ -189,7 +189,7 @@ fn packets_of_the_wrong_length_drop_their_message() {
         s.deliver(102, ONLY, &[1; 257]);
         assert_eq!(s.done(), []);
         s.deliver(103, ONLY, &[1; 256]);
-        assert_eq!(s.done(), each(1..=1, Success));
+        assert_eq!(s.done(), statuses(1..=1, Success));
     }
 }
 
@@ -207,7 +207,7 @@ fn refused_write_is_dropped_silently() {
     assert!(bytes(&s.p, B, s.mr).iter().all(|&b| b == 0));
     assert_eq!((s.done(), s.p.ends[1].qp.state(), s.p.ends[1].events), (vec![], QpState::Rts, QpEvents::empty()));
     s.deliver(102, Request::WriteOnly(good, Some(imm(1))), b"good");
-    assert_eq!((s.done(), &bytes(&s.p, B, s.mr)[..4]), (each(1..=1, Success), &b"good"[..]));
+    assert_eq!((s.done(), &bytes(&s.p, B, s.mr)[..4]), (statuses(1..=1, Success), &b"good"[..]));
 }
 
 // clause: UC-LOST
@@ -217,7 +217,7 @@ fn write_without_the_right_of_the_qp_is_dropped() {
     let (src, dst) = (filled(&mut p, A, 8), blank(&mut p, B, 8));
     post(&mut p, A, 1, write_to(dst), &[src.all()]);
     p.run();
-    assert_eq!((sends(&mut p, A), bytes(&p, B, dst)), (each(1..=1, Success), vec![0; 8]));
+    assert_eq!((sends(&mut p, A), bytes(&p, B, dst)), (statuses(1..=1, Success), vec![0; 8]));
 }
 
 // clause: UC-IMM-LAST
@@ -233,7 +233,7 @@ fn write_with_immediate_and_no_receive_leaves_its_data() {
     recv(&mut p, B, 1, &[]);
     post(&mut p, A, 2, op, &[src.all()]);
     p.run();
-    assert_eq!(recvs(&mut p, B), each(1..=1, Success));
+    assert_eq!(recvs(&mut p, B), statuses(1..=1, Success));
 }
 
 // clause: STATE-SQE
@@ -253,12 +253,12 @@ fn local_error_enters_sqe_and_modify_leaves_it() {
     recv(&mut p, A, 9, &[landing.all()]);
     post(&mut p, B, 5, SendOp::Send, &[]);
     p.run();
-    assert_eq!((sends(&mut p, A), recvs(&mut p, A)), (each(4..=4, WrFlushErr), each(9..=9, Success)));
+    assert_eq!((sends(&mut p, A), recvs(&mut p, A)), (statuses(4..=4, WrFlushErr), statuses(9..=9, Success)));
     assert_eq!(go_to(&mut p, A, QpState::Rts), Ok(()));
     recv(&mut p, B, 7, &[dst.all()]);
     post(&mut p, A, 6, SendOp::Send, &[src.all()]);
     p.run();
-    assert_eq!((sends(&mut p, A), recvs(&mut p, B)), (each(6..=6, Success), each(7..=7, Success)));
+    assert_eq!((sends(&mut p, A), recvs(&mut p, B)), (statuses(6..=6, Success), statuses(7..=7, Success)));
     assert_eq!(bytes(&p, B, dst), bytes(&p, A, src));
 }
 
@@ -269,7 +269,7 @@ fn uc_psns_wrap() {
     recv(&mut p, B, 1, &[dst.all()]);
     post(&mut p, A, 1, SendOp::Send, &[src.all()]);
     p.run();
-    assert_eq!(recvs(&mut p, B), each(1..=1, Success));
+    assert_eq!(recvs(&mut p, B), statuses(1..=1, Success));
     assert_eq!(request_psns(&p, A), [0xff_fffe, 0xff_ffff, 0, 1]);
 }
 
@@ -282,5 +282,5 @@ fn unreliable_sends_wait_for_flow_control() {
     p.transmit(A);
     assert!(request_psns(&p, A).len() <= 3, "{:?}", request_psns(&p, A));
     p.run();
-    assert_eq!((sends(&mut p, A), recvs(&mut p, B)), (each(1..=1, Success), each(1..=1, Success)));
+    assert_eq!((sends(&mut p, A), recvs(&mut p, B)), (statuses(1..=1, Success), statuses(1..=1, Success)));
 }

@@ -66,7 +66,7 @@ fn message_completes_in_the_srq_of_its_xrceth() {
     send_to(&mut p, SRQNS[1], 1, SendOp::Send, &[from.sge(0, 600)]);
     send_to(&mut p, SRQNS[0], 2, SendOp::SendImm(imm(7)), &[from.sge(0, 300)]);
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=2, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=2, WcStatus::Success));
     let first = p.end(B).host.xrc[0].done[0];
     assert_eq!((first.qpn, first.extra), (qpn(B), roxe_transport::wr::WcExtra::Imm(imm(7))));
     assert_eq!(done(&mut p, 0), [(10, WcStatus::Success, 300)]);
@@ -95,7 +95,7 @@ fn writes_reads_and_atomics_complete_over_xrc() {
     let op = SendOp::WriteImm { remote_addr: to.addr, rkey: to.rkey(), imm: imm(1) };
     send_to(&mut p, SRQNS[1], 3, op, &[from.sge(0, 600)]);
     p.run();
-    assert_eq!(sends(&mut p, A), each(1..=3, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=3, WcStatus::Success));
     assert_eq!(bytes(&p, A, from), bytes(&p, B, to));
     assert_eq!(done(&mut p, 1), [(9, WcStatus::Success, 600)]);
     p.assert_settled();
@@ -160,7 +160,7 @@ fn empty_srq_makes_the_sender_wait() {
     post_to(&mut p, 0, 7, &[]);
     p.run();
     assert_eq!(done(&mut p, 0), [(7, WcStatus::Success, 0)]);
-    assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
+    assert_eq!(sends(&mut p, A), statuses(1..=1, WcStatus::Success));
 }
 
 // clause: XRC-COMPLETION
@@ -227,7 +227,7 @@ fn retransmissions_carry_the_same_srq() {
         send_to(&mut p, SRQNS[1], 1, SendOp::Send, &[from.sge(0, 900)]);
         send_to(&mut p, SRQNS[0], 2, SendOp::Send, &[]);
         p.run();
-        assert_eq!(sends(&mut p, A), each(1..=2, WcStatus::Success));
+        assert_eq!(sends(&mut p, A), statuses(1..=2, WcStatus::Success));
         assert_eq!(bytes(&p, B, to), bytes(&p, A, from));
         assert_eq!((done(&mut p, 1).len(), done(&mut p, 0).len()), (1, 1));
         p.assert_settled();

@@ -23,7 +23,6 @@ mod event;
 mod exports;
 mod faults;
 mod flow;
-mod garbage;
 mod lock;
 mod memory;
 mod object;
@@ -38,6 +37,7 @@ mod srq;
 #[cfg(test)]
 mod tests;
 mod tsan;
+mod undefined;
 mod uverbs_convert;
 mod wallclock;
 mod wq;

@@ -12,7 +12,7 @@ use crate::errno::{
 use crate::object::{Object, Token, exposed};
 use crate::objects::{context, context_of, pd};
 use crate::wr_batch::sge;
-use crate::{garbage, objects};
+use crate::{objects, undefined};
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::null_mut;
 use roxe_provider::{Access, Advice, Dm, DmaBuf, Mr, MrChange, Mw, MwKind, Sge, Use};
@@ -32,7 +32,7 @@ const FORK_UNNEEDED: c_int = 2;
 /// Converts access rights. Ignores unknown hints, refuses other unknown bits.
 pub(crate) fn access(bits: u32) -> Result<Access> {
     let known = bits & (Access::all().bits() | !OPTIONAL_ACCESS);
-    Access::from_bits(known).ok_or_else(|| garbage::access(EINVAL, "the registration of memory", ("access", bits)))
+    Access::from_bits(known).ok_or_else(|| undefined::access(EINVAL, "the registration of memory", ("access", bits)))
 }
 
 fn register(handle: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, bits: u32) -> Result<*mut ibv_mr> {

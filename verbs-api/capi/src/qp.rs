@@ -15,7 +15,7 @@ use crate::object::{Object, Resource, Token};
 use crate::objects::{QpInner, allocator, context, context_of, cq, pd, qp};
 use crate::srq::optional_srq;
 use crate::wr_batch::{Batch, Builder};
-use crate::{faults, garbage, qp_ex, rate, tsan, wq, wr_batch};
+use crate::{faults, qp_ex, rate, tsan, undefined, wq, wr_batch};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use roxe_provider::{Access, AttrMask, Context, HashFields, Qp, QpAttr, QpInit, RxHash, TOEPLITZ_KEY_LEN};
@@ -120,7 +120,7 @@ fn enum_field<T>(
     if !mask.contains(bit) {
         return Ok(None);
     }
-    let unknown = || garbage::refuse(EINVAL, MODIFY, (field, code.cast_unsigned()), values);
+    let unknown = || undefined::refuse(EINVAL, MODIFY, (field, code.cast_unsigned()), values);
     u8::try_from(code).ok().and_then(convert).map(Some).ok_or_else(unknown)
 }
 
@@ -147,7 +147,7 @@ fn from_c(context: &Context, attr: &ibv_qp_attr, mask: AttrMask) -> Result<QpAtt
         sq_psn: Psn::new(attr.sq_psn),
         dest_qpn: Qpn::new(attr.dest_qp_num),
         access: Access::from_bits(access)
-            .ok_or_else(|| garbage::access(EINVAL, MODIFY, ("qp_access_flags", access)))?,
+            .ok_or_else(|| undefined::access(EINVAL, MODIFY, ("qp_access_flags", access)))?,
         av: resolve(context, &attr.ah_attr, mask, AttrMask::AV)?,
         alt_av: resolve(context, &attr.alt_ah_attr, mask, AttrMask::ALT_PATH)?,
         en_sqd_async_notify: attr.en_sqd_async_notify != 0,
@@ -206,7 +206,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(handle: *mut ibv_qp, attr: *mut ib
         let qp = qp(handle)?;
         let attr = required!(attr);
         let mask = mask.cast_unsigned();
-        let unknown = || garbage::refuse(EINVAL, MODIFY, ("attr_mask", mask), "the bits of enum ibv_qp_attr_mask");
+        let unknown = || undefined::refuse(EINVAL, MODIFY, ("attr_mask", mask), "the bits of enum ibv_qp_attr_mask");
         let mask = AttrMask::from_bits(mask).ok_or_else(unknown)?;
         qp.modify(&from_c(qp.pd().context(), attr, mask)?, mask)?;
         show_state(handle)
@@ -315,9 +315,9 @@ fn check_extended(init: &ibv_qp_init_attr_ex) -> Result<()> {
     let other = init.comp_mask & !(QP_PD | QP_CREATE_FLAGS | QP_SEND_OPS_FLAGS);
     if other != 0 || flags != 0 || ops & !wr_batch::operations_of(service(init.qp_type)?) != 0 {
         let supported = QP_PD | QP_CREATE_FLAGS | QP_SEND_OPS_FLAGS;
-        return Err(garbage::qp_init(EOPNOTSUPP, (init.comp_mask, supported), flags, (ops, service(init.qp_type)?)));
+        return Err(undefined::qp_init(EOPNOTSUPP, (init.comp_mask, supported), flags, (ops, service(init.qp_type)?)));
     }
-    if given(QP_PD) { Ok(()) } else { Err(garbage::lacks_pd(init.comp_mask)) }
+    if given(QP_PD) { Ok(()) } else { Err(undefined::lacks_pd(init.comp_mask)) }
 }
 
 pub(crate) unsafe extern "C" fn create_qp_ex(handle: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {

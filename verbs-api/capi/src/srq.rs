@@ -6,9 +6,9 @@ use crate::cq::extended_cq;
 use crate::data_path::{SgeList, write_bad_wr};
 use crate::domain::xrcd;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, einval, invalid, pointer, required, status, write_out};
-use crate::garbage;
 use crate::object::{Object, Resource, Token, Unacked};
 use crate::objects::{SrqInner, allocator, context, context_of, cq, pd, srq};
+use crate::undefined;
 use core::ffi::{c_int, c_void};
 use roxe_provider::{Error, Srq, SrqInit, TagHandle, TagInit, TagOp, TagRecv, TagRequest};
 use std::sync::Arc;
@@ -117,10 +117,10 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
         }
         let other_type = init.comp_mask & SRQ_TYPE != 0 && init.srq_type != BASIC;
         if other_type || init.comp_mask & !(SRQ_TYPE | SRQ_PD) != 0 {
-            return Err(garbage::srq_init(EOPNOTSUPP, init.comp_mask));
+            return Err(undefined::srq_init(EOPNOTSUPP, init.comp_mask));
         }
         if init.comp_mask & SRQ_PD == 0 {
-            return Err(garbage::lacks_pd(init.comp_mask));
+            return Err(undefined::lacks_pd(init.comp_mask));
         }
         create(init.pd, init.srq_context, &mut init.attr)
     })

@@ -40,7 +40,7 @@ pub(crate) fn run(args: &Args) -> Result {
     let (time, settle) = (Duration::from_secs(args.seconds), Duration::from_millis(args.settle));
     let options = Options { seed: args.seed, time, cases: args.cases.unwrap_or(u64::MAX), settle, spares: args.spare };
     let mut written = Ok(());
-    let seconds = progress::Seconds::count(args.seconds);
+    let seconds = progress::ElapsedSeconds::show(args.seconds);
     let summary = fuzz(&mut *target.card, &options, |finding| {
         progress::clear_line();
         let [model, card] = &finding.example;

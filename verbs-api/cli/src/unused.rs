@@ -8,7 +8,7 @@
 
 use crate::asks;
 use nix::sys::inotify::AddWatchFlags;
-use roxe_provider::{LISTED, STARTED};
+use roxe_provider::{LISTED_FILE, STARTED_FILE};
 use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -44,8 +44,8 @@ impl Opened {
             let (mask, len) = (word(4), word(12) as usize);
             let name = rest.get(..len).unwrap_or_default().split(|byte| *byte == 0).next().unwrap_or_default();
             // Events lost by an overflow may include the start of a device.
-            self.device |= name == STARTED.as_bytes() || mask & AddWatchFlags::IN_Q_OVERFLOW.bits() != 0;
-            self.list |= name == LISTED.as_bytes();
+            self.device |= name == STARTED_FILE.as_bytes() || mask & AddWatchFlags::IN_Q_OVERFLOW.bits() != 0;
+            self.list |= name == LISTED_FILE.as_bytes();
             let kind = mask & (AddWatchFlags::IN_OPEN | AddWatchFlags::IN_ISDIR).bits();
             self.library |= name.is_empty() && kind == AddWatchFlags::IN_OPEN.bits();
             events = rest.get(len..).unwrap_or_default();
@@ -126,12 +126,12 @@ mod tests {
     #[test]
     fn inotify_events_distinguish_library_list_and_device() {
         let library = event(AddWatchFlags::IN_OPEN, "");
-        let list = event(AddWatchFlags::IN_OPEN, LISTED);
+        let list = event(AddWatchFlags::IN_OPEN, LISTED_FILE);
         let other = event(AddWatchFlags::IN_OPEN, "other");
         // Any process may list the folder, or remove it.
         let folder = event(AddWatchFlags::IN_OPEN | AddWatchFlags::IN_ISDIR, "");
         let removed = event(AddWatchFlags::IN_IGNORED, "");
-        let device = event(AddWatchFlags::IN_OPEN, STARTED);
+        let device = event(AddWatchFlags::IN_OPEN, STARTED_FILE);
         let read = |events: &[&[u8]]| Opened::read(&mut events.concat().as_slice());
         assert_eq!(read(&[]), Opened::default());
         assert_eq!(read(&[&folder, &removed]), Opened::default());

@@ -19,8 +19,10 @@ impl Context {
     }
 }
 
-/// A buffer of device memory, for data that peers access more often than this program. Clones are
-/// the same buffer. The device frees it when all clones and all regions in it are dropped.
+/// A buffer of device memory, for data that peers access more often than this program does.
+///
+/// Clones refer to the same buffer. The device frees the buffer when all clones and all regions in it
+/// are dropped.
 #[derive(Clone, Debug)]
 pub struct DeviceMemory {
     dm: Arc<provider::Dm>,
@@ -35,8 +37,7 @@ impl DeviceMemory {
         self.len
     }
 
-    /// Copies `data` into the buffer, starting at byte `offset`. Offset and length must be
-    /// multiples of 4.
+    /// Copies `data` into the buffer, starting at byte `offset`.
     ///
     /// # Errors
     /// [`Error::Argument`] if `data` does not fit, or offset or length is not a multiple of 4.
@@ -44,11 +45,11 @@ impl DeviceMemory {
         Ok(self.dm.write(offset as u64, data)?)
     }
 
-    /// Fills `out` with bytes of the buffer, starting at byte `offset`. Offset and length must be
-    /// multiples of 4.
+    /// Fills `out` with bytes of the buffer, starting at byte `offset`.
     ///
     /// # Errors
-    /// Errors of [`write`](Self::write).
+    /// [`Error::Argument`] if the range is not inside the buffer, or offset or length is not a multiple
+    /// of 4.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), Error> {
         Ok(self.dm.read(offset as u64, out)?)
     }
@@ -73,7 +74,7 @@ impl ProtectionDomain {
     }
 }
 
-/// A registered part of a buffer of device memory. Its addresses begin at 0. Dropping it
+/// A registered part of a buffer of device memory. Its addresses begin at 0. Dropping this value
 /// deregisters the part.
 #[derive(Debug)]
 pub struct DeviceMemoryRegion {
@@ -124,10 +125,11 @@ impl ProtectionDomain {
     }
 }
 
-/// A registered part of a dma-buf, or of a file that can be mapped. Dropping it deregisters the
-/// part. The descriptor may be closed earlier.
+/// A registered part of a dma-buf, or of a file that can be mapped. Dropping this value deregisters
+/// the part. The program may close the descriptor earlier.
 ///
-/// Registration is safe, because the program has no address of the bytes.
+/// Registration is a safe function: the device maps the file, and the program gets no address of the
+/// bytes.
 #[derive(Debug)]
 pub struct DmaBufRegion {
     mr: Arc<provider::Mr>,
@@ -154,7 +156,7 @@ impl DmaBufRegion {
 region_keys!(DmaBufRegion);
 
 impl ProtectionDomain {
-    /// Creates a region for parts of a scatter/gather list whose bytes are not needed.
+    /// Creates a region without memory, for parts of a message that the program does not need.
     ///
     /// # Errors
     /// [`Error::Resources`] beyond the limit of the device.

@@ -1,10 +1,11 @@
-//! Multicast groups that a datagram id has joined, and the attachment of its queue pair to them.
+//! Multicast groups that an `rdma_cm_id` for datagrams has joined, and the attachment of its queue
+//! pair to them.
 
 use super::route::Address;
 use crate::qp::Qp;
 use roxe_base::error::Error;
 
-/// Groups of an id, each as often as it was joined.
+/// Groups that one `rdma_cm_id` has joined. A group that was joined twice is listed twice.
 #[derive(Debug, Default)]
 pub(super) struct Groups(Vec<Group>);
 
@@ -16,14 +17,16 @@ pub(super) struct Group {
 }
 
 impl Groups {
-    pub(super) fn attach(&mut self, mut group: Group, qp: Option<&Qp>) -> Result<(), Error> {
+    /// Adds a group, and attaches the queue pair to it unless the id only sends to it. The group is
+    /// added even if the attachment fails, so that [`Groups::leave`] finds it.
+    pub(super) fn join(&mut self, mut group: Group, qp: Option<&Qp>) -> Result<(), Error> {
         let attached = qp.filter(|_| !group.send_only).map(|qp| qp.attach_mcast(group.address.gid()));
         group.is_attached = matches!(attached, Some(Ok(())));
         self.0.push(group);
         attached.unwrap_or(Ok(()))
     }
 
-    /// Attaches a new queue pair to the groups joined before.
+    /// Attaches a new queue pair to the groups that the id joined before.
     pub(super) fn attach_all(&mut self, qp: &Qp) -> Result<(), Error> {
         for group in self.0.iter_mut().filter(|group| !group.send_only) {
             qp.attach_mcast(group.address.gid())?;
@@ -38,14 +41,15 @@ impl Groups {
         }
     }
 
-    /// Removes a group; returns false if it is unknown.
+    /// Removes a group. Detaches the queue pair unless the list has another entry of the group.
+    /// Returns false if the id has not joined the group.
     pub(super) fn leave(&mut self, address: &Address, qp: Option<&Qp>) -> bool {
-        // A group has no port.
+        // The port is ignored, because a multicast GID has none.
         let is_group = |group: &Group| group.address.with_port(0) == address.with_port(0);
         let Some(at) = self.0.iter().position(is_group) else { return false };
         let mut group = self.0.remove(at);
-        let remains = self.0.iter().any(|other| other.is_attached && other.address.gid() == address.gid());
-        if let Some(qp) = qp.filter(|_| !remains) {
+        let is_still_attached = self.0.iter().any(|other| other.is_attached && other.address.gid() == address.gid());
+        if let Some(qp) = qp.filter(|_| !is_still_attached) {
             group.detach(qp);
         }
         true
@@ -55,7 +59,7 @@ impl Groups {
 impl Group {
     fn detach(&mut self, qp: &Qp) {
         if std::mem::take(&mut self.is_attached) {
-            // Fails if the program has detached the queue pair itself.
+            // The error is ignored: the program may have detached the queue pair itself.
             let _ = qp.detach_mcast(self.address.gid());
         }
     }

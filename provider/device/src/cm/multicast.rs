@@ -40,7 +40,7 @@ impl Id {
         let ud = inner.group_destination(addr.gid())?;
         let group = Group { address: *addr, send_only: flags.send_only, is_attached: false };
         let (groups, qp) = inner.groups();
-        let (kind, status) = match groups.attach(group, qp) {
+        let (kind, status) = match groups.join(group, qp) {
             Ok(()) => (EventKind::MulticastJoin, 0),
             Err(e) => (EventKind::MulticastError, -e.errno()),
         };

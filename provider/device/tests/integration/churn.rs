@@ -1,9 +1,9 @@
-//! Processes that open and close the device while traffic must lose nothing: RC has a timeout
-//! of 0, so a lost packet stops its queue pair, and a lost message stops the ping-pong of UC and
-//! UD. `ROXE_TEST_CHURN_SECONDS`: duration per link.
+//! Processes open and close the device while traffic runs, which must lose nothing: RC has a
+//! timeout of 0, so a lost packet stops its queue pair, and a lost message stops the ping-pong of
+//! UC and UD. `ROXE_TEST_CHURN_SECONDS`: duration per link.
 
 use crate::common::peer::{MARK, Peer, ROLE};
-use crate::common::player::Player;
+use crate::common::ping_pong::PingPong;
 use crate::common::*;
 use roxe_provider::wire::{PathMtu, Qpn};
 use roxe_provider::{Service, WcStatus};
@@ -24,19 +24,19 @@ fn peer() {
         "ud" => Service::Ud,
         _ => Service::Rc,
     };
-    let mut player: Option<Player> = None;
+    let mut ping_pong: Option<PingPong> = None;
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
         let words: Vec<&str> = line.split_whitespace().collect();
         let number = |at: usize| words[at].parse::<u64>().unwrap();
         let answer = match words[0] {
             "open" => open_and_close(Duration::from_secs(number(1))),
-            "pairs" => write_within_the_process(Duration::from_secs(number(1))),
-            "create" => player.insert(Player::new(service)).qp.qpn().get().into(),
-            "connect" => player.as_mut().unwrap().connect(Qpn::new(number(1) as u32)),
-            "serve" => player.as_ref().unwrap().serve_for(Duration::from_secs(number(1))),
-            "overtaken" => player.as_ref().unwrap().overtaken(number(1)),
-            "answer" => player.as_ref().unwrap().answer(),
+            "pairs" => write_within_process(Duration::from_secs(number(1))),
+            "create" => ping_pong.insert(PingPong::new(service)).qp.qpn().get().into(),
+            "connect" => ping_pong.as_mut().unwrap().connect(Qpn::new(number(1) as u32)),
+            "send" => ping_pong.as_ref().unwrap().send_for(Duration::from_secs(number(1))),
+            "count" => ping_pong.as_ref().unwrap().count_overtaken_sends(number(1)),
+            "answer" => ping_pong.as_ref().unwrap().answer(),
             other => panic!("unknown command {other}"),
         };
         println!("\n{MARK}{answer}");
@@ -57,7 +57,7 @@ fn open_and_close(time: Duration) -> u64 {
 
 /// Connects queue pairs within this process, writes, and closes the device, repeatedly. Returns the
 /// number of rounds.
-fn write_within_the_process(time: Duration) -> u64 {
+fn write_within_process(time: Duration) -> u64 {
     let (start, mut times) = (Instant::now(), 0);
     while start.elapsed() < time {
         let (a, b) = (Node::open_small(), Node::open_small());
@@ -74,8 +74,8 @@ fn write_within_the_process(time: Duration) -> u64 {
     times
 }
 
-/// Connects the queue pairs of two players.
-fn introduce([a, b]: &mut [Peer; 2]) {
+/// Connects the two ends of a ping-pong.
+fn connect_pair([a, b]: &mut [Peer; 2]) {
     let (of_a, of_b) = (a.ask("create")[0], b.ask("create")[0]);
     assert_eq!((a.ask(&format!("connect {of_b}")), b.ask(&format!("connect {of_a}"))), (vec![1], vec![1]));
 }
@@ -83,21 +83,21 @@ fn introduce([a, b]: &mut [Peer; 2]) {
 fn nothing_is_lost(link: &str) {
     let seconds = std::env::var("ROXE_TEST_CHURN_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(5u64);
     let knobs = [("ROXE_LINK", link)];
-    let mut players: Vec<_> = ["rc", "uc", "ud"].map(|role| [(); 2].map(|()| Peer::start(role, &knobs))).into();
-    players.iter_mut().for_each(introduce);
+    let mut ping_pongs: Vec<_> = ["rc", "uc", "ud"].map(|role| [(); 2].map(|()| Peer::start(role, &knobs))).into();
+    ping_pongs.iter_mut().for_each(connect_pair);
     let mut openers: Vec<_> = (0..OPENERS).map(|_| Peer::start("opener", &knobs)).collect();
     let mut pairs: Vec<_> = (0..2).map(|_| Peer::start("pairs", &knobs)).collect();
     openers.iter_mut().for_each(|peer| peer.send_line(&format!("open {seconds}")));
     pairs.iter_mut().for_each(|peer| peer.send_line(&format!("pairs {seconds}")));
-    for [a, b] in &mut players {
+    for [a, b] in &mut ping_pongs {
         b.send_line("answer");
-        a.send_line(&format!("serve {seconds}"));
+        a.send_line(&format!("send {seconds}"));
     }
     let count = |peer: &mut Peer| peer.read_line().parse::<u64>().unwrap();
-    let played: Vec<_> = players.iter_mut().map(|[a, _]| count(a)).collect();
+    let exchanged: Vec<_> = ping_pongs.iter_mut().map(|[a, _]| count(a)).collect();
     let [opened, written] = [&mut openers, &mut pairs].map(|peers| peers.iter_mut().map(count).sum::<u64>());
-    println!("link {link}: {played:?} messages of RC, UC and UD; {opened} times opened, {written} rounds of pairs");
-    assert!(played.iter().all(|played| *played > 0) && opened > 0 && written > 0);
+    println!("link {link}: {exchanged:?} messages of RC, UC and UD; {opened} times opened, {written} rounds of pairs");
+    assert!(exchanged.iter().all(|exchanged| *exchanged > 0) && opened > 0 && written > 0);
 }
 
 #[test]
@@ -111,26 +111,26 @@ fn churn_loses_nothing_over_udp() {
 }
 
 /// Returns how many of 1,000 answers were received before the send that they answer completed.
-fn overtaken_sends(link: &str, knobs: &[(&str, &str)]) -> u64 {
+fn count_overtaken_sends(link: &str, knobs: &[(&str, &str)]) -> u64 {
     let knobs = [&[("ROXE_LINK", link)], knobs].concat();
-    let mut players = [(); 2].map(|()| Peer::start("rc", &knobs));
-    introduce(&mut players);
-    let [a, b] = &mut players;
+    let mut ping_pongs = [(); 2].map(|()| Peer::start("rc", &knobs));
+    connect_pair(&mut ping_pongs);
+    let [a, b] = &mut ping_pongs;
     b.send_line("answer");
-    a.ask("overtaken 1000")[0]
+    a.ask("count 1000")[0]
 }
 
 // clause: ACK-BEFORE-REQUESTS
 #[test]
 fn answer_is_received_after_its_send_completes() {
     for link in ["auto", "udp"] {
-        let overtaken = overtaken_sends(link, &[]);
+        let overtaken = count_overtaken_sends(link, &[]);
         assert!(overtaken < 10, "link {link}: {overtaken} of 1000");
     }
 }
 
 #[test]
 fn answer_may_overtake_ack_on_weakest_card() {
-    let overtaken = overtaken_sends("udp", &[("ROXE_WEAKEST", "acks")]);
+    let overtaken = count_overtaken_sends("udp", &[("ROXE_WEAKEST", "acks")]);
     assert!(overtaken > 10, "{overtaken} of 1000");
 }

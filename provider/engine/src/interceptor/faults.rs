@@ -7,7 +7,7 @@ use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::weakest::{self, Weakness};
 use roxe_check::faults;
 use roxe_observe::notice;
-use roxe_transport::fault::{Injector, Rules, Seen};
+use roxe_transport::fault::{Injector, PacketContext, Rules};
 use roxe_transport::time::Instant;
 use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,8 +53,8 @@ impl Current {
         Ok(Self { rules, configured, injector: Injector::new(rules, seed), start: clock::now() })
     }
 
-    fn judge(&mut self, at: Duration, seen: &Seen<'_>) -> Fate {
-        let verdict = self.injector.judge(&Seen { at, ..*seen });
+    fn judge(&mut self, at: Duration, context: &PacketContext<'_>) -> Fate {
+        let verdict = self.injector.judge(&PacketContext { at, ..*context });
         let rule = verdict.rule.and_then(|id| Some((id, self.rules.list().get(usize::from(id.0))?)));
         Fate { rule, verdict, ..Fate::PASS }
     }
@@ -77,11 +77,12 @@ impl Faults {
     }
 
     /// The fate of each packet; `None` (an unparsable packet) passes.
-    pub(crate) fn judge<'a>(&self, packets: impl Iterator<Item = Option<Seen<'a>>>) -> Vec<Fate> {
+    pub(crate) fn judge<'a>(&self, packets: impl Iterator<Item = Option<PacketContext<'a>>>) -> Vec<Fate> {
         let mut current = self.current.lock();
         let configured = current.configured;
         let at = Duration::from_nanos(clock::now().0.saturating_sub(current.start.0));
-        let fates: Vec<_> = packets.map(|seen| seen.map_or(Fate::PASS, |seen| current.judge(at, &seen))).collect();
+        let fates: Vec<_> =
+            packets.map(|context| context.map_or(Fate::PASS, |context| current.judge(at, &context))).collect();
         drop(current);
         let rules = fates.iter().filter_map(|fate| fate.rule);
         rules.filter(|(id, _)| usize::from(id.0) < configured).for_each(|(_, rule)| faults::spoiled(rule));

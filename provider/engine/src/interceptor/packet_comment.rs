@@ -1,5 +1,5 @@
-//! The comment on a packet in a capture, one line: the queue pair, why the packet exists, and what
-//! a fault rule did to it.
+//! The comment on a packet in a capture, one line: the queue pair, the reason for sending or the
+//! state on receipt, and the effects of fault rules.
 
 use roxe_transport::cx::PacketNote;
 use roxe_transport::fault::{Rule, RuleId, Verdict};
@@ -9,7 +9,7 @@ use std::fmt;
 #[derive(Clone, Debug)]
 pub(crate) struct PacketComment {
     pub origin: Origin,
-    /// Text of its [`Fate`], if a rule applied.
+    /// The packet's [`Fate`] as text; `None` if no rule applied.
     pub fate: Option<String>,
 }
 
@@ -27,9 +27,9 @@ pub(crate) enum Origin {
     Received(Qpn),
     /// Received damaged, probably for this queue pair.
     Damaged(Qpn),
-    /// Received for this queue pair, but cannot be parsed.
+    /// Received for this queue pair, with an invalid header.
     Malformed(Qpn, ParseError),
-    /// Received for this queue pair, which does not exist.
+    /// Received for a queue pair number that no queue pair has.
     Unknown(Qpn),
 }
 
@@ -40,9 +40,9 @@ pub(crate) struct Fate {
     pub rule: Option<(RuleId, &'static Rule)>,
     /// All effects of the rules on the packet.
     pub verdict: Verdict,
-    /// True for a copy.
+    /// True if the packet is the copy that a `duplicate` rule made.
     pub is_copy: bool,
-    /// True for the forged packet.
+    /// True if the packet is the one that a rule forged.
     pub is_forged: bool,
 }
 
@@ -123,11 +123,12 @@ mod tests {
         let qpn = Qpn::new(0x11);
         let sent = Origin::Sent(PacketNote { qpn, wr_id: Some(7), reason: TxReason::First });
         assert_eq!(PacketComment::new(sent, &Fate::PASS).to_string(), "qp 0x11 wr_id 7 first");
+        // Texts count rules from 1, ids from 0.
         let rule: &'static Rule = Box::leak(Box::new("drop 3%".parse().unwrap()));
         let verdict = Verdict { drop: true, rule: Some(RuleId(1)), ..Verdict::PASS };
         let fate = Fate { rule: Some((RuleId(1), rule)), verdict, ..Fate::PASS };
-        let answer = Origin::Sent(PacketNote::answer(qpn, TxReason::ReadResponse));
-        let packet_comment = PacketComment::new(answer, &fate);
+        let response = Origin::Sent(PacketNote::answer(qpn, TxReason::ReadResponse));
+        let packet_comment = PacketComment::new(response, &fate);
         assert_eq!(packet_comment.to_string(), "qp 0x11 read response | rule 2: drop 3%: dropped");
         let verdict = Verdict { copies: 1, mark_ce: true, delay: Duration::from_micros(80), ..Verdict::PASS };
         let fate = Fate { verdict, ..fate };

@@ -9,7 +9,7 @@ use crate::run::{Run, header_of, numbered};
 use crate::rx_state::RxState;
 use roxe_base::clock;
 use roxe_net::link::RxMeta;
-use roxe_transport::fault::{Direction, Seen, Verdict};
+use roxe_transport::fault::{Direction, PacketContext, Verdict};
 use roxe_transport::time::Instant;
 use roxe_wire::capture::Direction::Inbound;
 use roxe_wire::{NetHeader, Packet, ParseError, Qpn, icrc};
@@ -55,7 +55,7 @@ impl Interceptor {
         self.judge(arrivals.iter().map(|arrival| {
             let peer = arrival.net.src;
             let packet = arrival.packet.as_ref().ok().filter(|_| arrival.is_whole)?;
-            Some(Seen { dir: Direction::Rx, qpn, ordinal, peer, at: Duration::ZERO, packet })
+            Some(PacketContext { dir: Direction::Rx, qpn, ordinal, peer, at: Duration::ZERO, packet })
         }))
     }
 

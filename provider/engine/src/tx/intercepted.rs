@@ -10,7 +10,7 @@ use roxe_base::clock;
 use roxe_net::link::hop_limit;
 use roxe_net::rcvbuf_cost::charge_of;
 use roxe_net::udp::UdpLink;
-use roxe_transport::fault::{Direction, Seen};
+use roxe_transport::fault::{Direction, PacketContext};
 use roxe_transport::wr::Av;
 use roxe_wire::capture::Direction::Outbound;
 use roxe_wire::{Kind, NetHeader, Packet};
@@ -46,7 +46,7 @@ impl Batch {
         let parsed: Vec<_> = (0..self.packets.len()).map(|at| Packet::parse(self.packet(at)).ok()).collect();
         let seen = self.packets.iter().zip(&parsed).map(|(entry, packet)| {
             let peer = self.avs.get(entry.av)?.dgid;
-            Some(Seen {
+            Some(PacketContext {
                 dir: Direction::Tx,
                 qpn: entry.note.qpn,
                 ordinal,

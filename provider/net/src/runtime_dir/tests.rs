@@ -69,7 +69,7 @@ fn replaceable_folder_is_refused_unless_sticky() {
     assert!(scratch.prepare().unwrap_err().starts_with("others can write in /tmp/x"));
     fs::set_permissions(&scratch.0, Permissions::from_mode(0o1777)).unwrap();
     let dir = scratch.prepare().unwrap();
-    assert!(dir._shared.is_some(), "tools that delete old files leave the sticky folder alone");
+    assert!(dir._cleanup_lock.is_some(), "tools that delete old files leave the sticky folder alone");
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn sweep_removes_only_dead_names() {
     let (dead, alive, file) = (dir.path().join("dead"), dir.path().join("alive"), dir.path().join("file"));
     drop(UnixDatagram::bind(&dead).unwrap());
     // The socket is linked under another name than it was bound to.
-    let bound = RemovedOnDrop::random(dir.path()).unwrap();
+    let bound = TemporaryPath::random(dir.path()).unwrap();
     let _socket = UnixDatagram::bind(&bound.0).unwrap();
     fs::hard_link(&bound.0, &alive).unwrap();
     drop(bound);
@@ -209,14 +209,14 @@ fn sweep_removes_only_dead_names() {
 fn sweep_removes_only_ports_of_unused_namespaces() {
     let scratch = Scratch::new();
     let dir = scratch.prepare().unwrap();
-    let port = |namespace: &str| dir.path().join(format!("{PORT}{namespace}"));
+    let port = |namespace: &str| dir.path().join(format!("{PORT_FILE_PREFIX}{namespace}"));
     let [used, unused, held] = ["1a", "2b", "3c"].map(port);
     [&used, &unused, &held].into_iter().for_each(|path| fs::write(path, "40000").unwrap());
     let _name = UnixDatagram::bind(dir.path().join("2-1a-slot-1-001")).unwrap();
     let holder = File::open(&held).unwrap();
     holder.lock_shared().unwrap();
     let exists = || [&used, &unused, &held].map(|path| path.exists());
-    let lock = dir.open_file(HOLDERS).unwrap();
+    let lock = dir.open_file(PORT_FILES_LOCK).unwrap();
     lock.lock().unwrap();
     assert!(dir.sweep());
     assert_eq!(exists(), [true; 3], "a process is agreeing on a port");

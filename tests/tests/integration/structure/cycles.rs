@@ -14,12 +14,15 @@ pub(super) fn findings(files: &Files, folder: &str) -> Vec<String> {
     for root in ["src/lib.rs", "src/main.rs"].map(|root| Path::new(folder).join(root)) {
         if files.contains_key(&root) {
             let mut target = Target::default();
-            target.file(files, &root, &Path::new(folder).join("src"), "");
+            target.read_file(files, &root, &Path::new(folder).join("src"), "");
             findings.extend(target.cycles(folder));
         }
     }
     findings
 }
+
+/// Maximum number of re-exports between a use and the definition.
+const MAX_REEXPORTS: usize = 9;
 
 /// A library or program. Modules and items are identified by their paths (`::module::Item`); the
 /// path of the root is empty.
@@ -29,33 +32,33 @@ struct Target {
     /// Index in `files` of each module's file.
     modules: BTreeMap<String, usize>,
     items: BTreeSet<String>,
-    /// Path that each name stands for, by the path of the name.
+    /// Imported path by the path of the name that stands for it in its module.
     imports: BTreeMap<String, String>,
-    /// Modules with the paths of their glob imports.
+    /// Pairs of a module and a path whose items it imports by `*`.
     globs: Vec<(String, String)>,
-    /// Modules with the paths that they import or name, and the line.
+    /// Each use: the module, the path that it imports or names, and the line.
     uses: Vec<(String, String, usize)>,
 }
 
 impl Target {
-    /// Reads the file of `module`. Files of modules that it declares are in `folder`.
-    fn file(&mut self, texts: &Files, path: &Path, folder: &Path, module: &str) {
+    /// Reads the file of `module` and those of the modules that it declares, which are in `folder`.
+    fn read_file(&mut self, texts: &Files, path: &Path, folder: &Path, module: &str) {
         let text = texts.get(path).unwrap_or_else(|| panic!("there is no {}", path.display()));
         self.modules.insert(module.to_owned(), self.files.len());
         self.files.push(path.to_owned());
         let tokens = text.parse().unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        self.read(texts, tokens, folder, module, true);
+        self.read_tokens(texts, tokens, folder, module, true);
     }
 
-    /// Records the definitions, imports and uses in `tokens`, without those that only test builds
-    /// have. Items belong to `module` if `has_items`.
-    fn read(&mut self, texts: &Files, tokens: TokenStream, folder: &Path, module: &str, has_items: bool) {
+    /// Records the definitions, imports and uses in `tokens`, except those that only test builds have.
+    /// Records definitions only if `has_items`: those inside of a function are no items of `module`.
+    fn read_tokens(&mut self, texts: &Files, tokens: TokenStream, folder: &Path, module: &str, has_items: bool) {
         let tokens: Vec<_> = tokens.into_iter().collect();
         let word = |at: usize| match tokens.get(at) {
             Some(TokenTree::Ident(word)) => Some(word.to_string()),
             _ => None,
         };
-        let mark = |at: usize| match tokens.get(at) {
+        let punct = |at: usize| match tokens.get(at) {
             Some(TokenTree::Punct(mark)) => mark.as_char(),
             _ => ' ',
         };
@@ -63,29 +66,29 @@ impl Target {
             Some(TokenTree::Group(group)) if group.delimiter() == delimiter => Some(group.stream()),
             _ => None,
         };
-        let end_of = |from: usize, ends: &[char], ends_with_brace: bool| {
+        let find_end = |from: usize, ends: &[char], ends_with_brace: bool| {
             let is_end =
-                |at: usize| ends.contains(&mark(at)) || (ends_with_brace && group(at, Delimiter::Brace).is_some());
+                |at: usize| ends.contains(&punct(at)) || (ends_with_brace && group(at, Delimiter::Brace).is_some());
             (from..tokens.len()).find(|at| is_end(*at)).unwrap_or(tokens.len())
         };
         let mut next = 0;
         while let Some(token) = tokens.get(next) {
             let at = next;
             next += 1;
-            let before = |back: usize| at.checked_sub(back).map_or(' ', mark);
+            let punct_before = |back: usize| at.checked_sub(back).map_or(' ', punct);
             let first = match token {
                 TokenTree::Punct(sign) if sign.as_char() == '#' => {
-                    next += usize::from(mark(next) == '!');
+                    next += usize::from(punct(next) == '!');
                     let attribute = group(next, Delimiter::Bracket).unwrap_or_default().to_string().replace(' ', "");
                     next += 1;
                     if attribute == "test" || attribute == "cfg(test)" || attribute.starts_with("cfg(all(test,") {
-                        next = end_of(next, &[';', ','], true) + 1;
+                        next = find_end(next, &[';', ','], true) + 1;
                     }
                     continue;
                 }
                 TokenTree::Group(group) => {
                     let is_extern = at > 1 && word(at - 2).is_some_and(|word| word == "extern");
-                    self.read(texts, group.stream(), folder, module, has_items && is_extern);
+                    self.read_tokens(texts, group.stream(), folder, module, has_items && is_extern);
                     continue;
                 }
                 TokenTree::Ident(first) => first,
@@ -93,12 +96,12 @@ impl Target {
             };
             let line = first.span().start().line;
             match first.to_string().as_str() {
-                "use" if mark(next) != '<' => {
+                "use" if punct(next) != '<' => {
                     let scope = at.saturating_sub(1);
                     let is_reexport =
                         word(scope).is_some_and(|word| word == "pub") || group(scope, Delimiter::Parenthesis).is_some();
-                    next = end_of(next, &[';'], false);
-                    for (name, path) in imported(&tokens[at + 1..next], "") {
+                    next = find_end(next, &[';'], false);
+                    for (name, path) in imported_names(&tokens[at + 1..next], "") {
                         if !is_reexport {
                             self.uses.push((module.to_owned(), path.clone(), line));
                         }
@@ -113,17 +116,17 @@ impl Target {
                     let (child, below) = (format!("{module}::{name}"), folder.join(&name));
                     if let Some(tokens) = group(next + 1, Delimiter::Brace) {
                         self.modules.insert(child.clone(), self.modules[module]);
-                        self.read(texts, tokens, &below, &child, true);
+                        self.read_tokens(texts, tokens, &below, &child, true);
                     } else {
                         let flat = below.with_extension("rs");
                         let path = if texts.contains_key(&flat) { flat } else { below.join("mod.rs") };
-                        self.file(texts, &path, &below, &child);
+                        self.read_file(texts, &path, &below, &child);
                     }
                     next += 2;
                 }
                 "const" if matches!(word(next).as_deref(), Some("fn" | "unsafe")) => {}
                 "fn" | "struct" | "enum" | "trait" | "const" | "static" | "type" | "union" | "macro_rules" => {
-                    next += usize::from(mark(next) == '!');
+                    next += usize::from(punct(next) == '!');
                     if let (true, Some(name)) = (has_items, word(next)) {
                         self.items.insert(format!("{module}::{name}"));
                         next += 1;
@@ -131,13 +134,14 @@ impl Target {
                 }
                 name => {
                     let mut path = name.to_owned();
-                    while let (':', ':', Some(part)) = (mark(next), mark(next + 1), word(next + 2)) {
+                    while let (':', ':', Some(part)) = (punct(next), punct(next + 1), word(next + 2)) {
                         path = format!("{path}::{part}");
                         next += 3;
                     }
-                    // A path after a type or `$name` is not a name of this module.
-                    let is_other = before(1) == ':' && before(2) == ':' || before(1) == '$' && name != "crate";
-                    if path != name && !is_other {
+                    // A path after `Type::` or `$` does not begin with a name of this module.
+                    let is_foreign =
+                        punct_before(1) == ':' && punct_before(2) == ':' || punct_before(1) == '$' && name != "crate";
+                    if path != name && !is_foreign {
                         self.uses.push((module.to_owned(), path, line));
                     }
                 }
@@ -145,12 +149,14 @@ impl Target {
         }
     }
 
-    /// Returns the file that defines `path` in `module`; none for a module alone and outside of the
-    /// target. If `is_sure`, a name without a definition in this file comes from a macro of the
-    /// path's last module. Re-exports are followed at most `depth` levels.
-    fn find(&self, module: &str, path: &str, is_sure: bool, depth: usize) -> Option<usize> {
+    /// Returns the index of the file that defines the item which `path` names in `module`. Returns
+    /// none for the path of a module and for a path outside of the target.
+    ///
+    /// Follows re-exports through at most `max_levels` levels. If `allows_macros`, assumes that a macro
+    /// in the last module of the path defines a name that is found nowhere else.
+    fn defining_file(&self, module: &str, path: &str, allows_macros: bool, max_levels: usize) -> Option<usize> {
         let (mut inside, mut rest) = (module.to_owned(), path);
-        while !rest.is_empty() && depth > 0 {
+        while !rest.is_empty() && max_levels > 0 {
             let (name, after) = rest.split_once("::").unwrap_or((rest, ""));
             let full = format!("{inside}::{name}");
             match name {
@@ -163,13 +169,14 @@ impl Target {
                 _ => {
                     if let Some(path) = self.imports.get(&full).filter(|path| *path != rest) {
                         let path = format!("{path}::{after}");
-                        return self.find(&inside, path.trim_end_matches(':'), is_sure, depth - 1);
+                        return self.defining_file(&inside, path.trim_end_matches(':'), allows_macros, max_levels - 1);
                     }
                     let globs = self.globs.iter().filter(|(module, _)| *module == inside);
-                    let mut found =
-                        globs.map(|(_, glob)| self.find(&inside, &format!("{glob}::{rest}"), false, depth - 1));
-                    let home = (is_sure && rest != path).then(|| self.modules[&inside]);
-                    return found.find_map(|file| file).or(home);
+                    let mut found = globs.map(|(_, glob)| {
+                        self.defining_file(&inside, &format!("{glob}::{rest}"), false, max_levels - 1)
+                    });
+                    let by_macro = (allows_macros && rest != path).then(|| self.modules[&inside]);
+                    return found.find_map(|file| file).or(by_macro);
                 }
             }
             rest = after;
@@ -179,10 +186,11 @@ impl Target {
 
     /// Returns a finding for each group of files that use each other, directly or through others.
     fn cycles(&self, folder: &str) -> Vec<String> {
+        // The first use of each file by another, with its line and path.
         let mut file_uses = BTreeMap::new();
         for (module, path, line) in &self.uses {
             let from = self.modules[module];
-            if let Some(to) = self.find(module, path, true, 9).filter(|to| *to != from) {
+            if let Some(to) = self.defining_file(module, path, true, MAX_REEXPORTS).filter(|to| *to != from) {
                 file_uses.entry((from, to)).or_insert((*line, path));
             }
         }
@@ -199,26 +207,25 @@ impl Target {
         println!("{folder}: {} files, {} uses", self.files.len(), file_uses.len());
         let name = |file: usize| self.files[file].strip_prefix(folder).expect("find the file in its package").display();
         let describe = |cycle: &Vec<usize>| {
-            let arrows = file_uses.iter().filter(|((from, to), _)| cycle.contains(from) && cycle.contains(to));
-            let arrow = |((from, to), (line, path)): (&(_, _), &_)| {
+            let edges = file_uses.iter().filter(|((from, to), _)| cycle.contains(from) && cycle.contains(to));
+            let edge = |((from, to), (line, path)): (&(_, _), &_)| {
                 format!("\n    {}:{line} -> {}: {path}", name(*from), name(*to))
             };
-            format!("{folder}: {} files import each other:{}", cycle.len(), arrows.map(arrow).collect::<String>())
+            format!("{folder}: {} files import each other:{}", cycle.len(), edges.map(edge).collect::<String>())
         };
         cycles.iter().filter(|cycle| !cycle.is_empty()).map(describe).collect()
     }
 }
 
-/// Returns the names that the `tokens` of a `use` import, with their paths, which begin with
-/// `before`.
-fn imported(tokens: &[TokenTree], before: &str) -> Vec<(String, String)> {
+/// Returns the names that a `use` imports, each with its path. `tokens` follow the path `before`.
+fn imported_names(tokens: &[TokenTree], before: &str) -> Vec<(String, String)> {
     let trees = tokens.split(|token| matches!(token, TokenTree::Punct(mark) if mark.as_char() == ','));
     let names = |tree: &[TokenTree]| {
         let (mut path, mut alias) = (before.to_owned(), None);
         for token in tree {
             match (token.to_string().as_str(), token) {
                 (_, TokenTree::Group(group)) => {
-                    return imported(&group.stream().into_iter().collect::<Vec<_>>(), &path);
+                    return imported_names(&group.stream().into_iter().collect::<Vec<_>>(), &path);
                 }
                 ("as", _) => alias = Some(String::new()),
                 ("*", _) => path.push_str("::*"),

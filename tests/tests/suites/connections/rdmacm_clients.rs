@@ -134,7 +134,7 @@ fn check(cell: Cell) -> Check {
         }
         Ok(link) => local::run(link, faults, &exchange),
     });
-    check.that_waits(waits)
+    check.waiting_if(waits)
 }
 
 /// Name, IP version, and the link or the reason why it cannot be set up.

@@ -154,7 +154,7 @@ fn streams() -> Vec<Check> {
             let name = format!("{tool} {options}{}", if lossy { ", loss" } else { "" });
             // With losses the programs mostly wait, except with `-T n`, which polls.
             let waits = lossy && !options.contains("-T n ");
-            checks.push(Check::new(name, move || stock(tool, &options, lossy)).that_waits(waits));
+            checks.push(Check::new(name, move || stock(tool, &options, lossy)).waiting_if(waits));
         }
     }
     checks

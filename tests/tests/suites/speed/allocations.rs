@@ -7,7 +7,7 @@
 use crate::ALLOCATOR;
 use roxe_sim::{Mr, Pair, Peer, Setup};
 use roxe_tests::report::{self, Check, Verdict};
-use roxe_transport::fault::{Direction, Injector, Seen};
+use roxe_transport::fault::{Direction, Injector, PacketContext};
 use roxe_transport::qp::Service;
 use roxe_transport::wr::{Access, RecvRequest, SendData, SendFlags, SendOp, SendRequest, UdDest, WcStatus};
 use roxe_wire::{Bth, Header, Kind, Packet, Psn, Qpn, Request, SendTail};
@@ -41,7 +41,7 @@ fn judge() -> Verdict {
         let bth = Bth::new(Qpn::new(2), Psn::new(psn / 2));
         let header = Header { bth, kind: Kind::RcRequest(Request::SendOnly(SendTail::Plain)) };
         let packet = Packet { header, payload: b"data" };
-        injector.judge(&Seen {
+        injector.judge(&PacketContext {
             dir,
             qpn: Qpn::new(1),
             ordinal: 0,

@@ -54,7 +54,7 @@ impl Injector {
     fn judge_one(&mut self, stream: Stream, psn: u32, kind: Kind, payload: &[u8]) -> Verdict {
         let header = Header { bth: Bth::new(Qpn::new(99), Psn::new(psn)), kind };
         let Stream { dir, qpn, ordinal, peer, at } = stream;
-        self.judge(&Seen { dir, qpn: Qpn::new(qpn), ordinal, peer, at, packet: &Packet { header, payload } })
+        self.judge(&PacketContext { dir, qpn: Qpn::new(qpn), ordinal, peer, at, packet: &Packet { header, payload } })
     }
 
     /// Judges a complete SEND; returns true if it is dropped.

@@ -86,7 +86,7 @@ fn cq_ignoring_overrun_holds_more_than_its_size() {
     // SAFETY: the rig keeps the context alive; the structure is a local variable.
     let cq = unsafe { create_cq_ex(rig.context, &raw mut attr) }.cast::<ibv_cq>();
     assert!(!cq.is_null());
-    let classic = core::mem::replace(&mut rig.cq, cq);
+    let plain_cq = core::mem::replace(&mut rig.cq, cq);
     let qp = rig.qp(RC);
     connect(qp, qp_num(qp));
     modify(qp, ibv_qp_attr { qp_state: ERR, ..ibv_qp_attr::default() }, STATE);
@@ -97,5 +97,5 @@ fn cq_ignoring_overrun_holds_more_than_its_size() {
     destroy(&[qp]);
     // SAFETY: this test created the CQ and does not use it afterwards.
     assert_eq!(unsafe { ibv_destroy_cq(cq) }, 0);
-    rig.cq = classic;
+    rig.cq = plain_cq;
 }

@@ -1,4 +1,4 @@
-//! Completion queues: moderation, resizing under load, times of completions.
+//! Completion queues: moderation, resizing under load, timestamps of completions.
 
 use super::events::{get_cq_event, set_nonblocking};
 use super::*;
@@ -7,6 +7,9 @@ use crate::event::ibv_ack_cq_events;
 use crate::query::{query_device_ex, query_rt_values};
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
+
+/// `IBV_WC_EX_WITH_COMPLETION_TIMESTAMP` and `IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK`.
+const WC_FLAGS_TIMES: u64 = 1 << 7 | 1 << 11;
 
 fn moderate(rig: &Rig, attr_mask: u32, cq_count: u16, cq_period: u16) -> c_int {
     let mut attr = ibv_modify_cq_attr { attr_mask, moderate: ibv_moderate_cq { cq_count, cq_period } };
@@ -19,7 +22,7 @@ fn arm(rig: &Rig) {
     assert_eq!(unsafe { rig.ops().req_notify_cq.unwrap()(rig.cq, 0) }, 0);
 }
 
-/// Writes a word of `a` to its peer and waits until it is complete.
+/// Posts a WRITE of one word to `a` and waits until it completes.
 fn write(rig: &Rig, a: *mut ibv_qp) {
     let sges = [rig.sge(0, 1)];
     assert_eq!(rig.post_send(a, &mut rdma_wr(1, WRITE, &sges, rig.addr(200), rig.rkey())).0, 0);
@@ -27,7 +30,7 @@ fn write(rig: &Rig, a: *mut ibv_qp) {
 }
 
 #[test]
-fn cq_moderation_refuses_unknown_attributes() {
+fn cq_moderation_refuses_undefined_attributes() {
     let rig = Rig::new();
     let mut attr = MaybeUninit::<ibv_device_attr_ex>::zeroed();
     // SAFETY: the rig keeps the context alive; the call fills the structure, whose fields are
@@ -55,17 +58,18 @@ fn moderated_cq_reports_several_completions_by_one_event() {
     unsafe { set_nonblocking((*rig.channel).fd) };
     let period = u16::MAX;
     assert_eq!(moderate(&rig, 1, 3, period), 0);
-    let mut seen = false;
-    while !seen {
+    let mut is_checked = false;
+    while !is_checked {
         let start = Instant::now();
         arm(&rig);
         write(&rig, a);
         write(&rig, a);
         let early = get_cq_event(&rig).0;
-        // If the machine took longer than the period, the event is legal.
+        // If the machine took longer than the period, an event after two completions is legal, and the
+        // loop repeats.
         if start.elapsed() < Duration::from_micros(period.into()) {
             assert_eq!((early, errno()), (-1, libc::EAGAIN), "two completions of three");
-            seen = true;
+            is_checked = true;
         }
         write(&rig, a);
         if early == -1 {
@@ -94,13 +98,13 @@ fn moderated_cq_reports_fewer_completions_after_period() {
     destroy(&[a, b]);
 }
 
-/// A CQ for another thread.
-struct Shared(*mut ibv_cq);
+/// A CQ that another thread may use.
+struct SendableCq(*mut ibv_cq);
 
 // SAFETY: the library allows verbs on a CQ from any thread.
-unsafe impl Send for Shared {}
+unsafe impl Send for SendableCq {}
 
-impl Shared {
+impl SendableCq {
     fn resize(&self, cqe: c_int) -> c_int {
         // SAFETY: the rig keeps the CQ alive.
         unsafe { ibv_resize_cq(self.0, cqe) }
@@ -111,8 +115,8 @@ impl Shared {
 fn cq_is_resized_under_load() {
     let rig = Rig::new();
     let [a, b] = rig.rc_pair();
-    let (cq, done) = (Shared(rig.cq), &AtomicBool::new(false));
-    let sizes = std::thread::scope(|scope| {
+    let (cq, done) = (SendableCq(rig.cq), &AtomicBool::new(false));
+    let resized = std::thread::scope(|scope| {
         let resizer = scope.spawn(move || {
             let mut resized = 0;
             while !done.load(Ordering::Relaxed) || resized == 0 {
@@ -134,7 +138,7 @@ fn cq_is_resized_under_load() {
         done.store(true, Ordering::Relaxed);
         resizer.join().unwrap()
     });
-    assert!(sizes > 0);
+    assert!(resized > 0);
     // SAFETY: the rig keeps the CQ alive.
     unsafe {
         assert_eq!((*rig.cq).cqe, 5000);
@@ -148,7 +152,7 @@ fn cq_is_resized_under_load() {
 }
 
 #[test]
-fn cq_resize_below_its_contents_is_refused() {
+fn cq_resize_below_its_number_of_completions_is_refused() {
     let rig = Rig::new();
     let [a, b] = rig.rc_pair();
     modify(a, ibv_qp_attr { qp_state: ERR, ..ibv_qp_attr::default() }, STATE);
@@ -165,7 +169,7 @@ fn cq_resize_below_its_contents_is_refused() {
     destroy(&[a, b]);
 }
 
-/// Returns the clock of completion timestamps now, nanoseconds.
+/// Returns the current time of the clock of completion timestamps, in nanoseconds.
 fn raw_clock(rig: &Rig) -> u64 {
     let mut values = ibv_values_ex { comp_mask: 1, raw_clock: libc::timespec { tv_sec: 0, tv_nsec: 0 } };
     // SAFETY: the rig keeps the context alive; the structure is a local variable.
@@ -178,12 +182,12 @@ fn wall_clock() -> u64 {
 }
 
 #[test]
-fn completion_times_lie_between_post_and_poll() {
+fn completion_timestamps_lie_between_post_and_poll() {
     let mut rig = Rig::new();
-    let mut attr = extended_cq(16, 1 << 7 | 1 << 11);
+    let mut attr = extended_cq(16, WC_FLAGS_TIMES);
     // SAFETY: the rig keeps the context alive; the structure is a local variable.
     let cq = unsafe { create_cq_ex(rig.context, &raw mut attr) };
-    let classic = core::mem::replace(&mut rig.cq, cq.cast());
+    let plain_cq = core::mem::replace(&mut rig.cq, cq.cast());
     let [a, b] = rig.rc_pair();
     let before = (raw_clock(&rig), wall_clock());
     let sges = [rig.sge(0, 1)];
@@ -203,24 +207,24 @@ fn completion_times_lie_between_post_and_poll() {
     destroy(&[a, b]);
     // SAFETY: this test created the CQ and does not use it afterwards.
     assert_eq!(unsafe { ibv_destroy_cq(cq.cast()) }, 0);
-    rig.cq = classic;
+    rig.cq = plain_cq;
 }
 
 #[test]
-fn wallclock_of_one_cq_never_goes_back() {
+fn wallclock_timestamps_of_one_cq_never_decrease() {
     let mut rig = Rig::new();
-    let mut attr = extended_cq(256, 1 << 7 | 1 << 11);
+    let mut attr = extended_cq(256, WC_FLAGS_TIMES);
     // SAFETY: the rig keeps the context alive; the structure is a local variable.
     let cq = unsafe { create_cq_ex(rig.context, &raw mut attr) };
-    let classic = core::mem::replace(&mut rig.cq, cq.cast());
+    let plain_cq = core::mem::replace(&mut rig.cq, cq.cast());
     let [a, b] = rig.rc_pair();
     let (sges, mut last, deadline) = ([rig.sge(0, 1)], 0, Instant::now() + TIMEOUT);
     for _ in 0..200 {
         for wr_id in 0..8 {
             assert_eq!(rig.post_send(a, &mut rdma_wr(wr_id, WRITE, &sges, rig.addr(200), rig.rkey())).0, 0);
         }
-        let mut found = 0;
-        while found < 8 {
+        let mut polled = 0;
+        while polled < 8 {
             assert!(Instant::now() < deadline);
             // SAFETY: this test created the extended CQ, and calls it in the order of the man page.
             unsafe {
@@ -228,7 +232,7 @@ fn wallclock_of_one_cq_never_goes_back() {
                     continue;
                 }
                 loop {
-                    found += 1;
+                    polled += 1;
                     let wall = (*cq).read_completion_wallclock_ns.unwrap()(cq);
                     assert!(wall >= last, "{} ns back", last - wall);
                     assert_eq!((*cq).read_completion_wallclock_ns.unwrap()(cq), wall, "read again");
@@ -244,7 +248,7 @@ fn wallclock_of_one_cq_never_goes_back() {
     destroy(&[a, b]);
     // SAFETY: this test created the CQ and does not use it afterwards.
     assert_eq!(unsafe { ibv_destroy_cq(cq.cast()) }, 0);
-    rig.cq = classic;
+    rig.cq = plain_cq;
 }
 
 #[test]
@@ -252,7 +256,7 @@ fn cq_without_channel_can_be_armed() {
     let mut rig = Rig::new();
     // SAFETY: the rig keeps the context alive.
     let cq = unsafe { ibv_create_cq(rig.context, 8, null_mut(), null_mut(), 0) };
-    let classic = core::mem::replace(&mut rig.cq, cq);
+    let plain_cq = core::mem::replace(&mut rig.cq, cq);
     let [a, b] = rig.rc_pair();
     arm(&rig);
     write(&rig, a);
@@ -261,5 +265,5 @@ fn cq_without_channel_can_be_armed() {
     destroy(&[a, b]);
     // SAFETY: this test created the CQ and does not use it afterwards.
     assert_eq!(unsafe { ibv_destroy_cq(cq) }, 0);
-    rig.cq = classic;
+    rig.cq = plain_cq;
 }

@@ -56,7 +56,7 @@ fn destroy_cq_waits_for_acknowledgement() {
     // SAFETY: the rig keeps both alive.
     let cq = unsafe { ibv_create_cq(rig.context, 16, null_mut(), rig.channel, 0) };
     let token = Token(crate::objects::cq(cq).unwrap().user());
-    let classic = core::mem::replace(&mut rig.cq, cq);
+    let plain_cq = core::mem::replace(&mut rig.cq, cq);
     let [a, b] = rig.rc_pair();
     assert_eq!(rig.post_recv(b, 1, &[rig.sge(100, 1)]), 0);
     // SAFETY: the rig keeps the CQ alive.
@@ -80,7 +80,7 @@ fn destroy_cq_waits_for_acknowledgement() {
     // SAFETY: the other thread's destroy call keeps the CQ until this event is acknowledged.
     unsafe { ibv_ack_cq_events(cq, 1) };
     destroyer.join().unwrap();
-    rig.cq = classic;
+    rig.cq = plain_cq;
 }
 
 /// Returns true until the destroy call hides this CQ from events.

@@ -138,7 +138,7 @@ fn extended_cq_is_polled_entry_by_entry() {
     // SAFETY: the rig keeps the context alive; the structure is a local variable.
     let cq = unsafe { create_cq_ex(rig.context, &raw mut attr) };
     assert!(!cq.is_null());
-    let classic = rig.cq;
+    let plain_cq = rig.cq;
     rig.cq = cq.cast();
     let [a, b] = rig.rc_pair();
     assert_eq!(rig.post_recv(b, 1, &[rig.sge(100, 1)]), 0);
@@ -173,7 +173,7 @@ fn extended_cq_is_polled_entry_by_entry() {
         destroy(&[a, b]);
         assert_eq!(ibv_destroy_cq(cq.cast()), 0);
     }
-    rig.cq = classic;
+    rig.cq = plain_cq;
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Rules for CNPs.
 
 use super::charge::{Card, Charges, Role, Rule};
-use super::seen::PacketRecord;
+use super::record::PacketRecord;
 use roxe_wire::capture::Direction;
 use roxe_wire::net::ECN;
 use std::collections::VecDeque;
@@ -37,17 +37,17 @@ impl Congestion {
     }
 
     /// Counts a packet to the notifier.
-    pub(super) fn packet(&mut self, seen: &PacketRecord) {
+    pub(super) fn packet(&mut self, current: &PacketRecord) {
         self.packets += 1;
-        self.markable += usize::from(seen.net.traffic_class & ECN != 0 || seen.is_marked);
-        self.marked += usize::from(seen.is_marked);
+        self.markable += usize::from(current.net.traffic_class & ECN != 0 || current.is_marked);
+        self.marked += usize::from(current.is_marked);
     }
 
     // clause: CNP-WHEN, CNP-INTERVAL
-    pub(super) fn cnp(&mut self, seen: &PacketRecord) {
-        let (notifier, index) = (self.notifier, seen.index);
+    pub(super) fn cnp(&mut self, current: &PacketRecord) {
+        let (notifier, index) = (self.notifier, current.index);
         // A recording by the notifier itself shows every mark.
-        let sees_marks = self.is_complete || seen.direction == Some(Direction::Outbound);
+        let sees_marks = self.is_complete || current.direction == Some(Direction::Outbound);
         if self.packets > 0 && self.markable == 0 {
             let text = "a CNP although no packet of the peer allows switches to mark it (ECN 00)";
             self.charges.add(Rule::CnpUnmarked, notifier, Role::Responder, index, text).if_whole();
@@ -57,23 +57,23 @@ impl Congestion {
             charge.if_whole().advice_if(!sees_marks);
         }
         // A recording process stamps received packets when it reads them, several at once.
-        if seen.direction == Some(Direction::Inbound) {
+        if current.direction == Some(Direction::Inbound) {
             return;
         }
         let last = self.newest.back().map(|(time, _)| *time);
-        self.newest.push_back((seen.time, seen.index));
+        self.newest.push_back((current.time, current.index));
         if self.newest.len() > COMPARED_CNPS {
             self.newest.pop_front();
         }
         let Some((first, packet)) = self.newest.front().copied().filter(|_| self.newest.len() == COMPARED_CNPS) else {
             return;
         };
-        let took = seen.time.saturating_sub(first);
+        let took = current.time.saturating_sub(first);
         if took < MIN_INTERVAL * (COMPARED_CNPS as u64 - 1) {
             let text = format!("{COMPARED_CNPS} CNPs in {} us: there is no interval between them", took / 1000);
             self.charges.add(Rule::CnpPace, notifier, Role::Responder, index, text).with(packet);
             self.newest.clear();
-        } else if last.is_some_and(|last| seen.time.saturating_sub(last) < MODEL_INTERVAL) {
+        } else if last.is_some_and(|last| current.time.saturating_sub(last) < MODEL_INTERVAL) {
             let text = format!("{COMPARED_CNPS} CNPs in {} us; public models send one every 50 us", took / 1000);
             self.charges.add(Rule::CnpPace, notifier, Role::Responder, index, text).with(packet).advice();
             self.newest.clear();

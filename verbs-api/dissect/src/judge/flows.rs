@@ -5,7 +5,7 @@
 //! responses, which carry the PSNs of their requests.
 
 use super::manager::{End, Handshake, Handshakes};
-use super::seen::PacketRecord;
+use super::record::PacketRecord;
 use crate::analysis::FlowKey;
 use roxe_wire::opcode::Service;
 use roxe_wire::{Kind, Psn, Qpn};
@@ -59,21 +59,21 @@ impl Flows {
     }
 
     /// Adds a packet; `place` is its index.
-    pub(super) fn add(&mut self, place: usize, seen: &PacketRecord, source: Option<Qpn>) {
-        if matches!(seen.header.kind, Kind::Ud { .. }) || seen.header.bth.dest_qpn.get() <= 1 {
+    pub(super) fn add(&mut self, place: usize, current: &PacketRecord, source: Option<Qpn>) {
+        if matches!(current.header.kind, Kind::Ud { .. }) || current.header.bth.dest_qpn.get() <= 1 {
             return;
         }
-        let (qpn, psn) = (seen.header.bth.dest_qpn, seen.header.bth.psn);
-        let key = FlowKey { src: seen.net.src, dst: seen.net.dst, qpn, direction: seen.direction };
-        let life = self.life((seen.net.dst, qpn));
-        let service = seen.header.opcode().service();
+        let (qpn, psn) = (current.header.bth.dest_qpn, current.header.bth.psn);
+        let key = FlowKey { src: current.net.src, dst: current.net.dst, qpn, direction: current.direction };
+        let life = self.life((current.net.dst, qpn));
+        let service = current.header.opcode().service();
         let next = self.flows.len();
         let index = *self.by_key.entry((key, life)).or_insert(next);
         if index == next {
             self.flows.push(Flow { key, packets: Vec::new(), service, has_requests: false, life, source: None });
         }
         let flow = &mut self.flows[index];
-        let is_request = seen.header.kind.request().is_some();
+        let is_request = current.header.kind.request().is_some();
         let is_first = !flow.has_requests && (flow.service == Service::Cnp || is_request);
         if is_first || (is_request && flow.service == Service::Uc) {
             flow.service = service;
@@ -82,7 +82,7 @@ impl Flows {
         flow.packets.push(place);
         flow.source = flow.source.or(source);
         let any = Qpn::new(0);
-        match seen.header.kind {
+        match current.header.kind {
             Kind::RcResponse(_) | Kind::XrcResponse(_) => {
                 let opposite = FlowKey { qpn: any, ..key.back(any) };
                 for sender in self.senders.get(&(opposite, psn)).into_iter().flatten().filter(|flow| **flow != index) {

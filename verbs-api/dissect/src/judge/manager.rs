@@ -1,7 +1,7 @@
 //! Rules for messages of the connection manager, and the connection parameters that they carry.
 
 use super::charge::{Card, Charge, Charges, Role, Rule};
-use super::seen::PacketRecord;
+use super::record::PacketRecord;
 use crate::reader::Captured;
 use roxe_wire::cm::{CommId, Mad, MadError, Message, Rep, Req, TransactionId};
 use roxe_wire::{Gid, Psn, Qpn};
@@ -81,75 +81,77 @@ impl Manager {
     }
 
     /// Judges a datagram to queue pair 1. Returns its message, if it has one.
-    pub(super) fn judge_datagram(&mut self, seen: &PacketRecord, captured: &Captured<'_>) -> Option<Mad> {
+    pub(super) fn judge_datagram(&mut self, current: &PacketRecord, captured: &Captured<'_>) -> Option<Mad> {
         let packet = captured.packet()?;
         let mad = match Mad::of_packet(&packet)? {
             Ok(mad) => mad,
             // Other classes of management datagrams do not belong to the connection manager.
             Err(MadError::Class | MadError::Method) => return None,
             Err(error) => {
-                self.charge(Rule::CmMad, seen, format!("this is not a message of the connection manager: {error}"));
+                self.charge(Rule::CmMad, current, format!("this is not a message of the connection manager: {error}"));
                 return None;
             }
         };
         // clause: CM-RESERVED
         if mad.to_bytes() != packet.payload {
             let text = format!("reserved bits of the {} are set", mad.message.name());
-            self.charge(Rule::CmReserved, seen, text).advice();
+            self.charge(Rule::CmReserved, current, text).advice();
         }
-        let (src, dst) = (seen.net.src, seen.net.dst);
+        let (src, dst) = (current.net.src, current.net.dst);
         match &mad.message {
-            Message::Req(req) => self.req(seen, req, mad.tid),
-            Message::Rep(rep) => self.rep(seen, rep, mad.tid),
-            Message::Rtu(rtu) => self.rtu(seen, (src, rtu.local_comm_id), rtu.remote_comm_id),
-            Message::Dreq(dreq) => self.dreq(seen, (dreq.local_comm_id, dreq.remote_comm_id), dreq.remote_qpn, mad.tid),
-            Message::Drep(drep) => self.drep(seen, (drep.local_comm_id, drep.remote_comm_id), mad.tid),
+            Message::Req(req) => self.req(current, req, mad.tid),
+            Message::Rep(rep) => self.rep(current, rep, mad.tid),
+            Message::Rtu(rtu) => self.rtu(current, (src, rtu.local_comm_id), rtu.remote_comm_id),
+            Message::Dreq(dreq) => {
+                self.dreq(current, (dreq.local_comm_id, dreq.remote_comm_id), dreq.remote_qpn, mad.tid)
+            }
+            Message::Drep(drep) => self.drep(current, (drep.local_comm_id, drep.remote_comm_id), mad.tid),
             Message::SidrReq(req) => {
-                self.charge_orphan(seen, (src, req.request_id), "SIDR_REP");
-                self.lookups.insert((src, req.request_id), (seen.index, mad.tid));
+                self.charge_orphan(current, (src, req.request_id), "SIDR_REP");
+                self.lookups.insert((src, req.request_id), (current.index, mad.tid));
             }
             Message::SidrRep(rep) => match self.lookups.get(&(dst, rep.request_id)).copied() {
-                None => _ = self.orphans.entry((dst, rep.request_id)).or_insert(("SIDR_REP", seen.index, src)),
-                Some((packet, tid)) => self.transaction(seen, "SIDR_REP", tid, mad.tid, packet),
+                None => _ = self.orphans.entry((dst, rep.request_id)).or_insert(("SIDR_REP", current.index, src)),
+                Some((packet, tid)) => self.transaction(current, "SIDR_REP", tid, mad.tid, packet),
             },
             Message::Mra(_) | Message::Rej(_) | Message::Lap(_) | Message::Apr(_) => {}
         }
         Some(mad)
     }
 
-    fn charge(&mut self, rule: Rule, seen: &PacketRecord, text: impl Into<String>) -> &mut Charge {
-        let card = Card { address: seen.net.src, qpn: None };
-        self.charges.add(rule, card, Role::ConnectionManager, seen.index, text)
+    fn charge(&mut self, rule: Rule, current: &PacketRecord, text: impl Into<String>) -> &mut Charge {
+        let card = Card { address: current.net.src, qpn: None };
+        self.charges.add(rule, card, Role::ConnectionManager, current.index, text)
     }
 
     /// Charges a reply that was sent before its request.
     // clause: CM-ESTABLISH
-    fn charge_orphan(&mut self, seen: &PacketRecord, id: (Gid, CommId), answer: &str) {
+    fn charge_orphan(&mut self, current: &PacketRecord, id: (Gid, CommId), answer: &str) {
         let Some((name, packet, sender)) = self.orphans.remove(&id) else { return };
         if name == answer {
             let card = Card { address: sender, qpn: None };
             let text = format!("the {name} is sent before its request");
             let charge = self.charges.add(Rule::CmOrder, card, Role::ConnectionManager, packet, text);
-            charge.with(seen.index).if_whole();
+            charge.with(current.index).if_whole();
         }
     }
 
-    fn req(&mut self, seen: &PacketRecord, req: &Req, tid: TransactionId) {
-        let (src, dst) = (seen.net.src, seen.net.dst);
+    fn req(&mut self, current: &PacketRecord, req: &Req, tid: TransactionId) {
+        let (src, dst) = (current.net.src, current.net.dst);
         // clause: CM-ID
         if req.local_comm_id.0 == 0 {
-            self.charge(Rule::CmId, seen, "the local communication ID in the REQ is 0");
+            self.charge(Rule::CmId, current, "the local communication ID in the REQ is 0");
         }
         // clause: CM-REQ-CHECKS
         if (req.primary.local_gid, req.primary.remote_gid) != (src, dst) {
-            self.charge(Rule::CmAddress, seen, "the addresses in the REQ are not those of its packet");
+            self.charge(Rule::CmAddress, current, "the addresses in the REQ are not those of its packet");
         }
         if req.path_mtu.mtu().is_none() {
             let text = format!("the path MTU in the REQ has the code {}", req.path_mtu.get());
-            self.charge(Rule::CmAddress, seen, text);
+            self.charge(Rule::CmAddress, current, text);
         }
         let key = (src, req.local_comm_id);
-        self.charge_orphan(seen, key, "REP");
+        self.charge_orphan(current, key, "REP");
         if let Some(known) = self.connections.get(&key) {
             // clause: CM-REQ-DUPLICATE
             let packet = known.req_packet;
@@ -157,43 +159,43 @@ impl Manager {
                 return;
             }
             if known.req.local_qpn == req.local_qpn {
-                self.charge(Rule::CmRepeat, seen, "a retransmitted REQ differs from the first").with(packet);
+                self.charge(Rule::CmRepeat, current, "a retransmitted REQ differs from the first").with(packet);
                 return;
             }
         }
-        let (rep, dreq, req_packet) = (None, [None; 2], seen.index);
+        let (rep, dreq, req_packet) = (None, [None; 2], current.index);
         self.connections.insert(key, CmConnection { peer: dst, req: req.clone(), tid, req_packet, rep, dreq });
     }
 
-    fn rep(&mut self, seen: &PacketRecord, rep: &Rep, tid: TransactionId) {
-        let (src, dst) = (seen.net.src, seen.net.dst);
+    fn rep(&mut self, current: &PacketRecord, rep: &Rep, tid: TransactionId) {
+        let (src, dst) = (current.net.src, current.net.dst);
         if rep.local_comm_id.0 == 0 {
-            self.charge(Rule::CmId, seen, "the local communication ID in the REP is 0");
+            self.charge(Rule::CmId, current, "the local communication ID in the REP is 0");
         }
         let key = (dst, rep.remote_comm_id);
         let Some(known) = self.connections.get_mut(&key) else {
-            self.orphans.entry(key).or_insert(("REP", seen.index, src));
+            self.orphans.entry(key).or_insert(("REP", current.index, src));
             return;
         };
         let (packet, req_dst, req_tid) = (known.req_packet, known.peer, known.tid);
-        let first = known.rep.get_or_insert_with(|| (rep.clone(), seen.index)).clone();
+        let first = known.rep.get_or_insert_with(|| (rep.clone(), current.index)).clone();
         self.active.insert((src, rep.local_comm_id), key);
         // clause: CM-MATCH
         if req_dst != src {
             let text = format!("the REQ was sent to {}, but the REP is from another host", req_dst.to_ip());
-            self.charge(Rule::CmMatch, seen, text).with(packet);
+            self.charge(Rule::CmMatch, current, text).with(packet);
         }
         if first.0 != *rep {
-            self.charge(Rule::CmRepeat, seen, "a retransmitted REP differs from the first").with(first.1);
+            self.charge(Rule::CmRepeat, current, "a retransmitted REP differs from the first").with(first.1);
         }
-        self.transaction(seen, "REP", req_tid, tid, packet);
-        self.charge_orphan(seen, key, "RTU");
+        self.transaction(current, "REP", req_tid, tid, packet);
+        self.charge_orphan(current, key, "RTU");
     }
 
     // clause: CM-MATCH
     fn transaction(
         &mut self,
-        seen: &PacketRecord,
+        current: &PacketRecord,
         name: &str,
         request_tid: TransactionId,
         tid: TransactionId,
@@ -201,18 +203,19 @@ impl Manager {
     ) {
         if request_tid != tid {
             let text = format!("the {name} has another transaction ID than its request");
-            self.charge(Rule::CmMatch, seen, text).with(packet);
+            self.charge(Rule::CmMatch, current, text).with(packet);
         }
     }
 
     /// Judges an RTU from `active`.
-    fn rtu(&mut self, seen: &PacketRecord, active: (Gid, CommId), remote: CommId) {
+    fn rtu(&mut self, current: &PacketRecord, active: (Gid, CommId), remote: CommId) {
         let Some(known) = self.connections.get(&active) else { return };
         match &known.rep {
-            None => _ = self.orphans.entry(active).or_insert(("RTU", seen.index, active.0)),
+            None => _ = self.orphans.entry(active).or_insert(("RTU", current.index, active.0)),
             Some((rep, packet)) if rep.local_comm_id != remote => {
                 let packet = *packet;
-                self.charge(Rule::CmMatch, seen, "the RTU carries another communication ID than the REP").with(packet);
+                self.charge(Rule::CmMatch, current, "the RTU carries another communication ID than the REP")
+                    .with(packet);
             }
             Some(_) => {}
         }
@@ -229,50 +232,50 @@ impl Manager {
     }
 
     // clause: CM-DREQ
-    fn dreq(&mut self, seen: &PacketRecord, (local, remote): (CommId, CommId), qpn: Qpn, tid: TransactionId) {
-        let Some((known, side)) = self.connection(seen.net.src, local) else { return };
-        known.dreq[side] = Some((seen.index, tid));
+    fn dreq(&mut self, current: &PacketRecord, (local, remote): (CommId, CommId), qpn: Qpn, tid: TransactionId) {
+        let Some((known, side)) = self.connection(current.net.src, local) else { return };
+        known.dreq[side] = Some((current.index, tid));
         let Some((rep, packet)) = known.rep.clone() else { return };
         let xrc_target = rep.local_eecn;
         let expected = if side == 0 { rep.local_qpn } else { known.req.local_qpn };
         let id = if side == 0 { rep.local_comm_id } else { known.req.local_comm_id };
         if remote != id {
             let text = "the DREQ does not carry the communication ID of its receiver";
-            self.charge(Rule::CmMatch, seen, text).with(packet);
+            self.charge(Rule::CmMatch, current, text).with(packet);
         } else if qpn != expected && (side == 1 || qpn != xrc_target) {
             let text = format!("the DREQ carries queue pair {qpn}, but its receiver has {expected}");
-            self.charge(Rule::CmQueuePair, seen, text).with(packet);
+            self.charge(Rule::CmQueuePair, current, text).with(packet);
         }
     }
 
-    fn drep(&mut self, seen: &PacketRecord, (local, remote): (CommId, CommId), tid: TransactionId) {
+    fn drep(&mut self, current: &PacketRecord, (local, remote): (CommId, CommId), tid: TransactionId) {
         let is_complete = self.is_complete;
         // The sender of the DREQ knows the connection by `remote`.
-        let Some((known, side)) = self.connection(seen.net.dst, remote) else { return };
+        let Some((known, side)) = self.connection(current.net.dst, remote) else { return };
         let own = match side {
             0 => known.rep.as_ref().map(|(rep, _)| rep.local_comm_id),
             _ => Some(known.req.local_comm_id),
         };
         match known.dreq[side] {
             None if is_complete => {
-                self.charge(Rule::CmOrder, seen, "a DREP without a DREQ");
+                self.charge(Rule::CmOrder, current, "a DREP without a DREQ");
             }
             None => {}
             Some((packet, dreq_tid)) => {
-                self.transaction(seen, "DREP", dreq_tid, tid, packet);
+                self.transaction(current, "DREP", dreq_tid, tid, packet);
                 if own.is_some_and(|own| own != local) {
                     let text = "the DREP does not carry the communication ID of its sender";
-                    self.charge(Rule::CmMatch, seen, text).with(packet);
+                    self.charge(Rule::CmMatch, current, text).with(packet);
                 }
             }
         }
     }
 
     /// Returns the handshake that a REP completes; `None` for a retransmitted REP.
-    pub(super) fn handshake(&self, seen: &PacketRecord, rep: &Rep, lives: impl Fn(End) -> u32) -> Option<Handshake> {
-        let (src, dst) = (seen.net.src, seen.net.dst);
+    pub(super) fn handshake(&self, current: &PacketRecord, rep: &Rep, lives: impl Fn(End) -> u32) -> Option<Handshake> {
+        let (src, dst) = (current.net.src, current.net.dst);
         let CmConnection { req, rep: first, .. } = self.connections.get(&(dst, rep.remote_comm_id))?;
-        first.as_ref().filter(|(_, packet)| *packet == seen.index)?;
+        first.as_ref().filter(|(_, packet)| *packet == current.index)?;
         let passive = if rep.local_qpn.get() == 0 { rep.local_eecn } else { rep.local_qpn };
         let (active, passive) = ((dst, req.local_qpn), (src, passive));
         Some(Handshake {

@@ -12,9 +12,9 @@ mod flows;
 mod history;
 mod manager;
 mod packet;
+mod record;
 mod requester;
 mod responder;
-mod seen;
 #[cfg(test)]
 mod tests;
 
@@ -27,11 +27,11 @@ use channel::{Channel, Params};
 use congestion::Congestion;
 use flows::Flows;
 use manager::{Handshake, Handshakes, Manager};
+use record::{PacketRecord, RepeatedCaptures};
 use roxe_transport::time::ack_timeout;
 use roxe_wire::cm::Message;
 use roxe_wire::opcode::{PayloadRule, Service};
 use roxe_wire::{Kind, Pkey, Response};
-use seen::{PacketRecord, Twins};
 use std::collections::BTreeMap;
 
 /// What the caller knows about a capture, in addition to its packets.
@@ -73,7 +73,7 @@ pub struct Judgement {
     /// Charges in the order of packets; charges of one kind in one connection are counted as one.
     pub charges: Vec<Charge>,
     /// Number of packets that were captured twice and judged once.
-    pub twins: usize,
+    pub repeated: usize,
     /// Number of packets that the capture cut.
     pub cut: usize,
     /// Number of datagrams.
@@ -106,12 +106,12 @@ impl Judgement {
 /// Judges the packets of a capture, which are in the order of time.
 pub fn judge(captured: &[Captured<'_>], vantage: Vantage) -> Judgement {
     let mut judgement = Judgement::default();
-    let (mut integrities, mut twins) = (packet::Integrities::default(), Twins::default());
+    let (mut integrities, mut repeated) = (packet::Integrities::default(), RepeatedCaptures::default());
     let (mut manager, mut flows) = (Manager::new(vantage.is_complete), Flows::default());
     let (mut all, mut handshakes, mut charges) = (Vec::new(), Vec::new(), Charges::default());
     for (index, captured) in captured.iter().enumerate() {
-        if twins.is_twin(captured) {
-            judgement.twins += 1;
+        if repeated.is_repeated(captured) {
+            judgement.repeated += 1;
             continue;
         }
         judgement.cut += usize::from(captured.is_cut());
@@ -120,24 +120,24 @@ pub fn judge(captured: &[Captured<'_>], vantage: Vantage) -> Judgement {
         if let Integrity::Malformed(error) = captured.integrity {
             packet::malformed(index, captured, error, &mut charges);
         }
-        let Some(seen) = PacketRecord::of(index, captured) else { continue };
-        packet::fields(&seen, captured, &mut charges);
-        judgement.datagrams += usize::from(matches!(seen.header.kind, Kind::Ud { .. }));
+        let Some(current) = PacketRecord::of(index, captured) else { continue };
+        packet::fields(&current, captured, &mut charges);
+        judgement.datagrams += usize::from(matches!(current.header.kind, Kind::Ud { .. }));
         if !captured.is_cut()
-            && let Some(mad) = manager.judge_datagram(&seen, captured)
+            && let Some(mad) = manager.judge_datagram(&current, captured)
         {
             match &mad.message {
-                Message::Req(req) => flows.connect((seen.net.src, req.local_qpn), req.local_comm_id.0),
+                Message::Req(req) => flows.connect((current.net.src, req.local_qpn), req.local_comm_id.0),
                 Message::Rep(rep) => {
                     let qpn = if rep.local_qpn.get() == 0 { rep.local_eecn } else { rep.local_qpn };
-                    flows.connect((seen.net.src, qpn), rep.local_comm_id.0);
-                    handshakes.extend(manager.handshake(&seen, rep, |end| flows.life(end)));
+                    flows.connect((current.net.src, qpn), rep.local_comm_id.0);
+                    handshakes.extend(manager.handshake(&current, rep, |end| flows.life(end)));
                 }
                 _ => {}
             }
         }
-        flows.add(all.len(), &seen, sender(captured));
-        all.push(seen);
+        flows.add(all.len(), &current, sender(captured));
+        all.push(current);
     }
     integrities.charge(&mut charges);
     charges.0.append(&mut manager.charges.0);
@@ -254,10 +254,10 @@ impl<'f> Judged<'f> {
         let (mut members, mut pkeys) = (Vec::new(), [None; 2]);
         let services = places.map(|places| services(places, all));
         for (place, direction) in order {
-            let seen = &all[place];
-            members.push(seen.index);
-            self.pkey(seen, direction, &mut pkeys);
-            self.judge_packet(seen, direction);
+            let current = &all[place];
+            members.push(current.index);
+            self.pkey(current, direction, &mut pkeys);
+            self.judge_packet(current, direction);
         }
         let lost = self.channels.iter().map(|channel| channel.lost).sum();
         let packets = places.map(<[usize]>::len);
@@ -276,45 +276,45 @@ impl<'f> Judged<'f> {
     }
 
     // clause: PKEY-MATCH
-    fn pkey(&mut self, seen: &PacketRecord, direction: usize, pkeys: &mut [Option<(Pkey, usize)>; 2]) {
-        let pkey = seen.header.bth.pkey;
-        let (first, packet) = *pkeys[direction].get_or_insert((pkey, seen.index));
+    fn pkey(&mut self, current: &PacketRecord, direction: usize, pkeys: &mut [Option<(Pkey, usize)>; 2]) {
+        let pkey = current.header.bth.pkey;
+        let (first, packet) = *pkeys[direction].get_or_insert((pkey, current.index));
         if first != pkey {
             let text = format!("the P_Key is {:#06x}, but was {:#06x} before", pkey.0, first.0);
             self.channels[direction]
                 .charges
-                .add(Rule::Pkey, self.ends[direction], Role::Sender, seen.index, text)
+                .add(Rule::Pkey, self.ends[direction], Role::Sender, current.index, text)
                 .with(packet);
         }
     }
 
     /// Judges a packet to the first flow's queue pair (`direction` 0) or from it (1).
-    fn judge_packet(&mut self, seen: &PacketRecord, direction: usize) {
-        if !matches!(seen.header.kind, Kind::Cnp) {
-            self.congestion[direction].packet(seen);
+    fn judge_packet(&mut self, current: &PacketRecord, direction: usize) {
+        if !matches!(current.header.kind, Kind::Cnp) {
+            self.congestion[direction].packet(current);
         }
         let other = 1 - direction;
-        match seen.header.kind {
+        match current.header.kind {
             Kind::RcRequest(request) | Kind::XrcRequest(_, request) if self.service != Service::Uc => {
-                self.channels[direction].request(seen, request);
+                self.channels[direction].request(current, request);
             }
             Kind::UcRequest(request) if self.service == Service::Uc => {
-                self.channels[direction].request(seen, request.into());
+                self.channels[direction].request(current, request.into());
             }
-            Kind::RcResponse(response) | Kind::XrcResponse(response) => self.response(seen, response, other),
+            Kind::RcResponse(response) | Kind::XrcResponse(response) => self.response(current, response, other),
             // A CNP reports marks on packets of the card that receives the CNP.
-            Kind::Cnp => self.congestion[other].cnp(seen),
+            Kind::Cnp => self.congestion[other].cnp(current),
             _ => {}
         }
     }
 
     // clause: UC-SILENT
-    fn response(&mut self, seen: &PacketRecord, response: Response, direction: usize) {
+    fn response(&mut self, current: &PacketRecord, response: Response, direction: usize) {
         if self.service == Service::Uc {
-            let text = format!("{} is a response on an unreliable connection", seen.header.opcode());
-            self.channels[direction].responder(Rule::UnreliableAnswer, seen.index, text);
+            let text = format!("{} is a response on an unreliable connection", current.header.opcode());
+            self.channels[direction].responder(Rule::UnreliableAnswer, current.index, text);
         } else {
-            self.channels[direction].response(seen, response);
+            self.channels[direction].response(current, response);
         }
     }
 }
@@ -322,10 +322,10 @@ impl<'f> Judged<'f> {
 /// Returns the payload that most full packets of a connection have.
 fn path_mtu(flows: [Option<&flows::Flow>; 2], all: &[PacketRecord]) -> Option<u32> {
     let mut counts = BTreeMap::<u32, usize>::new();
-    for seen in flows.into_iter().flatten().flat_map(|flow| &flow.packets).map(|place| &all[*place]) {
-        let is_full = seen.header.opcode().facts().payload == PayloadRule::Full;
-        if is_full && matches!(seen.len, 256 | 512 | 1024 | 2048 | 4096) {
-            *counts.entry(seen.len).or_default() += 1;
+    for current in flows.into_iter().flatten().flat_map(|flow| &flow.packets).map(|place| &all[*place]) {
+        let is_full = current.header.opcode().facts().payload == PayloadRule::Full;
+        if is_full && matches!(current.len, 256 | 512 | 1024 | 2048 | 4096) {
+            *counts.entry(current.len).or_default() += 1;
         }
     }
     counts.into_iter().max_by_key(|(_, count)| *count).map(|(mtu, _)| mtu)

@@ -1,7 +1,7 @@
 //! Rules for single packets: integrity, reserved bits, addresses, fields that depend on the opcode.
 
 use super::charge::{Card, Charges, Role, Rule};
-use super::seen::PacketRecord;
+use super::record::PacketRecord;
 use crate::reader::{Captured, Integrity};
 use roxe_wire::net::checksum_is_right;
 use roxe_wire::{Gid, Kind, NakCode, NetHeader, ParseError, Qkey, Qpn, Request, Response, Syndrome, icrc};
@@ -80,13 +80,13 @@ pub(super) fn ip(index: usize, captured: &Captured<'_>, charges: &mut Charges) {
 }
 
 /// Judges the fields of a packet that do not depend on others.
-pub(super) fn fields(seen: &PacketRecord, captured: &Captured<'_>, charges: &mut Charges) {
-    let card = Card { address: seen.net.src, qpn: None };
-    let mut charge = |rule, text: &str| _ = charges.add(rule, card, Role::Sender, seen.index, text);
-    let (bth, bytes) = (&seen.header.bth, captured.bytes);
+pub(super) fn fields(current: &PacketRecord, captured: &Captured<'_>, charges: &mut Charges) {
+    let card = Card { address: current.net.src, qpn: None };
+    let mut charge = |rule, text: &str| _ = charges.add(rule, card, Role::Sender, current.index, text);
+    let (bth, bytes) = (&current.header.bth, captured.bytes);
     let at = |place: usize| bytes.get(place).copied().unwrap_or_default();
-    let is_datagram = matches!(seen.header.kind, Kind::Ud { .. });
-    let is_cnp = matches!(seen.header.kind, Kind::Cnp);
+    let is_datagram = matches!(current.header.kind, Kind::Ud { .. });
+    let is_cnp = matches!(current.header.kind, Kind::Cnp);
     // clause: BTH-RESERVED
     if at(4) & 0x3f != 0 || at(8) & 0x7f != 0 {
         charge(Rule::Reserved, "reserved bits of the BTH are set");
@@ -97,7 +97,7 @@ pub(super) fn fields(seen: &PacketRecord, captured: &Captured<'_>, charges: &mut
     if bth.fecn {
         charge(Rule::Reserved, "FECN is set, but RoCEv2 marks congestion with ECN in the IP header");
     }
-    let headers = match seen.header.kind {
+    let headers = match current.header.kind {
         Kind::Ud { .. } if at(16) != 0 => Some("the reserved byte of the DETH is set"),
         Kind::XrcRequest(..) if at(12) != 0 => Some("the reserved byte of the XRCETH is set"),
         _ => None,
@@ -106,15 +106,15 @@ pub(super) fn fields(seen: &PacketRecord, captured: &Captured<'_>, charges: &mut
     if bth.pkey.0 & 0x7fff == 0 {
         charge(Rule::Pkey, "the P_Key is invalid");
     }
-    address(seen, is_datagram, &mut charge);
+    address(current, is_datagram, &mut charge);
     // clause: BTH-SOLICITED, ACK-FIELDS
-    let operation = seen.header.opcode().operation();
+    let operation = current.header.opcode().operation();
     if operation.is_response() && (bth.solicited || bth.ack_req) {
         charge(Rule::AnswerBits, "a response has the SE or AckReq bit set");
-    } else if bth.solicited && !may_be_solicited(&seen.header.kind) {
+    } else if bth.solicited && !may_be_solicited(&current.header.kind) {
         charge(Rule::Solicited, "SE is set in a packet that does not end a SEND or a WRITE with immediate data");
     }
-    if let Some(aeth) = response(&seen.header.kind).and_then(Response::aeth) {
+    if let Some(aeth) = response(&current.header.kind).and_then(Response::aeth) {
         // clause: AETH-SYNDROME
         let is_reserved =
             matches!(aeth.syndrome, Syndrome::Reserved(_) | Syndrome::Nak(NakCode::Reserved(_) | NakCode::InvalidRd));
@@ -127,22 +127,22 @@ pub(super) fn fields(seen: &PacketRecord, captured: &Captured<'_>, charges: &mut
         charge(Rule::CnpFields, "a CNP without BECN, or with reserved bytes that are not 0");
     }
     if is_cnp && bth.psn.get() != 0 {
-        charges.add(Rule::CnpFields, card, Role::Sender, seen.index, "a CNP with a PSN other than 0").advice();
+        charges.add(Rule::CnpFields, card, Role::Sender, current.index, "a CNP with a PSN other than 0").advice();
     }
-    if let Some(Request::FetchAdd(atomic)) = seen.header.kind.request()
+    if let Some(Request::FetchAdd(atomic)) = current.header.kind.request()
         && atomic.compare != 0
     {
         let text = "the compare operand of a FETCH ADD is not 0";
-        charges.add(Rule::AtomicOperands, card, Role::Requester, seen.index, text).advice();
+        charges.add(Rule::AtomicOperands, card, Role::Requester, current.index, text).advice();
     }
     // clause: BTH-PAD
-    if !captured.is_cut() && pad(seen, bytes).iter().any(|byte| *byte != 0) {
-        charges.add(Rule::Pad, card, Role::Sender, seen.index, "the padding is not 0").advice();
+    if !captured.is_cut() && pad(current, bytes).iter().any(|byte| *byte != 0) {
+        charges.add(Rule::Pad, card, Role::Sender, current.index, "the padding is not 0").advice();
     }
 }
 
-fn address(seen: &PacketRecord, is_datagram: bool, charge: &mut impl FnMut(Rule, &str)) {
-    let (NetHeader { src, dst, .. }, qpn) = (seen.net, seen.header.bth.dest_qpn);
+fn address(current: &PacketRecord, is_datagram: bool, charge: &mut impl FnMut(Rule, &str)) {
+    let (NetHeader { src, dst, .. }, qpn) = (current.net, current.header.bth.dest_qpn);
     // clause: AV-VALID
     if src.is_multicast() || src.to_ip().is_unspecified() || dst.to_ip().is_unspecified() {
         charge(Rule::Address, "the source or the destination is not a unicast address");
@@ -155,7 +155,7 @@ fn address(seen: &PacketRecord, is_datagram: bool, charge: &mut impl FnMut(Rule,
         charge(Rule::Multicast, "only one of destination address and queue pair is multicast");
     }
     // clause: CM-GSI
-    match (qpn, seen.header.kind) {
+    match (qpn, current.header.kind) {
         (Qpn::GSI, Kind::Ud { deth, .. }) if deth.qkey != Qkey::GSI => {
             charge(Rule::QueuePair, "a datagram to queue pair 1 has a Q_Key other than 0x80010000");
         }
@@ -185,7 +185,7 @@ pub(super) const fn response(kind: &Kind) -> Option<&Response> {
 }
 
 /// Returns the pad bytes of a whole packet.
-fn pad<'f>(seen: &PacketRecord, bytes: &'f [u8]) -> &'f [u8] {
+fn pad<'f>(current: &PacketRecord, bytes: &'f [u8]) -> &'f [u8] {
     let end = bytes.len().saturating_sub(icrc::LEN);
-    bytes.get(seen.header.len().saturating_add(seen.len as usize)..end).unwrap_or_default()
+    bytes.get(current.header.len().saturating_add(current.len as usize)..end).unwrap_or_default()
 }

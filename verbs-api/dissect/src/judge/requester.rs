@@ -3,7 +3,7 @@
 use super::channel::{Channel, Nak, State};
 use super::charge::Rule;
 use super::history::{MAX_STARTS, Record, atomic, has_own_response, reth};
-use super::seen::PacketRecord;
+use super::record::PacketRecord;
 use crate::sequence::{Place, Seq, psn_of, read_span};
 use roxe_transport::qp::takes_receive;
 use roxe_wire::opcode::{Operation, PayloadRule, Position, Service};
@@ -22,8 +22,8 @@ const MIN_EVASIONS: u32 = 3;
 
 impl Channel {
     /// Judges the next request.
-    pub(super) fn request(&mut self, seen: &PacketRecord, request: Request) {
-        let psn = seen.header.bth.psn;
+    pub(super) fn request(&mut self, current: &PacketRecord, request: Request) {
+        let psn = current.header.bth.psn;
         if !self.state.history.has_begun {
             self.state.history.begin(self.params.start.unwrap_or(psn));
         }
@@ -37,20 +37,20 @@ impl Channel {
             let expected = psn_of(self.state.history.sequence.next().0);
             self.requester(Rule::PsnOrder, stray, format!("the PSN is not in sequence: PSN {expected} is next"));
         } else if self.state.history.sequence.place(seq) == Place::OutOfReach {
-            self.parked = Some((Box::new(std::mem::take(&mut self.state)), seen.index));
+            self.parked = Some((Box::new(std::mem::take(&mut self.state)), current.index));
             self.params.start = None;
             self.state.history.begin(psn);
             seq = self.state.history.sequence.nearest(psn);
         }
         match self.state.history.sequence.place(seq) {
-            Place::SentBefore | Place::OutOfReach => self.repeated(seen, request, seq),
-            place => self.first_time(seen, request, seq, place),
+            Place::SentBefore | Place::OutOfReach => self.repeated(current, request, seq),
+            place => self.first_time(current, request, seq, place),
         }
         let state = &mut self.state;
         if let Some(nak) = &mut state.nak
             && seq <= nak.expected
         {
-            (nak.is_sent, nak.since, nak.evasions, nak.repeats) = (true, seen.time, 0, 0);
+            (nak.is_sent, nak.since, nak.evasions, nak.repeats) = (true, current.time, 0, 0);
         }
         if let Some((refused, .., is_sent)) = &mut state.rnr
             && seq <= *refused
@@ -59,13 +59,13 @@ impl Channel {
         }
     }
 
-    fn first_time(&mut self, seen: &PacketRecord, request: Request, seq: Seq, place: Place) {
-        let index = seen.index;
+    fn first_time(&mut self, current: &PacketRecord, request: Request, seq: Seq, place: Place) {
+        let index = current.index;
         let expected = psn_of(self.state.history.sequence.next().1);
         // clause: PSN-START
         if place == Place::BeforeFirst && self.params.start.is_some() && self.parked.is_none() {
             let start = self.params.start.unwrap_or_default();
-            let text = format!("the first PSN is {}, but its REQ or REP announced {start}", seen.header.bth.psn);
+            let text = format!("the first PSN is {}, but its REQ or REP announced {start}", current.header.bth.psn);
             self.requester(Rule::PsnStart, index, text);
             (self.params.start, self.state.base) = (None, None);
         }
@@ -78,30 +78,30 @@ impl Channel {
         if matches!(place, Place::Next | Place::AfterGap) {
             self.charge_ghosts(seq, place, index);
         }
-        self.lengths(seen, request);
-        self.position(seen, request, seq);
+        self.lengths(current, request);
+        self.position(current, request, seq);
         let (span, most) = match request {
             Request::Read(reth) => read_span(reth.dma_len, self.params.mtu),
             _ => (1, 1),
         };
-        let sum = self.sum(seen, request, seq);
-        let xrc = match seen.header.kind {
+        let sum = self.sum(current, request, seq);
+        let xrc = match current.header.kind {
             Kind::XrcRequest(xrc, _) => Some(xrc.0),
             _ => None,
         };
         let record = Record {
             packet: index,
-            last: (index, seen.time),
+            last: (index, current.time),
             request,
-            len: seen.len,
+            len: current.len,
             span,
             xrc,
-            hash: seen.hash,
+            hash: current.hash,
             sum,
             expected: seq,
             starts: vec![seq],
             again: None,
-            is_lost: seen.is_lost,
+            is_lost: current.is_lost,
         };
         self.state.history.insert(seq, record, most);
         if matches!(place, Place::Next | Place::AfterGap) && self.params.service != Service::Uc {
@@ -129,8 +129,8 @@ impl Channel {
     }
 
     /// Judges the lengths in one packet, with the path MTU.
-    fn lengths(&mut self, seen: &PacketRecord, request: Request) {
-        let (index, len, facts) = (seen.index, seen.len, request.operation().facts());
+    fn lengths(&mut self, current: &PacketRecord, request: Request) {
+        let (index, len, facts) = (current.index, current.len, request.operation().facts());
         let (name, is_full) = (facts.name, facts.payload == PayloadRule::Full);
         // clause: MTU-PATH, CHECK-LENGTH
         if is_full && !matches!(len, 256 | 512 | 1024 | 2048 | 4096) {
@@ -154,8 +154,8 @@ impl Channel {
     /// Judges the position of the packet in its message by the packets directly before and after
     /// it.
     // clause: CHECK-SEQUENCE, SEND-ORDER
-    fn position(&mut self, seen: &PacketRecord, request: Request, seq: Seq) {
-        let xrc = match seen.header.kind {
+    fn position(&mut self, current: &PacketRecord, request: Request, seq: Seq) {
+        let xrc = match current.header.kind {
             Kind::XrcRequest(xrc, _) => Some(xrc.0),
             _ => None,
         };
@@ -170,11 +170,11 @@ impl Channel {
         for (packet, (first, first_queue), (second, second_queue)) in pairs.into_iter().flatten() {
             let [one, two] = [first, second].map(|request| request.operation().facts().name);
             if !may_follow(first, second) {
-                self.requester(Rule::OpcodeOrder, seen.index, format!("{two} follows {one}")).with(packet);
+                self.requester(Rule::OpcodeOrder, current.index, format!("{two} follows {one}")).with(packet);
             } else if first_queue != second_queue && continues(second.operation()) {
                 // clause: XRC-ONE-QUEUE
                 let text = "the packets of a message specify different SRQs";
-                self.requester(Rule::XrcQueue, seen.index, text).with(packet);
+                self.requester(Rule::XrcQueue, current.index, text).with(packet);
             }
         }
     }
@@ -182,7 +182,7 @@ impl Channel {
     /// Judges the length of a message. Returns its bytes up to this packet, and the DMA length of
     /// its RETH.
     // clause: CHECK-DMA-LENGTH
-    fn sum(&mut self, seen: &PacketRecord, request: Request, seq: Seq) -> Option<(u64, Option<u32>)> {
+    fn sum(&mut self, current: &PacketRecord, request: Request, seq: Seq) -> Option<(u64, Option<u32>)> {
         let position = request.operation().facts().position;
         let (sum, announced, opener) = if matches!(position, Position::First | Position::Only) {
             let announced = match request {
@@ -191,11 +191,11 @@ impl Channel {
                 }
                 _ => None,
             };
-            (u64::from(seen.len), announced, seen.index)
+            (u64::from(current.len), announced, current.index)
         } else {
             let before = self.state.history.before(seq).filter(|before| may_follow(before.request, request))?;
             let (sum, announced) = before.sum?;
-            (sum + u64::from(seen.len), announced, before.packet)
+            (sum + u64::from(current.len), announced, before.packet)
         };
         let is_last = matches!(position, Position::Last | Position::Only);
         if let Some(announced) = announced {
@@ -204,11 +204,11 @@ impl Channel {
             if is_wrong {
                 let is = if is_last { "is" } else { "is, before its last packet," };
                 let text = format!("a WRITE with a DMA length of {announced} bytes {is} {sum} bytes long");
-                self.requester(Rule::DmaLength, seen.index, text).with(opener);
+                self.requester(Rule::DmaLength, current.index, text).with(opener);
                 return None;
             }
         } else if sum > MAX_MESSAGE {
-            self.requester(Rule::MessageLength, seen.index, format!("a SEND is {sum} bytes long"));
+            self.requester(Rule::MessageLength, current.index, format!("a SEND is {sum} bytes long"));
             return None;
         }
         Some((sum, announced))
@@ -243,12 +243,12 @@ impl Channel {
         }
     }
 
-    fn repeated(&mut self, seen: &PacketRecord, request: Request, seq: Seq) {
-        let (index, time) = (seen.index, seen.time);
+    fn repeated(&mut self, current: &PacketRecord, request: Request, seq: Seq) {
+        let (index, time) = (current.index, current.time);
         let Some((begin, record)) = self.state.history.covering(seq) else { return };
         let (record, is_uc) = (record.clone(), self.params.service == Service::Uc);
         let continues_retry = self.state.resent.is_some_and(|resent| resent + 1 == seq || resent == seq);
-        self.same_packet(seen, request, seq, (begin, &record));
+        self.same_packet(current, request, seq, (begin, &record));
         if is_uc {
             return;
         }
@@ -264,7 +264,7 @@ impl Channel {
                 record.starts.push(seq);
             }
             record.again = Some(record.again.map_or(seq, |again| again.min(seq)));
-            record.is_lost &= seen.is_lost;
+            record.is_lost &= current.is_lost;
         }
         let end = if begin == seq { begin + record.span - 1 } else { seq };
         (state.resent, state.has_repeats) = (Some(end), true);
@@ -272,8 +272,8 @@ impl Channel {
 
     /// Compares a retransmitted packet with its first transmission.
     // clause: RETRY-SAME-OPCODES, RETRY-READ-TAIL
-    fn same_packet(&mut self, seen: &PacketRecord, request: Request, seq: Seq, (begin, record): (Seq, &Record)) {
-        let (index, packet) = (seen.index, record.packet);
+    fn same_packet(&mut self, current: &PacketRecord, request: Request, seq: Seq, (begin, record): (Seq, &Record)) {
+        let (index, packet) = (current.index, record.packet);
         let is_read = matches!((request, record.request), (Request::Read(_), Request::Read(_)));
         if is_read {
             self.read_tail(request, seq, (begin, record), index);
@@ -282,11 +282,11 @@ impl Channel {
         let [now, then] = [request, record.request].map(|request| request.operation().facts().name);
         let text = if request.operation() != record.operation() {
             format!("PSN {} was {then}, but is {now} when retransmitted", psn_of(seq))
-        } else if seen.len != record.len {
-            format!("PSN {} had {} bytes, but has {} when retransmitted", psn_of(seq), record.len, seen.len)
+        } else if current.len != record.len {
+            format!("PSN {} had {} bytes, but has {} when retransmitted", psn_of(seq), record.len, current.len)
         } else if reth(&request) != reth(&record.request) || atomic(&request) != atomic(&record.request) {
             format!("PSN {} has another key, address or operand when retransmitted", psn_of(seq))
-        } else if self.params.service == Service::Uc && seen.hash != record.hash {
+        } else if self.params.service == Service::Uc && current.hash != record.hash {
             // clause: PSN-24BIT
             let text = format!("two packets have PSN {}", psn_of(seq));
             self.requester(Rule::PsnOrder, index, text).with(packet);

@@ -3,7 +3,7 @@
 use super::channel::{Channel, Nak};
 use super::charge::Rule;
 use super::history::{MAX_STARTS, Record, has_own_response};
-use super::seen::PacketRecord;
+use super::record::PacketRecord;
 use crate::sequence::{Seq, psn_of};
 use roxe_transport::qp::takes_receive;
 use roxe_transport::time::rnr_wait;
@@ -15,11 +15,11 @@ const MIN_REPEATS: u32 = 3;
 
 impl Channel {
     /// Judges the next response.
-    pub(super) fn response(&mut self, seen: &PacketRecord, response: Response) {
-        if !self.state.history.has_begun || seen.is_lost {
+    pub(super) fn response(&mut self, current: &PacketRecord, response: Response) {
+        if !self.state.history.has_begun || current.is_lost {
             return;
         }
-        let (index, seq) = (seen.index, self.state.history.sequence.nearest(seen.header.bth.psn));
+        let (index, seq) = (current.index, self.state.history.sequence.nearest(current.header.bth.psn));
         let syndrome = response.aeth().map(|aeth| aeth.syndrome);
         let is_nak = matches!(syndrome, Some(Syndrome::Nak(NakCode::PsnSequence)));
         // A sequence NAK proves that the responder got a request with a later PSN than the NAK's.
@@ -39,30 +39,30 @@ impl Channel {
         }
         match response {
             Response::Ack(aeth) => match aeth.syndrome {
-                Syndrome::Nak(NakCode::PsnSequence) => self.sequence_nak(seq, aeth, seen),
+                Syndrome::Nak(NakCode::PsnSequence) => self.sequence_nak(seq, aeth, current),
                 Syndrome::Nak(code) => self.refused(seq, code, aeth, index),
-                Syndrome::RnrNak { timer } => self.rnr(seq, timer, aeth, seen),
-                Syndrome::Ack { credits } => self.ack(seq, credits, seen, is_ghost),
+                Syndrome::RnrNak { timer } => self.rnr(seq, timer, aeth, current),
+                Syndrome::Ack { credits } => self.ack(seq, credits, current, is_ghost),
                 Syndrome::Reserved(_) => {}
             },
-            _ => self.data(seq, response, seen),
+            _ => self.data(seq, response, current),
         }
         let is_refusal = matches!(syndrome, Some(Syndrome::Nak(_) | Syndrome::RnrNak { .. }));
         if !is_ghost && !matches!(syndrome, Some(Syndrome::Reserved(_))) {
-            self.advance(if is_refusal { seq - 1 } else { seq }, seen);
+            self.advance(if is_refusal { seq - 1 } else { seq }, current);
         }
     }
 
     /// Marks all requests up to `seq` as acknowledged.
-    fn advance(&mut self, seq: Seq, seen: &PacketRecord) {
+    fn advance(&mut self, seq: Seq, current: &PacketRecord) {
         let acked = self.state.acked.map(|(acked, _)| acked);
         if acked >= Some(seq) {
             return;
         }
         // The capture has lost acknowledged requests that it does not contain.
         self.lost += self.state.history.unseen(acked, seq).max(0) as u64;
-        self.state.acked = Some((seq, seen.index));
-        self.state.progress = seen.time;
+        self.state.acked = Some((seq, current.index));
+        self.state.progress = current.time;
         while let Some((end, _)) = self.state.unanswered.front()
             && *end < seq
         {
@@ -125,8 +125,8 @@ impl Channel {
     }
 
     // clause: GAP-NAK, GAP-AFTER-RNR
-    fn sequence_nak(&mut self, seq: Seq, aeth: Aeth, seen: &PacketRecord) {
-        let (index, psn, is_complete) = (seen.index, psn_of(seq), self.params.is_complete);
+    fn sequence_nak(&mut self, seq: Seq, aeth: Aeth, current: &PacketRecord) {
+        let (index, psn, is_complete) = (current.index, psn_of(seq), self.params.is_complete);
         let again = self.state.nak.filter(|nak| nak.expected == seq);
         let repeats = again.map_or(0, |nak| if nak.is_sent { nak.repeats } else { nak.repeats + 1 });
         if self.state.acked.is_some_and(|(acked, _)| acked >= seq) {
@@ -151,7 +151,7 @@ impl Channel {
             let packet = record.packet;
             self.responder(Rule::NakGap, index, text).with(packet);
         }
-        let (since, evasions) = again.map_or((seen.time, 0), |nak| (nak.since, nak.evasions));
+        let (since, evasions) = again.map_or((current.time, 0), |nak| (nak.since, nak.evasions));
         self.state.nak = Some(Nak { expected: seq, packet: index, since, is_sent: false, evasions, repeats });
         (self.state.retry_cause, self.state.resent) = (Some(index), None);
     }
@@ -195,8 +195,8 @@ impl Channel {
     }
 
     // clause: CHECK-RECEIVE
-    fn rnr(&mut self, seq: Seq, timer: u8, aeth: Aeth, seen: &PacketRecord) {
-        let index = seen.index;
+    fn rnr(&mut self, seq: Seq, timer: u8, aeth: Aeth, current: &PacketRecord) {
+        let index = current.index;
         self.late_refusal(seq, aeth, index, "an RNR NAK");
         if let Some((_, record)) = self.state.history.covering(seq)
             && !may_lack_receive(&record.request)
@@ -206,13 +206,13 @@ impl Channel {
             self.responder(Rule::RnrReceive, index, text).with(packet).advice();
         }
         let wait = rnr_wait(timer).as_nanos() as u64;
-        self.state.rnr = Some((seq, index, seen.time, wait, false));
+        self.state.rnr = Some((seq, index, current.time, wait, false));
         (self.state.retry_cause, self.state.resent) = (Some(index), None);
     }
 
     // clause: RESP-KIND, ANSWER-ORDER
-    fn ack(&mut self, seq: Seq, credits: u8, seen: &PacketRecord, is_ghost: bool) {
-        let index = seen.index;
+    fn ack(&mut self, seq: Seq, credits: u8, current: &PacketRecord, is_ghost: bool) {
+        let index = current.index;
         if let Some((_, record)) = self.state.history.covering(seq)
             && has_own_response(&record.request)
             && record.expected <= seq
@@ -241,8 +241,8 @@ impl Channel {
     }
 
     /// Judges a response with data.
-    fn data(&mut self, seq: Seq, response: Response, seen: &PacketRecord) {
-        let index = seen.index;
+    fn data(&mut self, seq: Seq, response: Response, current: &PacketRecord) {
+        let index = current.index;
         // clause: READ-POSITIVE
         if response.aeth().is_some_and(|aeth| !matches!(aeth.syndrome, Syndrome::Ack { .. })) {
             let text = "the AETH of a response with data is not an ACK";
@@ -258,7 +258,7 @@ impl Channel {
         }
         self.atomic(&record, index);
         if matches!(record.request, Request::Read(_)) {
-            self.read(seq, begin, &record, response, seen);
+            self.read(seq, begin, &record, response, current);
         }
         self.order(seq, &record, index);
         if let Some((_, record)) = self.state.history.covering_mut(seq) {
@@ -280,16 +280,16 @@ impl Channel {
     }
 
     // clause: READ-RESPONSES, READ-STYLES, READ-LENGTH
-    fn read(&mut self, seq: Seq, begin: Seq, record: &Record, response: Response, seen: &PacketRecord) {
-        let (index, packet, psn) = (seen.index, record.packet, psn_of(seq));
+    fn read(&mut self, seq: Seq, begin: Seq, record: &Record, response: Response, current: &PacketRecord) {
+        let (index, packet, psn) = (current.index, record.packet, psn_of(seq));
         let Request::Read(reth) = record.request else { return };
         // Without the path MTU, the PSN of the last response is unknown.
         let Some(mtu) = self.params.mtu.or_else(|| (record.span == 1).then_some(4096)) else { return };
         let (place, last) = (seq - begin, record.span - 1);
         let rest = u64::from(reth.dma_len).saturating_sub(place as u64 * u64::from(mtu));
         let expected = rest.min(mtu.into());
-        if u64::from(seen.len) != expected && (self.params.mtu.is_some() || rest <= 256) {
-            let text = format!("the response with PSN {psn} carries {} bytes instead of {expected}", seen.len);
+        if u64::from(current.len) != expected && (self.params.mtu.is_some() || rest <= 256) {
+            let text = format!("the response with PSN {psn} carries {} bytes instead of {expected}", current.len);
             self.responder(Rule::ReadLength, index, text).with(packet);
             return;
         }

@@ -458,7 +458,7 @@ fn packets_captured_at_two_places_are_judged_once() {
     packets.sort_by_key(|packet| packet.time);
     let judgement = judge(&packets, Vantage::default());
     assert!(judgement.charges.is_empty(), "{:#?}", judgement.charges);
-    assert_eq!(judgement.twins, clean.0.len());
+    assert_eq!(judgement.repeated, clean.0.len());
 }
 
 #[test]

@@ -4,7 +4,7 @@ pub(crate) mod ends;
 pub(crate) mod ids;
 pub(crate) mod namespace;
 pub(crate) mod peer;
-pub(crate) mod player;
+pub(crate) mod ping_pong;
 
 use roxe_net::udp::BareLink;
 use roxe_provider::wire::{Gid, PathMtu, Psn, Qkey, Qpn, RKey, ROCE_PORT};

@@ -1,17 +1,18 @@
-//! Ping-pong between two processes, without retransmission.
+//! Ping-pong between two processes. Lost packets are not retransmitted, so that a test notices
+//! them.
 
 use super::*;
 use roxe_provider::WcStatus;
 use roxe_provider::wire::{PathMtu, Qpn};
 use std::cell::Cell;
 
-/// `wr_id` of receives.
+/// `wr_id` of receives; that of sends is 0.
 const RECEIVE: u64 = 1;
 /// Time after which a message counts as lost.
 const LOST: Duration = Duration::from_secs(20);
 
-/// One side of a ping-pong.
-pub(crate) struct Player {
+/// One end of a ping-pong.
+pub(crate) struct PingPong {
     node: Node,
     pub(crate) qp: Arc<Qp>,
     service: Service,
@@ -20,13 +21,14 @@ pub(crate) struct Player {
     completed: Cell<u64>,
 }
 
-impl Player {
+impl PingPong {
     pub(crate) fn new(service: Service) -> Self {
         let node = Node::open();
         let qp = node.qp(service);
         Self { node, qp, service, peer: Qpn::default(), completed: Cell::new(0) }
     }
 
+    /// Connects the queue pair and posts receives. Returns 1, the reply that the test expects.
     pub(crate) fn connect(&mut self, peer: Qpn) -> u64 {
         self.peer = peer;
         match self.service {
@@ -54,8 +56,8 @@ impl Player {
         self.qp.post_send(&[send]).unwrap();
     }
 
-    /// Sends messages and waits for the answers, for `time`. Returns their number.
-    pub(crate) fn serve_for(&self, time: Duration) -> u64 {
+    /// Sends messages for `time`, each after the answer to the previous one. Returns their number.
+    pub(crate) fn send_for(&self, time: Duration) -> u64 {
         let (start, mut rounds) = (Instant::now(), 0);
         while start.elapsed() < time {
             self.send();
@@ -73,14 +75,15 @@ impl Player {
         }
     }
 
-    /// Plays `rounds` rounds. Returns how often an answer was received before its send completed.
-    pub(crate) fn overtaken(&self, rounds: u64) -> u64 {
+    /// Sends `rounds` messages, each after the answer to the previous one. Returns how often an
+    /// answer was received before the send that it answers completed.
+    pub(crate) fn count_overtaken_sends(&self, rounds: u64) -> u64 {
         let mut overtaken = 0;
         for round in 1..=rounds {
             self.send();
             self.receive();
             overtaken += u64::from(self.completed.get() < round);
-            // Late completions are not counted twice.
+            // The send must complete before the next round, which would count it again.
             while self.completed.get() < round {
                 self.poll();
             }

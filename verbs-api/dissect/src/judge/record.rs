@@ -1,4 +1,5 @@
-//! The fields of a packet that the judge keeps, and packets that were captured twice.
+//! The fields of a packet that the judge keeps, and the detection of packets that were captured
+//! twice.
 
 use crate::reader::Captured;
 use roxe_wire::capture::Direction;
@@ -6,7 +7,7 @@ use roxe_wire::{Header, NetHeader};
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-/// An undamaged packet; if the capture cut it, all of its headers are present.
+/// An undamaged packet. It may be truncated by the capture, but has all of its headers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PacketRecord {
     /// Index of the packet in the capture.
@@ -16,13 +17,14 @@ pub(super) struct PacketRecord {
     pub direction: Option<Direction>,
     pub net: NetHeader,
     pub header: Header,
-    /// Bytes of payload.
+    /// Payload length in bytes.
     pub len: u32,
-    /// Hash of headers and payload without AckReq and ICRC; of the headers only if the packet is
-    /// cut.
+    /// Hash of headers and payload without AckReq and ICRC; without the payload if the packet is
+    /// truncated.
     pub hash: u64,
     /// True if a fault rule of the recording process dropped the packet.
     pub is_lost: bool,
+    /// True if the packet is marked with ECN-CE.
     pub is_marked: bool,
 }
 
@@ -40,6 +42,7 @@ impl PacketRecord {
 fn packet_hash(bytes: &[u8], headers: usize, is_cut: bool) -> u64 {
     let end = if is_cut { headers } else { bytes.len().saturating_sub(roxe_wire::icrc::LEN) };
     let mut hasher = DefaultHasher::new();
+    // Byte 8 of the BTH has AckReq, in which a retransmission may differ.
     bytes.get(..8).hash(&mut hasher);
     bytes.get(9..end).hash(&mut hasher);
     hasher.finish()
@@ -47,21 +50,21 @@ fn packet_hash(bytes: &[u8], headers: usize, is_cut: bool) -> u64 {
 
 /// Finds packets that were captured twice, on two interfaces of a host or switch.
 #[derive(Debug, Default)]
-pub(super) struct Twins<'f> {
-    /// Packets by IPv4 identification and bytes.
-    first: HashMap<(u16, &'f [u8]), CapturePlace<'f>>,
+pub(super) struct RepeatedCaptures<'f> {
+    /// First capture of each packet, by IPv4 identification and bytes.
+    first: HashMap<(u16, &'f [u8]), FirstCapture<'f>>,
 }
 
 /// Time of the first capture of a packet, its interface, and its bytes before the IP header.
-type CapturePlace<'f> = (u64, u32, &'f [u8]);
+type FirstCapture<'f> = (u64, u32, &'f [u8]);
 
 /// Maximum time between two captures of one packet, in nanoseconds.
-const MAX_TWIN_AGE: u64 = 1_000_000_000;
+const MAX_REPEAT_DELAY: u64 = 1_000_000_000;
 
-impl<'f> Twins<'f> {
-    /// Returns true if the same packet was captured before, on another interface or with another
-    /// link header.
-    pub(super) fn is_twin(&mut self, captured: &Captured<'f>) -> bool {
+impl<'f> RepeatedCaptures<'f> {
+    /// Returns true if the same packet was captured before on another interface, or with another link
+    /// header.
+    pub(super) fn is_repeated(&mut self, captured: &Captured<'f>) -> bool {
         let Captured { time, net, bytes, interface, link_header, .. } = *captured;
         // Without an IP identification, a retransmission would look like a second capture.
         if net.ident == 0 || captured.direction.is_some() {
@@ -69,7 +72,7 @@ impl<'f> Twins<'f> {
         }
         let here = (time, interface, link_header);
         let first = self.first.entry((net.ident, bytes)).or_insert(here);
-        if time.saturating_sub(first.0) > MAX_TWIN_AGE {
+        if time.saturating_sub(first.0) > MAX_REPEAT_DELAY {
             *first = here;
         }
         (first.1, first.2) != (interface, link_header)

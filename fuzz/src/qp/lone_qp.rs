@@ -1,5 +1,5 @@
-//! A queue pair without a peer, with its host and clock, and the properties that every target
-//! checks for it.
+//! A queue pair whose peer is the fuzz input, with its host and clock, and the properties that
+//! every fuzz target checks.
 
 use roxe_sim::host::SimHost;
 use roxe_sim::setup::qpn;
@@ -13,10 +13,10 @@ use roxe_wire::{Header, NetHeader, Packet, Qpn, icrc};
 use std::num::NonZeroU64;
 use std::ops::Range;
 
-/// End of the queue pair; the input plays the other end.
+/// End of the queue pair; the input is the other end.
 pub(super) const OWN_END: Peer = Peer::B;
 /// Numbers of the SRQs of an XRC target, and in the packets of an initiator.
-pub(super) const QUEUES: [u32; 2] = [0x21, 0x4_0022];
+pub(super) const SRQNS: [u32; 2] = [0x21, 0x4_0022];
 /// Maximum number of deadlines that may expire before a queue pair without peer is at rest.
 const MAX_DEADLINES: u32 = 2000;
 /// Source of all payloads, in which bytes differ from their neighbours.
@@ -32,9 +32,9 @@ const fn pattern() -> [u8; 1024] {
     bytes
 }
 
-/// Returns the index in [`QUEUES`] of request `wr_id`.
-pub(super) const fn queue_of(wr_id: u64) -> usize {
-    (wr_id % QUEUES.len() as u64) as usize
+/// Returns the index in [`SRQNS`] of the SRQ for request `wr_id`.
+pub(super) const fn srq_index_of(wr_id: u64) -> usize {
+    (wr_id % SRQNS.len() as u64) as usize
 }
 
 /// Returns a line rate for congestion control, or none.
@@ -43,7 +43,7 @@ pub(super) fn line_rate(choices: &mut Script<'_>) -> Option<NonZeroU64> {
 }
 
 /// A queue pair without a peer.
-pub(super) struct Alone<'a> {
+pub(super) struct LoneQp<'a> {
     pub(super) choices: Script<'a>,
     pub(super) setup: Setup,
     pub(super) qp: Qp,
@@ -54,26 +54,26 @@ pub(super) struct Alone<'a> {
     /// `wr_id` of the newest completed send and receive.
     done: [u64; 2],
     /// `wr_id` of the newest completed receive of each XRC SRQ.
-    shared_done: [u64; QUEUES.len()],
+    shared_done: [u64; SRQNS.len()],
 }
 
-impl<'a> Alone<'a> {
+impl<'a> LoneQp<'a> {
     /// Creates a queue pair of this setup and moves it to `state`.
     pub(super) fn new(setup: Setup, state: QpState, choices: Script<'a>) -> Self {
         let (mut qp, mut host) = setup.make_with(qpn(OWN_END));
         host.clock = Instant(1_000_000_000);
         if setup.service == Service::XrcTgt {
-            host.xrc = QUEUES.map(|number| XrcQueue { number, ..XrcQueue::default() }).into();
+            host.xrc = SRQNS.map(|number| XrcQueue { number, ..XrcQueue::default() }).into();
         }
         setup.bring_up(&setup.endpoints_of(OWN_END, setup.places()), &mut qp, &mut host, state);
-        let (sent, next, done, shared_done) = (Sent::default(), [1; 2], [0; 2], [0; QUEUES.len()]);
+        let (sent, next, done, shared_done) = (Sent::default(), [1; 2], [0; 2], [0; SRQNS.len()]);
         Self { choices, setup, qp, host, sent, next, done, shared_done }
     }
 
     /// Posts a send with a new `wr_id`, which it returns.
     pub(super) fn post_send(&mut self, req: &SendRequest<'_>) -> Result<u64, PostError> {
         let wr_id = self.next[0];
-        self.qp.post_send_to_srq(QUEUES[queue_of(wr_id)], &SendRequest { wr_id, ..*req })?;
+        self.qp.post_send_to_srq(SRQNS[srq_index_of(wr_id)], &SendRequest { wr_id, ..*req })?;
         self.next[0] += 1;
         Ok(wr_id)
     }
@@ -83,7 +83,7 @@ impl<'a> Alone<'a> {
         let wr_id = self.next[1];
         let req = RecvRequest { wr_id, ..*req };
         if self.setup.service == Service::XrcTgt {
-            let srq = &mut self.host.xrc[queue_of(wr_id)].srq;
+            let srq = &mut self.host.xrc[srq_index_of(wr_id)].srq;
             if srq.len() >= self.setup.caps.max_recv_wr as usize {
                 return Err(PostError::QueueFull);
             }
@@ -165,13 +165,13 @@ impl<'a> Alone<'a> {
         let cqe = self.host.xrc[at].done.pop_front()?;
         let (done, next) = (self.shared_done[at], self.next[1]);
         assert!(done < cqe.wr_id && cqe.wr_id < next, "{cqe:?} after {done}, before {next}");
-        assert_eq!(queue_of(cqe.wr_id), at, "{cqe:?} was posted to another queue");
+        assert_eq!(srq_index_of(cqe.wr_id), at, "{cqe:?} was posted to another queue");
         self.shared_done[at] = cqe.wr_id;
         Some(cqe)
     }
 
-    /// Lets deadlines expire until the queue pair sets no timer.
-    pub(super) fn rest(&mut self, mut judge: impl FnMut(&PacketNote, &Packet<'_>)) {
+    /// Ends the input, then lets deadlines expire until the queue pair sets no timer.
+    pub(super) fn run_until_idle(&mut self, mut judge: impl FnMut(&PacketNote, &Packet<'_>)) {
         self.choices = Script::new(&[]);
         for _ in 0..MAX_DEADLINES {
             self.transmit(64, &mut judge);
