@@ -3,8 +3,8 @@
 
 use roxe_sim::{Choices, Script};
 use roxe_transport::cm::{
-    Accept, Addresses, Alternate, AlternateAnswer, Cm, Connect, Cx, Event, EventKind, Listen, Refusal, Resolution,
-    Resolve, Route, Settings, State, Takes,
+    Accept, Accepts, Addresses, Alternate, AlternateAnswer, Cm, Connect, Cx, Event, EventKind, Listen, Refusal,
+    Resolution, Resolve, Route, Settings, State,
 };
 use roxe_transport::time::Instant;
 use roxe_wire::cm::{
@@ -71,8 +71,8 @@ fn address(last: u8) -> Gid {
 impl<'a> Host<'a> {
     fn new(script: Script<'a>) -> Self {
         let mut cm = Cm::new(Settings { prefix: 0x123, max_connections: MAX_CONNECTIONS, ..Settings::new(Guid(1)) });
-        let by_address = Listen { addresses: Addresses::Ip, ..Listen::new(SERVICES[0], Takes::Both, BACKLOG) };
-        let masked = Listen { service_mask: !0xffff, ..Listen::new(SERVICES[1], Takes::Both, BACKLOG) };
+        let by_address = Listen { addresses: Addresses::Ip, ..Listen::new(SERVICES[0], Accepts::Both, BACKLOG) };
+        let masked = Listen { service_mask: !0xffff, ..Listen::new(SERVICES[1], Accepts::Both, BACKLOG) };
         for listen in [by_address, masked] {
             cm.listen(listen).expect("listen on two services");
         }
@@ -141,9 +141,9 @@ impl<'a> Host<'a> {
             5 => cm.delay(id, time),
             6 => cm.establish(id),
             7 => cm.disconnect(cx, id),
-            8 => cm.take_alternates(id, true),
+            8 => cm.enable_alternate_events(id, true),
             9 => cm.load_alternate(cx, id, &Alternate::new(Route { local: address(11), remote: address(12) })),
-            10 => cm.answer_alternate(id, &AlternateAnswer::new(status)).and_then(|()| cm.migrated(id)),
+            10 => cm.answer_alternate(id, &AlternateAnswer::new(status)).and_then(|()| cm.on_migrated(id)),
             _ => cm.answer(id, &Resolution::refused(SidrStatus::NoQp)).or_else(|_| cm.destroy(cx, id)),
         });
         let is_over = self.known.get(&id).is_none_or(|known| known.is_over);

@@ -34,22 +34,22 @@ pub fn frame(data: &[u8]) {
     let Some((choice, frame)) = data.split_first_chunk::<16>() else { return };
     check_checksums(frame);
     let Some(key) = FrameKey::of(frame) else { return assert!(frame.len() < 14) };
-    let (mut wanted, field) = (FrameMatch::default(), FIELDS[usize::from(choice[0]) % FIELDS.len()]);
+    let (mut filter, field) = (FrameMatch::default(), FIELDS[usize::from(choice[0]) % FIELDS.len()]);
     for field in FIELDS.iter().filter(|field| choice[1] & 1 << (**field as u8 % 8) != 0).chain([&field]) {
-        wanted.require(*field, key.get(*field), choice).expect("require the fields of one frame");
+        filter.require(*field, key.get(*field), choice).expect("require the fields of one frame");
     }
-    assert!(wanted.matches(&key));
+    assert!(filter.matches(&key));
     let mut other = key.get(field).to_vec();
     other.iter_mut().zip(choice).for_each(|(byte, mask)| *byte ^= mask & mask.wrapping_neg());
     let mut unwanted = FrameMatch::default();
     unwanted.require(field, &other, choice).expect("add the first requirement");
     assert_eq!(unwanted.matches(&key), other == key.get(field));
-    check_rules(&key, choice, wanted, unwanted);
+    check_rules(&key, choice, filter, unwanted);
 }
 
 /// Checks that the table applies its rules in their order, and stops at a rule that takes the
 /// frame.
-fn check_rules(key: &FrameKey, choice: &[u8; 16], wanted: FrameMatch, unwanted: FrameMatch) {
+fn check_rules(key: &FrameKey, choice: &[u8; 16], filter: FrameMatch, unwanted: FrameMatch) {
     let mut rules = Rules::default();
     let mut expected = Vec::new();
     for (target, byte) in choice.iter().enumerate() {
@@ -59,11 +59,11 @@ fn check_rules(key: &FrameKey, choice: &[u8; 16], wanted: FrameMatch, unwanted: 
             2 => RuleKind::AllDefault,
             _ => RuleKind::Normal(u16::from(byte & 3)),
         };
-        let (is_wanted, passes) = (byte & 8 != 0, byte & 16 != 0);
-        let wanted = if is_wanted { wanted } else { unwanted };
-        rules.insert(Rule { kind, wanted, passes, target });
-        let applies = wanted.matches(key) && (kind != RuleKind::MulticastDefault || key.is_multicast());
-        let takes = kind != RuleKind::Sniffer && !(passes && matches!(kind, RuleKind::Normal(_)));
+        let (is_wanted, continues) = (byte & 8 != 0, byte & 16 != 0);
+        let filter = if is_wanted { filter } else { unwanted };
+        rules.insert(Rule { kind, filter, continues, target });
+        let applies = filter.matches(key) && (kind != RuleKind::MulticastDefault || key.is_multicast());
+        let takes = kind != RuleKind::Sniffer && !(continues && matches!(kind, RuleKind::Normal(_)));
         expected.push((kind, target, applies, takes));
     }
     expected.sort_by_key(|(kind, target, ..)| (*kind, *target));

@@ -28,23 +28,23 @@ pub struct Rule<T> {
     /// Kind.
     pub kind: RuleKind,
     /// Condition.
-    pub wanted: FrameMatch,
+    pub filter: FrameMatch,
     /// True if a matching frame continues to lower priorities (normal rules only). Sniffers always
     /// pass frames on, default rules never.
-    pub passes: bool,
+    pub continues: bool,
     /// Receiver.
     pub target: T,
 }
 
 impl<T> Rule<T> {
     fn applies(&self, key: &FrameKey) -> bool {
-        (self.kind != RuleKind::MulticastDefault || key.is_multicast()) && self.wanted.matches(key)
+        (self.kind != RuleKind::MulticastDefault || key.is_multicast()) && self.filter.matches(key)
     }
 
     fn ends_evaluation(&self) -> bool {
         match self.kind {
             RuleKind::Sniffer => false,
-            RuleKind::Normal(_) => !self.passes,
+            RuleKind::Normal(_) => !self.continues,
             RuleKind::MulticastDefault | RuleKind::AllDefault => true,
         }
     }
@@ -127,8 +127,8 @@ mod tests {
         FrameKey::of(&frame).expect("parse the frame")
     }
 
-    fn rule(kind: RuleKind, wanted: FrameMatch, target: char) -> Rule<char> {
-        Rule { kind, wanted, passes: false, target }
+    fn rule(kind: RuleKind, filter: FrameMatch, target: char) -> Rule<char> {
+        Rule { kind, filter, continues: false, target }
     }
 
     fn any() -> FrameMatch {
@@ -137,9 +137,9 @@ mod tests {
 
     /// Returns a condition for frames whose first byte is `dst`.
     fn to(dst: u8) -> FrameMatch {
-        let mut wanted = any();
-        wanted.require_exactly(Field::DstMac, &[dst]).expect("add the first requirement");
-        wanted
+        let mut filter = any();
+        filter.require_exactly(Field::DstMac, &[dst]).expect("add the first requirement");
+        filter
     }
 
     fn steered(rules: &Rules<char>, dst: u8) -> String {
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn dont_trap_rule_passes_frames_to_lower_priorities() {
         let mut rules = Rules::default();
-        let first = rules.insert(Rule { passes: true, ..rule(RuleKind::Normal(0), any(), 'a') });
+        let first = rules.insert(Rule { continues: true, ..rule(RuleKind::Normal(0), any(), 'a') });
         rules.insert(rule(RuleKind::Normal(1), to(2), 'b'));
         rules.insert(rule(RuleKind::AllDefault, any(), 'z'));
         assert_eq!((steered(&rules, 2), steered(&rules, 4)), ("ab".into(), "az".into()));

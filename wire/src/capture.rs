@@ -448,7 +448,7 @@ pub struct Frame<'a> {
 
 impl Frame<'_> {
     /// Returns true if the capture has fewer bytes than the wire had.
-    pub const fn is_cut(&self) -> bool {
+    pub const fn is_truncated(&self) -> bool {
         self.length > self.data.len() as u64
     }
 

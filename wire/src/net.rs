@@ -177,7 +177,7 @@ pub(crate) fn word_sum(bytes: &[u8]) -> u64 {
 }
 
 /// Returns true if the Internet checksum in `bytes` is correct (RFC 1071).
-pub fn checksum_is_right(bytes: &[u8]) -> bool {
+pub fn is_checksum_correct(bytes: &[u8]) -> bool {
     fold(word_sum(bytes)) == 0
 }
 

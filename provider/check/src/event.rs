@@ -243,7 +243,7 @@ pub enum Event<'a> {
         status: i32,
     },
     /// An argument was refused that no card accepts.
-    Garbage {
+    UndefinedValue {
         /// The function.
         call: &'static str,
         /// The argument, or the field of a structure.
@@ -339,9 +339,9 @@ pub enum Event<'a> {
         /// The object, if it is one that the checker knows.
         object: Option<ObjectId>,
         /// Kind of events, in words.
-        what: &'static str,
+        kind: &'static str,
         /// Events that the program read and did not acknowledge.
-        left: u64,
+        unacked: u64,
     },
     /// The program forks.
     Fork,
@@ -350,9 +350,9 @@ pub enum Event<'a> {
         /// The object, if it is one that the checker knows.
         object: Option<ObjectId>,
         /// Kind of events, in words.
-        what: &'static str,
+        kind: &'static str,
         /// Events that the program had read.
-        taken: u64,
+        delivered: u64,
         /// Events acknowledged.
         acked: u64,
     },
@@ -407,7 +407,7 @@ impl<'a> Event<'a> {
                 | Self::TakenBack { .. }
                 | Self::PostedRecv { .. }
                 | Self::PostRefused { .. }
-                | Self::Garbage { .. }
+                | Self::UndefinedValue { .. }
                 | Self::FamiliesDiffer { .. }
                 | Self::Armed { .. }
                 | Self::Waits { .. }

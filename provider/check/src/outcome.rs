@@ -103,7 +103,7 @@ pub(crate) fn called(verb: &Verb) {
     if FAULTS.load(Ordering::Relaxed) == 0 {
         return;
     }
-    if verb.fails_alone {
+    if verb.can_fail_in_correct_use {
         TRIED.fetch_add(RETRIED_VERBS.contains(&verb.name).into(), Ordering::Relaxed);
     } else {
         DESTROYED.fetch_add(1, Ordering::Relaxed);

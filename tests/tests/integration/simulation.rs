@@ -206,7 +206,7 @@ impl Incast {
         let mut news = Vec::new();
         while self.world.elapsed() < end {
             assert_eq!(self.world.step(), Ok(true), "the senders always have work");
-            self.world.take_news(&mut news);
+            self.world.take_changed(&mut news);
             for &id in &news {
                 while let Some(cqe) = self.world.ends[id].host.sends.pop_front() {
                     if cqe.status == WcStatus::Success {

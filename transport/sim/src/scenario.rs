@@ -244,7 +244,7 @@ impl<C: Choices> Scenario<C> {
                 self.change_state()?;
             }
             let moved = self.world.step()?;
-            self.world.take_news(&mut changed);
+            self.world.take_changed(&mut changed);
             for &id in &changed {
                 self.check_completions(id)?;
             }

@@ -59,7 +59,7 @@ pub struct World<C = Rng> {
     gone: Vec<usize>,
     /// Ends that changed and have not sent since.
     ready: Vec<usize>,
-    /// Ends that changed since the last [`World::take_news`].
+    /// Ends that changed since the last [`World::take_changed`].
     changed: Vec<usize>,
 }
 
@@ -187,7 +187,7 @@ impl<C: Choices> World<C> {
     }
 
     /// Moves the ends that changed since the last call into `changed`, in order.
-    pub fn take_news(&mut self, changed: &mut Vec<usize>) {
+    pub fn take_changed(&mut self, changed: &mut Vec<usize>) {
         changed.clear();
         core::mem::swap(changed, &mut self.changed);
         changed.sort_unstable();

@@ -99,7 +99,7 @@ impl Connection {
 
     /// Returns the reason to refuse a path without asking the program.
     fn why_not(&self, lap: &Lap) -> Option<AprStatus> {
-        if !self.takes_alternates || self.orphan {
+        if !self.has_alternate_events || self.orphan {
             Some(AprStatus::Unsupported)
         } else if lap.remote_qpn != self.qpn {
             Some(AprStatus::InvalidQpn)

@@ -5,7 +5,7 @@ use super::terms::{CmError, EventKind, Ignored, Outbox, QpTerms, Route};
 use crate::time::Instant;
 use core::time::Duration;
 use roxe_wire::Qpn;
-use roxe_wire::cm::{CommId, Guid, Mad, Message, Small, TimeCode, TransactionId, Transport};
+use roxe_wire::cm::{CommId, Guid, Mad, Message, TimeCode, TransactionId, Transport, Uint};
 
 /// State of a connection (IBA §12.9); the module documentation has a diagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -67,7 +67,7 @@ pub(super) struct Timer {
 }
 
 impl Timer {
-    pub(super) const fn new(wait: Duration, retries: Small<4>) -> Self {
+    pub(super) const fn new(wait: Duration, retries: Uint<4>) -> Self {
         Self { due: None, wait, retries_left: 0, retries: retries.get() }
     }
 
@@ -123,7 +123,7 @@ pub(super) struct Connection {
     /// True if our side sent the REQ.
     pub(super) is_active: bool,
     pub(super) alternate_offered: bool,
-    pub(super) takes_alternates: bool,
+    pub(super) has_alternate_events: bool,
     pub(super) loading: Loading,
     /// Alternate path loaded by both ends.
     pub(super) alternate: Option<Route>,

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 /// Requests accepted by a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Takes {
+pub enum Accepts {
     /// Connections (REQ).
     Connections,
     /// Lookups of a datagram service (SIDR_REQ).
@@ -43,7 +43,7 @@ pub struct Listen {
     /// Required addresses. With a version of IP, it listens at addresses of that version only.
     pub addresses: Addresses,
     /// Accepted requests.
-    pub takes: Takes,
+    pub accepts: Accepts,
     /// Maximum number of unanswered requests; further ones are rejected.
     pub backlog: usize,
 }
@@ -56,12 +56,12 @@ struct Listener {
 
 impl Listen {
     /// Creates a listener for one service at all addresses with any private data.
-    pub const fn new(service_id: ServiceId, takes: Takes, backlog: usize) -> Self {
-        Self { service_id, service_mask: u64::MAX, local: None, addresses: Addresses::Unchecked, takes, backlog }
+    pub const fn new(service_id: ServiceId, accepts: Accepts, backlog: usize) -> Self {
+        Self { service_id, service_mask: u64::MAX, local: None, addresses: Addresses::Unchecked, accepts, backlog }
     }
 
-    fn takes(&self, wanted: Takes) -> bool {
-        self.takes == Takes::Both || self.takes == wanted
+    fn accepts(&self, wanted: Accepts) -> bool {
+        self.accepts == Accepts::Both || self.accepts == wanted
     }
 
     fn serves(&self, service_id: ServiceId, local: Gid) -> bool {
@@ -117,11 +117,11 @@ impl Listeners {
     /// Returns the listener of a request and the addresses it requires: one at exactly this
     /// address, or else one at all addresses.
     // clause: CM-LISTEN
-    pub(super) fn find(&self, service_id: ServiceId, local: Gid, wanted: Takes) -> Option<(ListenId, Addresses)> {
+    pub(super) fn find(&self, service_id: ServiceId, local: Gid, wanted: Accepts) -> Option<(ListenId, Addresses)> {
         let of_service = self.by_service.get(&service_id).map_or(&[][..], Vec::as_slice);
         let listener_at = |at: Option<Gid>| {
             let fits =
-                |listen: &&Listen| listen.local == at && listen.takes(wanted) && listen.serves(service_id, local);
+                |listen: &&Listen| listen.local == at && listen.accepts(wanted) && listen.serves(service_id, local);
             let found = |id: &ListenId| self.by_id.get(id).map(|l| &l.listen).filter(fits).map(|l| (*id, l.addresses));
             of_service.iter().chain(&self.masked).find_map(found)
         };
@@ -154,5 +154,7 @@ fn overlaps(a: &Listen, b: &Listen) -> bool {
         return false;
     }
     let same_service = (a.service_id.0 ^ b.service_id.0) & a.service_mask & b.service_mask == 0;
-    same_service && a.local == b.local && (a.takes == b.takes || a.takes == Takes::Both || b.takes == Takes::Both)
+    same_service
+        && a.local == b.local
+        && (a.accepts == b.accepts || a.accepts == Accepts::Both || b.accepts == Accepts::Both)
 }

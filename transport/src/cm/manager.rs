@@ -8,7 +8,7 @@
 
 use super::alternate::AlternateState;
 use super::connection::{Connection, Peer, State};
-use super::listen::{Listen, Listeners, Takes};
+use super::listen::{Accepts, Listen, Listeners};
 use super::messages;
 use super::messages::{Rejection, addresses_fit, check_request};
 use super::sidr::Sidr;
@@ -156,9 +156,9 @@ impl Cm {
     /// # Errors
     /// [`CmError::UnknownId`].
     // clause: CM-LAP
-    pub fn take_alternates(&mut self, id: CommId, takes: bool) -> Result<(), CmError> {
+    pub fn enable_alternate_events(&mut self, id: CommId, enable: bool) -> Result<(), CmError> {
         self.with(id, |conn, _, _| {
-            conn.takes_alternates = takes;
+            conn.has_alternate_events = enable;
             Ok(())
         })
     }
@@ -189,7 +189,7 @@ impl Cm {
     ///
     /// # Errors
     /// [`CmError::UnknownId`]; [`CmError::State`] if there is no alternate path.
-    pub fn migrated(&mut self, id: CommId) -> Result<(), CmError> {
+    pub fn on_migrated(&mut self, id: CommId) -> Result<(), CmError> {
         self.with(id, |conn, _, _| conn.migrate())
     }
 
@@ -604,7 +604,7 @@ impl Cm {
             return Err((RejReason::StaleConnection, Info::EMPTY));
         }
         // clause: CM-LISTEN
-        let listener = self.listeners.find(req.service_id, route.local, Takes::Connections);
+        let listener = self.listeners.find(req.service_id, route.local, Accepts::Connections);
         let (listener, addresses) = listener.ok_or((RejReason::InvalidServiceId, Info::EMPTY))?;
         if !addresses_fit(addresses, route, req.private_data.as_bytes()) {
             return Err((RejReason::ConsumerDefined, Info::EMPTY));
@@ -647,7 +647,7 @@ impl Cm {
         route: Route,
         request: &SidrReq,
     ) -> Result<(CommId, ListenId), SidrStatus> {
-        let found = self.listeners.find(request.service_id, route.local, Takes::Lookups);
+        let found = self.listeners.find(request.service_id, route.local, Accepts::Lookups);
         let (listener, addresses) = found.ok_or(SidrStatus::Unsupported)?;
         if !addresses_fit(addresses, route, request.private_data.as_bytes()) {
             return Err(SidrStatus::Reject);

@@ -7,7 +7,7 @@ use super::terms::{Accept, Alternate, AlternateAnswer, Connect, Refusal, Resolut
 use core::net::IpAddr;
 use roxe_wire::cm::{
     Answered, Apr, CommId, Drep, Dreq, Guid, Info, IpCmHeader, Lap, Mra, Path, PrivateData, Rej, RejReason, Rep, Req,
-    Rtu, SidrRep, SidrReq, SidrStatus, Small, TimeCode, Transport,
+    Rtu, SidrRep, SidrReq, SidrStatus, TimeCode, Transport, Uint,
 };
 use roxe_wire::{Gid, PathMtu, Pkey, Qkey, Qpn};
 
@@ -61,7 +61,7 @@ const fn lid(subnet_local: bool) -> u16 {
     if subnet_local { 0 } else { 0xffff }
 }
 
-const FAILOVER_UNSUPPORTED: Small<2> = Small::new(1);
+const FAILOVER_UNSUPPORTED: Uint<2> = Uint::new(1);
 
 // clause: CM-FIELDS-REP
 pub(super) fn rep(conn: &Connection, accept: &Accept, settings: &Settings) -> Rep {
@@ -80,7 +80,7 @@ pub(super) fn rep(conn: &Connection, accept: &Accept, settings: &Settings) -> Re
         initiator_depth: conn.terms.max_rd_atomic,
         target_ack_delay: settings.ack_delay,
         // clause: CM-FAILOVER
-        failover: if conn.alternate_offered { FAILOVER_UNSUPPORTED } else { Small::default() },
+        failover: if conn.alternate_offered { FAILOVER_UNSUPPORTED } else { Uint::default() },
         flow_control: accept.flow_control,
         rnr_retry_count: accept.rnr_retry_count,
         srq: accept.srq || is_target,

@@ -24,7 +24,7 @@
 //!           ▼ RTU ───────────────────────────────────────────►    ▼ ◄─────────────────┘
 //!      Established                                           Established
 //!           │ disconnect                                          │
-//!           ▼ DREQ ──────────────────────────────────────────►    ▼ Disconnected(Asked)
+//!           ▼ DREQ ──────────────────────────────────────────►    ▼ Disconnected(Requested)
 //!       DreqSent                                              DreqRcvd
 //!           │ Disconnected                                        │ disconnect
 //!           ▼ ◄────────────────────────────────────────────  DREP ▼
@@ -59,7 +59,7 @@ mod tests;
 
 pub use alternate::AlternateState;
 pub use connection::{Peer, State};
-pub use listen::{Addresses, Listen, Takes};
+pub use listen::{Accepts, Addresses, Listen};
 pub use manager::{Addressee, Cm, Cx, addressee};
 pub use terms::{
     Accept, Alternate, AlternateAnswer, CmError, Connect, Ece, Ending, Event, EventKind, Ignored, ListenId, Origin,

@@ -5,7 +5,7 @@ use crate::reasons::reasons;
 use core::time::Duration;
 use roxe_wire::cm::{
     Apr, AprStatus, CommId, FlowLabel, Guid, Info, Lap, Mad, Message, PrivateData, Rej, RejReason, Rep, Req, ServiceId,
-    SidrRep, SidrReq, SidrStatus, Small, TimeCode, TransactionId, Transport, VendorId,
+    SidrRep, SidrReq, SidrStatus, TimeCode, TransactionId, Transport, Uint, VendorId,
 };
 use roxe_wire::{Gid, PathMtu, Psn, Qkey, Qpn};
 use std::collections::VecDeque;
@@ -55,9 +55,9 @@ pub struct Connect {
     /// True if end-to-end flow control is requested.
     pub flow_control: bool,
     /// Retries of the queue pairs.
-    pub retry_count: Small<3>,
+    pub retry_count: Uint<3>,
     /// RNR retries of the queue pairs; 7 is infinite.
-    pub rnr_retry_count: Small<3>,
+    pub rnr_retry_count: Uint<3>,
     /// True if our queue pair uses a shared receive queue.
     pub srq: bool,
     /// Path MTU of both directions.
@@ -73,7 +73,7 @@ pub struct Connect {
     /// Response timeout of both connection managers, a code.
     pub response_timeout: TimeCode,
     /// Retries of both connection managers.
-    pub max_cm_retries: Small<4>,
+    pub max_cm_retries: Uint<4>,
     /// Duration of retries after the peer first reports no listener; zero disables them.
     pub retry_for: Duration,
     /// For the peer program; librdmacm's begins with addresses and port.
@@ -94,8 +94,8 @@ impl Connect {
             responder_resources: 0,
             initiator_depth: 0,
             flow_control: false,
-            retry_count: Small::MAX,
-            rnr_retry_count: Small::MAX,
+            retry_count: Uint::MAX,
+            rnr_retry_count: Uint::MAX,
             srq: false,
             path_mtu: PathMtu::Mtu1024,
             flow_label: FlowLabel::new(0),
@@ -103,7 +103,7 @@ impl Connect {
             hop_limit: 64,
             packet_lifetime: TimeCode::new(16),
             response_timeout: TimeCode::new(20),
-            max_cm_retries: Small::MAX,
+            max_cm_retries: Uint::MAX,
             retry_for: Duration::ZERO,
             private_data: PrivateData::EMPTY,
         }
@@ -126,7 +126,7 @@ pub struct Accept {
     /// True if end-to-end flow control is requested.
     pub flow_control: bool,
     /// RNR retries of the peer's queue pair; 7 is infinite.
-    pub rnr_retry_count: Small<3>,
+    pub rnr_retry_count: Uint<3>,
     /// True if our queue pair uses a shared receive queue.
     pub srq: bool,
     /// For the peer program.
@@ -136,7 +136,7 @@ pub struct Accept {
 impl Accept {
     /// Creates the parameters of an acceptance with this queue pair, without READs and atomics.
     pub fn new(qpn: Qpn, psn: Psn) -> Self {
-        Self { qpn, psn, rnr_retry_count: Small::MAX, ..Self::default() }
+        Self { qpn, psn, rnr_retry_count: Uint::MAX, ..Self::default() }
     }
 }
 
@@ -168,7 +168,7 @@ pub struct Resolve {
     /// Response timeout of the server's connection manager, a code.
     pub response_timeout: TimeCode,
     /// Retries.
-    pub max_cm_retries: Small<4>,
+    pub max_cm_retries: Uint<4>,
     /// Duration of retries, as in [`Connect::retry_for`].
     pub retry_for: Duration,
     /// For the server.
@@ -182,7 +182,7 @@ impl Resolve {
             route,
             service_id,
             response_timeout: TimeCode::new(20),
-            max_cm_retries: Small::MAX,
+            max_cm_retries: Uint::MAX,
             retry_for: Duration::ZERO,
             private_data: PrivateData::EMPTY,
         }
@@ -277,9 +277,9 @@ pub struct QpTerms {
     /// Maximum number of outstanding READs and atomics of ours.
     pub max_rd_atomic: u8,
     /// Retries.
-    pub retry_cnt: Small<3>,
+    pub retry_cnt: Uint<3>,
     /// RNR retries.
-    pub rnr_retry: Small<3>,
+    pub rnr_retry: Uint<3>,
     /// Local ACK timeout, a code.
     pub timeout: TimeCode,
     /// IPv6 flow label.
@@ -391,7 +391,7 @@ pub enum EventKind {
     Stale,
     /// The peer does not answer. The id is free.
     Unreachable,
-    /// The connection is over. After [`Ending::Asked`] the program must agree by
+    /// The connection is over. After [`Ending::Requested`] the program must agree by
     /// [`Cm::disconnect`](super::Cm::disconnect).
     Disconnected(Ending),
     /// No packet of the connection is in the network: its queue pair may be reused. The id is free.
@@ -425,7 +425,7 @@ pub struct Origin {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// The peer sent a DREQ.
-    Asked,
+    Requested,
     /// Both ends agreed.
     Agreed,
     /// The peer sent a REJ.

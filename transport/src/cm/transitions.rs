@@ -52,7 +52,7 @@ impl Connection {
             orphan: false,
             is_active: true,
             alternate_offered: false,
-            takes_alternates: false,
+            has_alternate_events: false,
             loading: Loading::Nothing,
             alternate: None,
         };
@@ -136,7 +136,7 @@ impl Connection {
             orphan: false,
             is_active: false,
             alternate_offered: req.has_alternate(),
-            takes_alternates: false,
+            has_alternate_events: false,
             loading: Loading::Nothing,
             alternate: None,
         }
@@ -342,7 +342,7 @@ impl Connection {
                 self.timer.stop();
                 self.tid = tid;
                 self.state = State::DreqRcvd;
-                self.emit(EventKind::Disconnected(Ending::Asked), out);
+                self.emit(EventKind::Disconnected(Ending::Requested), out);
             }
             // Both ends disconnect: our program has already agreed.
             // clause: CM-DREQ-CROSSING

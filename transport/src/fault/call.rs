@@ -44,15 +44,15 @@ pub struct Verb {
     pub errnos: &'static [Errno],
     /// True if the call can fail although the program uses it correctly. A sweep leaves the other
     /// calls, such as `ibv_destroy_qp`, alone.
-    pub fails_alone: bool,
+    pub can_fail_in_correct_use: bool,
 }
 
 const fn verb(name: &'static str, errnos: &'static [Errno]) -> Verb {
-    Verb { name, errnos, fails_alone: true }
+    Verb { name, errnos, can_fail_in_correct_use: true }
 }
 
 const fn destroyer(name: &'static str) -> Verb {
-    Verb { name, errnos: &[EBUSY, EINVAL, EIO], fails_alone: false }
+    Verb { name, errnos: &[EBUSY, EINVAL, EIO], can_fail_in_correct_use: false }
 }
 
 const CREATE: &[Errno] = &[ENOMEM, EINVAL, ENOSPC, EPERM, EACCES, ENODEV, EIO, EAGAIN, EOPNOTSUPP, ENOSYS];

@@ -88,7 +88,7 @@ const FORMATS: [Format; 6] = [
 /// All specifications of a rule together.
 #[derive(Default)]
 struct Specs {
-    wanted: FrameMatch,
+    filter: FrameMatch,
     /// True if a specification matches header fields.
     has_headers: bool,
     /// True if the rule drops the frames that it matches.
@@ -130,13 +130,13 @@ impl Specs {
         let (value, mask) = spec.get(format.filter..).unwrap_or_default().split_at(format.filter_len);
         for (field, range) in format.fields {
             let (value, mask) = (&value[range.clone()], &mask[range.clone()]);
-            self.wanted.require(*field, value, mask)?;
+            self.filter.require(*field, value, mask)?;
             // A frame with tag 0 differs from a frame without a tag.
             if *field == Field::VlanTag && mask != [0, 0] {
-                self.wanted.require_exactly(Field::IsTagged, &[1])?;
+                self.filter.require_exactly(Field::IsTagged, &[1])?;
             }
         }
-        format.implied.iter().try_for_each(|(field, value)| self.wanted.require_exactly(*field, value))
+        format.implied.iter().try_for_each(|(field, value)| self.filter.require_exactly(*field, value))
     }
 }
 
@@ -198,13 +198,13 @@ fn rule_kind(attr: &ibv_flow_attr) -> Result<(RuleKind, bool)> {
 /// The contract of [`parse_specs`].
 unsafe fn parse_rule(attr: *const ibv_flow_attr) -> Result<FlowInit> {
     // SAFETY: the caller guarantees a whole structure; it need not be aligned.
-    let (kind, passes) = rule_kind(&unsafe { attr.read_unaligned() })?;
+    let (kind, continues) = rule_kind(&unsafe { attr.read_unaligned() })?;
     // SAFETY: the caller guarantees a whole rule.
-    let Specs { wanted, has_headers, drops, tag, counters } = unsafe { parse_specs(attr) }?;
+    let Specs { filter, has_headers, drops, tag, counters } = unsafe { parse_specs(attr) }?;
     if has_headers && !matches!(kind, RuleKind::Normal(_)) {
         return Err(EINVAL);
     }
-    Ok(FlowInit { kind, wanted, passes, drops, tag: tag.unwrap_or_default(), counters })
+    Ok(FlowInit { kind, filter, continues, drops, tag: tag.unwrap_or_default(), counters })
 }
 
 /// `man ibv_create_flow`: EOPNOTSUPP for UD and for matches that are not supported.
@@ -331,22 +331,22 @@ mod tests {
         let mac = [&[1, 2, 3, 4, 5, 6][..], &[0; 10], &[0xff; 6], &[0; 10]].concat();
         let ports = [&5678u16.to_be_bytes()[..], &[0, 0], &[0xff, 0xff], &[0, 0]].concat();
         let rule = parse(normal(), &[spec(0x20, 40, 6, &mac), spec(0x41, 16, 6, &ports)]).unwrap();
-        let mut wanted = FrameMatch::default();
-        wanted.require_exactly(Field::DstMac, &[1, 2, 3, 4, 5, 6]).unwrap();
-        wanted.require_exactly(Field::L4, &[17]).unwrap();
-        wanted.require_exactly(Field::DstPort, &5678u16.to_be_bytes()).unwrap();
-        assert_eq!((rule.wanted, rule.kind), (wanted, RuleKind::Normal(7)));
-        assert!(!rule.passes && !rule.drops && rule.tag == 0);
+        let mut filter = FrameMatch::default();
+        filter.require_exactly(Field::DstMac, &[1, 2, 3, 4, 5, 6]).unwrap();
+        filter.require_exactly(Field::L4, &[17]).unwrap();
+        filter.require_exactly(Field::DstPort, &5678u16.to_be_bytes()).unwrap();
+        assert_eq!((rule.filter, rule.kind), (filter, RuleKind::Normal(7)));
+        assert!(!rule.continues && !rule.drops && rule.tag == 0);
     }
 
     #[test]
     fn vlan_tag_zero_matches_tagged_frames_only() {
         let tag = [&[0; 16][..], &[0; 14], &[0x0f, 0xff]].concat();
         let rule = parse(normal(), &[spec(0x20, 40, 6, &tag)]).unwrap();
-        let mut wanted = FrameMatch::default();
-        wanted.require(Field::VlanTag, &[0, 0], &[0x0f, 0xff]).unwrap();
-        wanted.require_exactly(Field::IsTagged, &[1]).unwrap();
-        assert_eq!(rule.wanted, wanted);
+        let mut filter = FrameMatch::default();
+        filter.require(Field::VlanTag, &[0, 0], &[0x0f, 0xff]).unwrap();
+        filter.require_exactly(Field::IsTagged, &[1]).unwrap();
+        assert_eq!(rule.filter, filter);
     }
 
     #[test]
@@ -354,7 +354,7 @@ mod tests {
         let tag = spec(ACTION_TAG, 12, 8, &0x1234u32.to_ne_bytes());
         let rule = parse(ibv_flow_attr { flags: DONT_TRAP, ..normal() }, &[tag.clone(), spec(ACTION_DROP, 8, 8, &[])]);
         let rule = rule.unwrap();
-        assert!(rule.passes && rule.drops && rule.tag == 0x1234);
+        assert!(rule.continues && rule.drops && rule.tag == 0x1234);
         assert_eq!(parse(normal(), &[tag.clone(), tag]).unwrap_err(), EINVAL);
         let foreign = spec(ACTION_COUNT, 16, 8, &8usize.to_ne_bytes());
         assert_eq!(parse(normal(), &[foreign]).unwrap_err(), EINVAL);

@@ -430,7 +430,7 @@ fn is_destroyed(handle: usize) -> bool {
 /// ibv_get_cq_event`).
 pub(crate) struct Unacked {
     /// Kind of the object, for reports of the checker.
-    what: &'static str,
+    kind: &'static str,
     /// The object in reports of the checker, if the checker knows it.
     object: Option<ObjectId>,
     count: parking_lot::Mutex<u64>,
@@ -438,8 +438,8 @@ pub(crate) struct Unacked {
 }
 
 impl Unacked {
-    pub(crate) fn new(what: &'static str, object: Option<ObjectId>) -> Self {
-        Self { what, object, count: parking_lot::Mutex::default(), all_acked: Condvar::new() }
+    pub(crate) fn new(kind: &'static str, object: Option<ObjectId>) -> Self {
+        Self { kind, object, count: parking_lot::Mutex::default(), all_acked: Condvar::new() }
     }
 
     pub(crate) fn deliver(&self) {
@@ -449,14 +449,14 @@ impl Unacked {
     /// Acknowledges `n` events, at most as many as were delivered.
     pub(crate) fn ack(&self, n: u64) {
         let mut count = self.count.lock();
-        let taken = *count;
-        *count = taken.saturating_sub(n);
+        let delivered = *count;
+        *count = delivered.saturating_sub(n);
         if *count == 0 {
             self.all_acked.notify_all();
         }
         drop(count);
-        if n > taken {
-            roxe_check::emit(|| Event::AckedTooMany { object: self.object, what: self.what, taken, acked: n });
+        if n > delivered {
+            roxe_check::emit(|| Event::AckedTooMany { object: self.object, kind: self.kind, delivered, acked: n });
         }
     }
 
@@ -464,10 +464,10 @@ impl Unacked {
         let mut count: parking_lot::MutexGuard<'_, u64> = self.count.lock();
         if roxe_check::is_checking() {
             self.all_acked.wait_while_for(&mut count, |count| *count > 0, ACK_GRACE);
-            let left = *count;
-            if left > 0 {
+            let unacked = *count;
+            if unacked > 0 {
                 drop(count);
-                roxe_check::emit(|| Event::WaitsForAcks { object: self.object, what: self.what, left });
+                roxe_check::emit(|| Event::WaitsForAcks { object: self.object, kind: self.kind, unacked });
                 count = self.count.lock();
             }
         }

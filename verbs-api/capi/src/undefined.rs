@@ -22,7 +22,7 @@ type Field = (&'static str, u32);
 /// Reports to the checker an undefined value that the program passed to `call`; returns `errno`.
 #[cold]
 pub(crate) fn refuse(errno: Errno, call: &'static str, (argument, value): Field, accepted: &'static str) -> Errno {
-    emit(|| Event::Garbage { call, argument, value: value.into(), accepted });
+    emit(|| Event::UndefinedValue { call, argument, value: value.into(), accepted });
     explain::because(|| format!("{argument} is {value:#x}; accepted are {accepted}"));
     errno
 }

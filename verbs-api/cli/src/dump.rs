@@ -262,7 +262,7 @@ impl fmt::Display for Line<'_> {
 impl Line<'_> {
     /// Writes the packet's message of the connection manager, unless the comment contains it.
     fn fmt_mad(&self, packet: &Packet<'_>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.captured.is_cut() {
+        if self.captured.is_truncated() {
             return Ok(());
         }
         match Mad::of_packet(packet).map(|mad| mad.map(|mad| mad.to_string())) {

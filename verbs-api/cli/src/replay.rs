@@ -41,7 +41,7 @@ pub(crate) fn run(args: &Args) -> Result {
     for item in items(&file, roxe_provider::is_probe).map_err(|error| format!("{name}: {error}"))? {
         match item {
             Item::Packet(captured) => {
-                truncated += usize::from(captured.is_cut());
+                truncated += usize::from(captured.is_truncated());
                 recorded.push((captured.net, captured.bytes.to_vec()));
             }
             Item::Other(_) => {}

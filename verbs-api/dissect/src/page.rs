@@ -49,7 +49,7 @@ impl Counts {
     pub fn add(&mut self, captured: &Captured<'_>, finding: &Finding) {
         self.packets += 1;
         self.bad += usize::from(captured.integrity.is_bad());
-        self.cut += usize::from(captured.is_cut());
+        self.cut += usize::from(captured.is_truncated());
         self.lost += usize::from(captured.is_lost());
         self.span = self.span.max(captured.time);
         match finding.event {

@@ -72,7 +72,7 @@ impl<'f> Captured<'f> {
     }
 
     /// Returns true if the payload is not captured completely.
-    pub const fn is_cut(&self) -> bool {
+    pub const fn is_truncated(&self) -> bool {
         matches!(self.integrity, Integrity::Cut(..))
     }
 
@@ -170,7 +170,7 @@ fn packets<'f>(frame: &Frame<'f>, is_other: &impl Fn(&[u8]) -> bool) -> Vec<(Net
     let Some(Ok((net, payload, length))) = ip_packet(frame.link, frame.data).map(NetHeader::parse_cut_ip) else {
         return Vec::new();
     };
-    if is_other(payload) || (payload.len() < length && !frame.is_cut()) {
+    if is_other(payload) || (payload.len() < length && !frame.is_truncated()) {
         return Vec::new();
     }
     if payload.len() < length {

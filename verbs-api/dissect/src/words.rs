@@ -11,7 +11,7 @@ pub fn words(captured: &Captured<'_>, finding: &Finding) -> String {
         return finding.event.words(roxe_wire::Psn::default()).unwrap_or_default();
     };
     let verdict = finding.event.words(packet.header.bth.psn);
-    let operation = if captured.is_cut() && Mad::of_packet(&packet).is_some() {
+    let operation = if captured.is_truncated() && Mad::of_packet(&packet).is_some() {
         Some("connection manager: not captured".to_owned())
     } else {
         operation_of(&packet, finding)
@@ -22,7 +22,7 @@ pub fn words(captured: &Captured<'_>, finding: &Finding) -> String {
         (None, None) => String::new(),
     };
     let marks = [
-        (captured.is_cut(), "; cut: not captured to its end"),
+        (captured.is_truncated(), "; cut: not captured to its end"),
         (captured.is_lost(), "; a fault rule dropped it"),
         (captured.net.is_marked(), "; a switch marked it (ECN)"),
         (packet.header.bth.solicited, "; solicited: wakes a waiting receiver"),

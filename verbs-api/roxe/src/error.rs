@@ -72,12 +72,12 @@ pub enum ArgumentError {
     #[error(transparent)]
     Completion(FailedCompletion),
     /// The event does not carry the requested value.
-    #[error("the event {kind:?} has no {lacks}")]
-    NotThisEvent {
+    #[error("the event {kind:?} has no {value}")]
+    MissingValue {
         /// Kind of the event.
         kind: CmEventKind,
         /// The missing value.
-        lacks: &'static str,
+        value: &'static str,
     },
     /// The range exceeds the memory region, or an atomic word is not aligned.
     #[error("{}", out_of_range(*offset, *len, *region))]
@@ -344,7 +344,7 @@ pub struct RefusedRequest {
     /// The queue pair and its current state; `None` for a shared receive queue.
     pub qp: Option<(Qpn, QpState)>,
     /// Name of the operation, with an article.
-    pub what: &'static str,
+    pub operation: &'static str,
     /// Index in the posted list; the requests before it were accepted.
     pub index: usize,
     /// Reason of the refusal.
@@ -353,12 +353,12 @@ pub struct RefusedRequest {
 
 impl fmt::Display for RefusedRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { qp, what, source, .. } = self;
+        let Self { qp, operation, source, .. } = self;
         match qp {
             Some((qpn, state)) => write!(f, "queue pair {qpn} (state {state:?}) ")?,
             None => f.write_str("the shared receive queue ")?,
         }
-        write!(f, "refused {what}: {source}{}", advice(*source))
+        write!(f, "refused {operation}: {source}{}", advice(*source))
     }
 }
 

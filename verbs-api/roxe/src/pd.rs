@@ -45,7 +45,7 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// Errors of [`create_ah`](Self::create_ah).
-    pub fn create_ah_of(&self, attr: &AhAttr) -> Result<AddressHandle, Error> {
+    pub fn create_ah_from(&self, attr: &AhAttr) -> Result<AddressHandle, Error> {
         Ok(AddressHandle { av: self.context.0.resolve_av(attr)? })
     }
 

@@ -317,8 +317,8 @@ impl QueuePair {
         self.qp.post_recv(&RecvRequest { wr_id, sges }).map_err(|source| self.refused("a receive request", 0, source))
     }
 
-    fn refused(&self, what: &'static str, index: usize, source: PostError) -> Error {
-        RefusedRequest { qp: Some((self.qp_num(), self.state())), what, index, source }.into()
+    fn refused(&self, operation: &'static str, index: usize, source: PostError) -> Error {
+        RefusedRequest { qp: Some((self.qp_num(), self.state())), operation, index, source }.into()
     }
 }
 

@@ -40,7 +40,7 @@ impl SharedReceiveQueue {
     /// # Errors
     /// [`Error::Resources`] if the queue is full, [`Error::Argument`] if the list is too long.
     pub fn post_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<(), Error> {
-        let refused = |source| RefusedRequest { qp: None, what: "a receive request", index: 0, source };
+        let refused = |source| RefusedRequest { qp: None, operation: "a receive request", index: 0, source };
         Ok(self.srq.post_recv(&RecvRequest { wr_id, sges }).map_err(refused)?)
     }
 

@@ -7,8 +7,8 @@
 
 use super::bits::layout;
 use super::num::{
-    Answered, AprStatus, CommId, FlowLabel, Guid, Info, MtuCode, PrivateData, RejReason, ServiceId, SidrStatus, Small,
-    TimeCode, Transport, VendorId,
+    Answered, AprStatus, CommId, FlowLabel, Guid, Info, MtuCode, PrivateData, RejReason, ServiceId, SidrStatus,
+    TimeCode, Transport, Uint, VendorId,
 };
 use crate::num::{Gid, Pkey, Psn, Qkey, Qpn};
 
@@ -28,13 +28,13 @@ layout! {
         /// Flow label.
         flow_label: FlowLabel = [36, 0, 20];
         /// Static rate, as `enum ibv_rate`; 0 for the rate of the port.
-        packet_rate: Small<6> = [39, 2, 6];
+        packet_rate: Uint<6> = [39, 2, 6];
         /// Traffic class.
         traffic_class: u8 = [40, 0, 8];
         /// Hop limit.
         hop_limit: u8 = [41, 0, 8];
         /// Service level.
-        sl: Small<4> = [42, 0, 4];
+        sl: Uint<4> = [42, 0, 4];
         /// True if both ends are in one subnet.
         subnet_local: bool = [42, 4, 1];
         /// Local ACK timeout of the sender's queue pair, also used by the receiver's.
@@ -77,7 +77,7 @@ layout! {
         /// Response time of the sender.
         local_cm_response_timeout: TimeCode = [47, 0, 5];
         /// Retries of the connection before it is broken.
-        retry_count: Small<3> = [47, 5, 3];
+        retry_count: Uint<3> = [47, 5, 3];
         /// Partition key.
         pkey: Pkey = [48, 0, 16];
         /// Path MTU.
@@ -85,9 +85,9 @@ layout! {
         /// True if a reliable datagram channel exists already.
         rdc_exists: bool = [50, 4, 1];
         /// Retries after receiver-not-ready; 7 for no limit.
-        rnr_retry_count: Small<3> = [50, 5, 3];
+        rnr_retry_count: Uint<3> = [50, 5, 3];
         /// Retries of connection management messages on both sides.
-        max_cm_retries: Small<4> = [51, 0, 4];
+        max_cm_retries: Uint<4> = [51, 0, 4];
         /// True if the sender's queue pair receives from an SRQ.
         srq: bool = [51, 4, 1];
         /// Path of the connection.
@@ -171,11 +171,11 @@ layout! {
         /// Maximum delay of the sender's acknowledgements.
         target_ack_delay: TimeCode = [26, 0, 5];
         /// Alternate path: 0 accepted, 1 not supported, 2 rejected.
-        failover: Small<2> = [26, 5, 2];
+        failover: Uint<2> = [26, 5, 2];
         /// True if the sender implements end-to-end flow control.
         flow_control: bool = [26, 7, 1];
         /// Retries after receiver-not-ready; 7 for no limit.
-        rnr_retry_count: Small<3> = [27, 0, 3];
+        rnr_retry_count: Uint<3> = [27, 0, 3];
         /// True if the sender's queue pair receives from an SRQ.
         srq: bool = [27, 3, 1];
         /// Node GUID of the sender.
@@ -253,9 +253,9 @@ layout! {
         /// Hop limit.
         hop_limit: u8 = [60, 0, 8];
         /// Static rate, as `enum ibv_rate`.
-        packet_rate: Small<6> = [61, 2, 6];
+        packet_rate: Uint<6> = [61, 2, 6];
         /// Service level.
-        sl: Small<4> = [62, 0, 4];
+        sl: Uint<4> = [62, 0, 4];
         /// True if both ends are in one subnet.
         subnet_local: bool = [62, 4, 1];
         /// Local ACK timeout on this path.

@@ -32,5 +32,5 @@ pub use mad::{MAD_LEN, Mad, Message, gsi_header};
 pub use message::{Apr, Drep, Dreq, Lap, Mra, Path, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
 pub use num::{
     Answered, AprStatus, CommId, FlowLabel, Guid, Info, MtuCode, PortSpace, PrivateData, RejReason, ServiceId,
-    SidrStatus, Small, TimeCode, TransactionId, Transport, VendorId,
+    SidrStatus, TimeCode, TransactionId, Transport, Uint, VendorId,
 };

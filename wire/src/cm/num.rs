@@ -128,9 +128,9 @@ impl TimeCode {
 
 /// A number of `WIDTH` bits, at most 8.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Small<const WIDTH: u32>(u8);
+pub struct Uint<const WIDTH: u32>(u8);
 
-impl<const WIDTH: u32> Small<WIDTH> {
+impl<const WIDTH: u32> Uint<WIDTH> {
     /// The largest number of that many bits.
     pub const MAX: Self = Self(u8::MAX.unbounded_shr(8_u32.saturating_sub(WIDTH)));
 
@@ -145,7 +145,7 @@ impl<const WIDTH: u32> Small<WIDTH> {
     }
 }
 
-impl<const WIDTH: u32> Number for Small<WIDTH> {
+impl<const WIDTH: u32> Number for Uint<WIDTH> {
     fn from_number(number: u64) -> Self {
         Self::new(number as u8)
     }

@@ -157,7 +157,7 @@ fn simple_packets_are_cut_at_the_snapshot_length() {
     let file = File::default().section(false).interface(1, 4, None).block(3, |body| body.u32(9).raw(b"nine"));
     let nine = frame(0, LinkType::Ethernet, b"nine").map(|frame| Frame { length: 9, ..frame });
     assert_eq!(file.frames(), [nine]);
-    assert!(nine.is_ok_and(|frame| frame.is_cut()));
+    assert!(nine.is_ok_and(|frame| frame.is_truncated()));
 }
 
 #[test]

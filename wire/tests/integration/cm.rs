@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use roxe_wire::cm::{
     Answered, Apr, AprStatus, CommId, Drep, Dreq, FlowLabel, Guid, Info, IpCmHeader, IpPair, Lap, MAD_LEN, Mad,
     MadError, Message, Mra, MtuCode, Path, PortSpace, PrivateData, Rej, RejReason, Rep, Req, Rtu, ServiceId, SidrRep,
-    SidrReq, SidrStatus, Small, TimeCode, TransactionId, Transport, VendorId, gsi_header,
+    SidrReq, SidrStatus, TimeCode, TransactionId, Transport, Uint, VendorId, gsi_header,
 };
 use roxe_wire::{Gid, Packet, PathMtu, Pkey, Psn, Qkey, Qpn, icrc};
 use std::net::Ipv4Addr;
@@ -47,10 +47,10 @@ fn req() -> Mad {
         remote_cm_response_timeout: TimeCode::new(20),
         local_cm_response_timeout: TimeCode::new(20),
         starting_psn: Psn::new(0xab_cdef),
-        retry_count: Small::new(7),
-        rnr_retry_count: Small::new(7),
+        retry_count: Uint::new(7),
+        rnr_retry_count: Uint::new(7),
         path_mtu: PathMtu::Mtu1024.into(),
-        max_cm_retries: Small::new(15),
+        max_cm_retries: Uint::new(15),
         primary,
         private_data: header.with_user(b"hello").expect("short enough"),
         ..Req::default()
@@ -344,10 +344,10 @@ impl Area<'_> {
             local_gid: self.gid(byte + 4),
             remote_gid: self.gid(byte + 20),
             flow_label: FlowLabel::new(self.bits(byte + 36, 0, 20) as u32),
-            packet_rate: Small::new(self.bits(byte + 39, 2, 6) as u8),
+            packet_rate: Uint::new(self.bits(byte + 39, 2, 6) as u8),
             traffic_class: self.bits(byte + 40, 0, 8) as u8,
             hop_limit: self.bits(byte + 41, 0, 8) as u8,
-            sl: Small::new(self.bits(byte + 42, 0, 4) as u8),
+            sl: Uint::new(self.bits(byte + 42, 0, 4) as u8),
             subnet_local: self.is(byte + 42, 4),
             local_ack_timeout: self.time(byte + 43),
         }
@@ -370,12 +370,12 @@ impl Area<'_> {
             flow_control: self.is(43, 7),
             starting_psn: Psn::new(self.bits(44, 0, 24) as u32),
             local_cm_response_timeout: self.time(47),
-            retry_count: Small::new(self.bits(47, 5, 3) as u8),
+            retry_count: Uint::new(self.bits(47, 5, 3) as u8),
             pkey: Pkey(self.bits(48, 0, 16) as u16),
             path_mtu: MtuCode::new(self.bits(50, 0, 4) as u8),
             rdc_exists: self.is(50, 4),
-            rnr_retry_count: Small::new(self.bits(50, 5, 3) as u8),
-            max_cm_retries: Small::new(self.bits(51, 0, 4) as u8),
+            rnr_retry_count: Uint::new(self.bits(50, 5, 3) as u8),
+            max_cm_retries: Uint::new(self.bits(51, 0, 4) as u8),
             srq: self.is(51, 4),
             primary: self.path(52),
             alternate: self.path(96),
@@ -408,9 +408,9 @@ impl Area<'_> {
             responder_resources: self.bits(24, 0, 8) as u8,
             initiator_depth: self.bits(25, 0, 8) as u8,
             target_ack_delay: self.time(26),
-            failover: Small::new(self.bits(26, 5, 2) as u8),
+            failover: Uint::new(self.bits(26, 5, 2) as u8),
             flow_control: self.is(26, 7),
-            rnr_retry_count: Small::new(self.bits(27, 0, 3) as u8),
+            rnr_retry_count: Uint::new(self.bits(27, 0, 3) as u8),
             srq: self.is(27, 3),
             local_ca_guid: Guid(self.bits(28, 0, 64)),
             private_data: self.private(36),
@@ -430,8 +430,8 @@ impl Area<'_> {
             flow_label: FlowLabel::new(self.bits(56, 0, 20) as u32),
             traffic_class: self.bits(59, 0, 8) as u8,
             hop_limit: self.bits(60, 0, 8) as u8,
-            packet_rate: Small::new(self.bits(61, 2, 6) as u8),
-            sl: Small::new(self.bits(62, 0, 4) as u8),
+            packet_rate: Uint::new(self.bits(61, 2, 6) as u8),
+            sl: Uint::new(self.bits(62, 0, 4) as u8),
             subnet_local: self.is(62, 4),
             local_ack_timeout: self.time(63),
             private_data: self.private(64),
@@ -551,6 +551,6 @@ fn oversized_numbers_do_not_change_other_fields() {
     assert_eq!(read.transport, Transport::Extended(7));
     read.transport = Transport::Rc;
     assert_eq!(Message::Req(read), req().message);
-    assert_eq!(Small::<3>::new(0xff), Small::MAX);
-    assert_eq!((Small::<3>::MAX.get(), Small::<8>::MAX.get()), (7, 255));
+    assert_eq!(Uint::<3>::new(0xff), Uint::MAX);
+    assert_eq!((Uint::<3>::MAX.get(), Uint::<8>::MAX.get()), (7, 255));
 }

@@ -36,7 +36,7 @@ impl Observer for Attributes {
             Event::ModifyRefused { qp, attr, mask, .. } => {
                 reports.extend(mtu_over_port(qp, (attr, mask), stack, world));
             }
-            Event::Garbage { call, argument, value, accepted } => {
+            Event::UndefinedValue { call, argument, value, accepted } => {
                 let sentence = format!("{argument} of {call} is {value:#x}; accepted are {accepted}.");
                 reports.push(garbage(sentence, stack));
             }
@@ -183,7 +183,8 @@ mod tests {
         let attr = QpAttr { min_rnr_timer: 0x20, ..QpAttr::default() };
         let modified = Event::Modified { qp, attr: &attr, mask: AttrMask::MIN_RNR_TIMER };
         assert_eq!(card.emit(modified), [Rule::AttrGarbage]);
-        let garbage = Event::Garbage { call: "ibv_modify_qp", argument: "attr_mask", value: 1 << 30, accepted: "bits" };
+        let garbage =
+            Event::UndefinedValue { call: "ibv_modify_qp", argument: "attr_mask", value: 1 << 30, accepted: "bits" };
         assert_eq!(card.emit(garbage), [Rule::AttrGarbage]);
     }
 

@@ -19,20 +19,20 @@ pub(super) struct Events;
 impl Observer for Events {
     fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
         match *event {
-            Event::WaitsForAcks { object, what, left } => {
+            Event::WaitsForAcks { object, kind, unacked } => {
                 let whose = whose(object, world);
                 let sentence = format!(
-                    "A call that destroys an object waits and will not return: {left} {what}{whose} were read and \
+                    "A call that destroys an object waits and will not return: {unacked} {kind}{whose} were read and \
                      never acknowledged."
                 );
                 let advice = "Acknowledge each event that was read: ibv_ack_cq_events (any number at a time), \
                               ibv_ack_async_event or rdma_ack_cm_event, before the object is destroyed.";
                 reports.push(Report::new(Rule::EventsUnacked, sentence).at("destroyed at", stack).advice(advice));
             }
-            Event::AckedTooMany { object, what, taken, acked } => {
+            Event::AckedTooMany { object, kind, delivered, acked } => {
                 let whose = whose(object, world);
                 let sentence =
-                    format!("{acked} {what}{whose} were acknowledged, but the program had read only {taken}.");
+                    format!("{acked} {kind}{whose} were acknowledged, but the program had read only {delivered}.");
                 let advice = "Acknowledge as many events as ibv_get_cq_event or ibv_get_async_event returned. On other \
                               implementations the count stays wrong, and destroying the object never returns.";
                 reports.push(Report::new(Rule::AckedTooMany, sentence).at("acknowledged at", stack).advice(advice));
@@ -130,10 +130,10 @@ mod tests {
     #[test]
     fn missing_and_excess_acknowledgements_are_reported() {
         let mut card = Card::new();
-        let (object, what) = (Some(card.cq), "completion events");
-        assert_eq!(card.emit(Event::AckedTooMany { object, what, taken: 1, acked: 2 }), [Rule::AckedTooMany]);
+        let (object, kind) = (Some(card.cq), "completion events");
+        assert_eq!(card.emit(Event::AckedTooMany { object, kind, delivered: 1, acked: 2 }), [Rule::AckedTooMany]);
         assert_eq!(card.emit(Event::Destroyed(card.cq)), []);
-        assert_eq!(card.emit(Event::WaitsForAcks { object, what, left: 1 }), [Rule::EventsUnacked]);
+        assert_eq!(card.emit(Event::WaitsForAcks { object, kind, unacked: 1 }), [Rule::EventsUnacked]);
     }
 
     #[test]

@@ -33,7 +33,7 @@ use roxe_transport::time::Instant;
 use roxe_transport::wr::Access;
 use roxe_wire::cm::{
     AprStatus, CommId, FlowLabel, Info, IpCmHeader, IpPair, Lap, PrivateData, RejReason, Rep, ServiceId, SidrRep,
-    SidrStatus, Small, TimeCode, Transport,
+    SidrStatus, TimeCode, Transport, Uint,
 };
 use roxe_wire::{Gid, Qpn};
 use std::sync::{Arc, Weak};
@@ -81,8 +81,8 @@ impl Id {
             responder_resources: capped(param.responder_resources),
             initiator_depth: capped(param.initiator_depth),
             flow_control: param.flow_control,
-            retry_count: Small::new(param.retry_count.min(7)),
-            rnr_retry_count: Small::new(param.rnr_retry_count.min(7)),
+            retry_count: Uint::new(param.retry_count.min(7)),
+            rnr_retry_count: Uint::new(param.rnr_retry_count.min(7)),
             srq: inner.has_srq(param),
             path_mtu: path.mtu,
             flow_label: FlowLabel::new(path.flow_label),
@@ -128,7 +128,7 @@ impl Id {
             responder_resources: capped(param.responder_resources),
             initiator_depth: capped(param.initiator_depth),
             flow_control: param.flow_control,
-            rnr_retry_count: Small::new(param.rnr_retry_count.min(7)),
+            rnr_retry_count: Uint::new(param.rnr_retry_count.min(7)),
             srq: inner.has_srq(param),
             private_data: private_data(&param.private_data)?,
             ..machine::Accept::new(inner.qpn(param), inner.psn)
@@ -670,12 +670,12 @@ impl Id {
     /// Sets if alternate paths that the peer proposes are loaded. By default they are refused,
     /// because they let the peer choose a destination of packets. EINVAL if the id is not connected
     /// or has no queue pair.
-    pub fn take_alternates(&self, takes: bool) -> Result<(), Error> {
+    pub fn allow_alternates(&self, allow: bool) -> Result<(), Error> {
         self.runtime()?.cm(|session| {
             let inner = self.lock();
             inner.check(&[State::Connected])?;
             inner.attached()?;
-            session.cm.take_alternates(inner.comm_id()?, takes).map_err(refused)
+            session.cm.enable_alternate_events(inner.comm_id()?, allow).map_err(refused)
         })?
     }
 
@@ -776,7 +776,7 @@ impl Inner {
     /// Makes the alternate path the path of the connection.
     // clause: CM-MIGRATED
     fn swap_paths(&mut self, session: &mut Session<'_>) -> Result<(), Error> {
-        session.cm.migrated(self.comm_id()?).map_err(refused)?;
+        session.cm.on_migrated(self.comm_id()?).map_err(refused)?;
         std::mem::swap(&mut self.path, &mut self.alternate_path);
         Ok(())
     }

@@ -10,7 +10,7 @@ use crate::ib_cm::ports::Claim;
 use crate::ib_cm::{Request, Session};
 use crate::runtime::Runtime;
 use roxe_base::error::Error;
-use roxe_transport::cm::{Addresses, Ece, Listen, Origin, Route, Takes};
+use roxe_transport::cm::{Accepts, Addresses, Ece, Listen, Origin, Route};
 use roxe_transport::qp::Service;
 use roxe_wire::cm::{CommId, IpCmHeader, ServiceId, Transport};
 use std::net::SocketAddr;
@@ -89,9 +89,9 @@ impl Id {
 impl Inner {
     /// Returns the parameters for the state machine, except the service id.
     fn listen(&self, service: Service, local: &Address) -> Listen {
-        let takes = if service == Service::Ud { Takes::Lookups } else { Takes::Connections };
+        let accepts = if service == Service::Ud { Accepts::Lookups } else { Accepts::Connections };
         let gid = (!local.is_any()).then(|| local.gid());
-        let plain = Listen { local: gid, ..Listen::new(ServiceId(0), takes, MAX_UNANSWERED) };
+        let plain = Listen { local: gid, ..Listen::new(ServiceId(0), accepts, MAX_UNANSWERED) };
         match local {
             Address::Ib(ib) => Listen { service_mask: ib.sid_mask, ..plain },
             Address::Ip(_) => {

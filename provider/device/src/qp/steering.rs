@@ -24,9 +24,9 @@ pub struct FlowInit {
     /// Kind of the flow, which orders the matching.
     pub kind: RuleKind,
     /// Match for frames; the default matches all.
-    pub wanted: FrameMatch,
+    pub filter: FrameMatch,
     /// True if matching frames also go to flows of lower priority. Normal flows only.
-    pub passes: bool,
+    pub continues: bool,
     /// True if matching frames are dropped, also for flows of lower priority.
     pub drops: bool,
     /// Tag in the completions of its frames; 0 means none.
@@ -39,8 +39,8 @@ impl Default for FlowInit {
     fn default() -> Self {
         Self {
             kind: RuleKind::Normal(0),
-            wanted: FrameMatch::default(),
-            passes: false,
+            filter: FrameMatch::default(),
+            continues: false,
             drops: false,
             tag: 0,
             counters: Vec::new(),
@@ -67,17 +67,17 @@ impl Flow {
         if core.resources.service != Service::Raw {
             return Err(Error::invalid("flows can be attached to raw packet queue pairs only"));
         }
-        if init.passes && !matches!(init.kind, RuleKind::Normal(_)) {
+        if init.continues && !matches!(init.kind, RuleKind::Normal(_)) {
             return Err(Error::invalid("only a flow of type NORMAL can leave frames to other flows"));
         }
-        let FlowInit { kind, wanted, passes, drops, tag, counters } = init;
+        let FlowInit { kind, filter, continues, drops, tag, counters } = init;
         let uses = counters.iter().map(|counters| counters.hold()).chain([flows.count.hold()]).collect();
         let to = match spread {
             _ if drops => Destination::Drop,
             Some(rss) => Destination::Spread(Arc::clone(rss) as _),
             None => Destination::Qp(Arc::clone(core) as _),
         };
-        let id = core.engine().add_rule(Rule { kind, wanted, passes, target: Target { to, tag, counters } })?;
+        let id = core.engine().add_rule(Rule { kind, filter, continues, target: Target { to, tag, counters } })?;
         Ok(Self { id, core: Arc::clone(core), _uses: uses })
     }
 }
@@ -109,10 +109,10 @@ impl FlowUses {
         let mac = group_of(mgid)?;
         let mut groups = self.groups.lock();
         if groups.iter().all(|(other, _)| *other != mac) {
-            let mut wanted = FrameMatch::default();
+            let mut filter = FrameMatch::default();
             // An empty match cannot contradict its first field.
-            let _ = wanted.require_exactly(Field::DstMac, &mac);
-            groups.push((mac, Flow::create(core, spread, self, FlowInit { wanted, ..FlowInit::default() })?));
+            let _ = filter.require_exactly(Field::DstMac, &mac);
+            groups.push((mac, Flow::create(core, spread, self, FlowInit { filter, ..FlowInit::default() })?));
         }
         Ok(())
     }

@@ -33,7 +33,7 @@ fn both_queue_pairs_load_alternate_path_and_migrate() {
 
 /// The first end proposes the path and migrates first.
 fn go_over(node: &Node, path: &Path, active: &End, passive: &End) {
-    passive.id.take_alternates(true).unwrap();
+    passive.id.allow_alternates(true).unwrap();
     active.id.load_alternate(path).unwrap();
     assert_eq!(active.expect(EventKind::RouteResolved).status, 0);
     assert_eq!(passive.qp().query().0.alt_av.dgid, path.sgid);
@@ -68,7 +68,7 @@ fn alternate_path_needs_consent_of_program() {
     assert_eq!([&active, &passive].map(|end| state(end.qp())), [MigState::Migrated; 2]);
     assert_eq!(active.id.notify(AsyncEventKind::PathMig).unwrap_err().errno(), libc::EINVAL);
 
-    passive.id.take_alternates(true).unwrap();
+    passive.id.allow_alternates(true).unwrap();
     let nowhere = Gid([0xfd; 16]);
     active.id.load_alternate(&Path { dgid: nowhere, ..path }).unwrap();
     assert_eq!(active.expect(EventKind::RouteError).status, 8, "no address of the peer's");
@@ -76,5 +76,5 @@ fn alternate_path_needs_consent_of_program() {
     let own = active.id.path().unwrap();
     active.id.load_alternate(&own).unwrap();
     assert_eq!(active.expect(EventKind::RouteError).status, 5, "it is the path in use");
-    assert_eq!(listener.id.take_alternates(true).unwrap_err().errno(), libc::EINVAL);
+    assert_eq!(listener.id.allow_alternates(true).unwrap_err().errno(), libc::EINVAL);
 }

@@ -11,7 +11,7 @@ use roxe_net::udp::BareLink;
 use roxe_provider::cm::{EventKind, Id, IdOption, Path, PortSpace, RejReason, connections};
 use roxe_provider::wire::cm::{
     Answered, Apr, AprStatus, CommId, Drep, Dreq, Guid, Info, IpCmHeader, IpPair, Lap, Mad, Message, Mra, PrivateData,
-    Rej, RejReason as Reason, Rep, Req, Rtu, ServiceId, SidrRep, SidrReq, SidrStatus, Small, TimeCode, TransactionId,
+    Rej, RejReason as Reason, Rep, Req, Rtu, ServiceId, SidrRep, SidrReq, SidrStatus, TimeCode, TransactionId, Uint,
     gsi_header,
 };
 use roxe_provider::wire::{Deth, Gid, Header, Kind, NetHeader, Packet, PathMtu, Pkey, Psn, Qkey, Qpn, icrc};
@@ -95,7 +95,7 @@ impl Hostile {
             local_qpn: Qpn::new(0x1000 + serial),
             local_cm_response_timeout: SOON,
             path_mtu: PathMtu::Mtu1024.into(),
-            max_cm_retries: Small::new(2),
+            max_cm_retries: Uint::new(2),
             private_data: addresses(src, dst),
             ..Req::default()
         };

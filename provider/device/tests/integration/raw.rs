@@ -63,8 +63,8 @@ impl Station {
         (self.node.bytes(cqe.wr_id as usize * AREA, cqe.byte_len as usize), cqe)
     }
 
-    fn flow(&self, wanted: FrameMatch) -> Flow {
-        self.qp.create_flow(FlowInit { wanted, ..FlowInit::default() }).unwrap()
+    fn flow(&self, filter: FrameMatch) -> Flow {
+        self.qp.create_flow(FlowInit { filter, ..FlowInit::default() }).unwrap()
     }
 }
 
@@ -75,16 +75,16 @@ fn frame(dst: [u8; 6], payload: &[u8]) -> Vec<u8> {
 
 /// Matches frames of the test to `dst`.
 fn to(dst: [u8; 6]) -> FrameMatch {
-    let mut wanted = of_test();
-    wanted.require_exactly(Field::DstMac, &dst).unwrap();
-    wanted
+    let mut filter = of_test();
+    filter.require_exactly(Field::DstMac, &dst).unwrap();
+    filter
 }
 
 /// Matches all frames of the test.
 fn of_test() -> FrameMatch {
-    let mut wanted = FrameMatch::default();
-    wanted.require_exactly(Field::EtherType, &ETHER_TYPE).unwrap();
-    wanted
+    let mut filter = FrameMatch::default();
+    filter.require_exactly(Field::EtherType, &ETHER_TYPE).unwrap();
+    filter
 }
 
 /// Checks that no unexpected frame is pending: the next frame of each station is the one sent now.
@@ -178,7 +178,7 @@ fn flow_tags_counts_and_drops_frames() {
         counters.attach(CounterKind::Packets, 0).unwrap();
         counters.attach(CounterKind::Bytes, 1).unwrap();
         let init =
-            FlowInit { wanted: to(GROUP), tag: 0x1234, counters: vec![Arc::clone(&counters)], ..FlowInit::default() };
+            FlowInit { filter: to(GROUP), tag: 0x1234, counters: vec![Arc::clone(&counters)], ..FlowInit::default() };
         let flow = station.qp.create_flow(init.clone()).unwrap();
         let sniffer = Station::new(0, 8);
         let sniffs = FlowInit { kind: RuleKind::Sniffer, ..FlowInit::default() };
@@ -216,9 +216,9 @@ fn flow_tags_counts_and_drops_frames() {
 fn checksums(station: &Station) {
     let mut udp = vec![0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2];
     udp.extend([0x12, 0x34, 0x56, 0x78, 0, 12, 0, 0, b'd', b'a', b't', b'a']);
-    let mut wanted = FrameMatch::default();
-    wanted.require_exactly(Field::DstPort, &[0x56, 0x78]).unwrap();
-    let _flow = station.flow(wanted);
+    let mut filter = FrameMatch::default();
+    filter.require_exactly(Field::DstPort, &[0x56, 0x78]).unwrap();
+    let _flow = station.flow(filter);
     let packet = [&MAC_1[..], &MAC_0, &[8, 0], &udp].concat();
     for (flags, is_right) in [(SendFlags::IP_CSUM, true), (SendFlags::empty(), false)] {
         station.send(&packet, flags);
@@ -263,7 +263,7 @@ fn frames_take_receives_from_srq() {
         let attr = QpAttr { state: QpState::Init, port: 1, ..QpAttr::default() };
         qp.modify(&attr, AttrMask::STATE | AttrMask::PORT).unwrap();
         qp.modify(&QpAttr { state: QpState::Rtr, ..attr }, AttrMask::STATE).unwrap();
-        let _flow = qp.create_flow(FlowInit { wanted: to(GROUP), ..FlowInit::default() }).unwrap();
+        let _flow = qp.create_flow(FlowInit { filter: to(GROUP), ..FlowInit::default() }).unwrap();
         srq.post_recv(&RecvRequest { wr_id: 3, sges: &[node.sge(0, AREA)] }).unwrap();
         sender.send(&frame(GROUP, b"shared"), SendFlags::empty());
         let cqe = node.wait(1)[0];
@@ -285,7 +285,7 @@ fn frame_wakes_sleeping_program() {
         qp.modify(&attr, AttrMask::STATE | AttrMask::PORT).unwrap();
         qp.modify(&QpAttr { state: QpState::Rtr, ..attr }, AttrMask::STATE).unwrap();
         post_recv(&qp, 9, node.sge(0, AREA));
-        let _flow = qp.create_flow(FlowInit { wanted: to(MAC_0), ..FlowInit::default() }).unwrap();
+        let _flow = qp.create_flow(FlowInit { filter: to(MAC_0), ..FlowInit::default() }).unwrap();
         node.cq.req_notify(false);
         Station::new(2, 0).send(&frame(MAC_0, b"wake up"), SendFlags::empty());
         assert_eq!(channel.get_event().unwrap(), 5);
@@ -310,9 +310,9 @@ fn hash_qp_spreads_frames_over_work_queues() {
         let table = node.context.create_rwq_table(&wqs).unwrap();
         let hash = RxHash { key: std::array::from_fn(|at| (at * 73 % 251) as u8), fields: HashFields::SRC_IPV4 };
         let qp = node.pd.create_hash_qp(&table, hash, 0).unwrap();
-        let mut wanted = FrameMatch::default();
-        wanted.require_exactly(Field::DstMac, &MAC_1).unwrap();
-        let _flow = qp.create_flow(FlowInit { wanted, ..FlowInit::default() }).unwrap();
+        let mut filter = FrameMatch::default();
+        filter.require_exactly(Field::DstMac, &MAC_1).unwrap();
+        let _flow = qp.create_flow(FlowInit { filter, ..FlowInit::default() }).unwrap();
         let mut queues = BTreeSet::new();
         for host in 0..64 {
             let sent = datagram_from(host);

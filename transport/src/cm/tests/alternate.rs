@@ -46,7 +46,7 @@ impl Node {
     fn accepting_alternates(reach: fn(&mut Self) -> CommId) -> (Self, CommId) {
         let mut node = Self::listening();
         let id = reach(&mut node);
-        node.cm.take_alternates(id, true).unwrap();
+        node.cm.enable_alternate_events(id, true).unwrap();
         (node, id)
     }
 }
@@ -141,7 +141,7 @@ fn invalid_alternate_paths_are_refused() {
     refused(Lap { local_gid: Gid::default(), ..lap(id) }, AprStatus::InvalidGid);
     refused(Lap { local_gid: Ipv4Addr::new(224, 0, 0, 1).into(), ..lap(id) }, AprStatus::InvalidGid);
     let (mut node, id) = Node::accepting_alternates(Node::established_active);
-    node.cm.take_alternates(id, false).unwrap();
+    node.cm.enable_alternate_events(id, false).unwrap();
     assert_eq!(node.deliver(lap(id)), Err(Ignored::Refused));
     assert_eq!(node.cm.answer_alternate(id, &AlternateAnswer::new(AprStatus::Success)), Err(CmError::State));
 }
@@ -210,13 +210,13 @@ fn crossing_laps_keep_the_proposal_of_the_active_side() {
 #[test]
 fn messages_migrate_with_the_queue_pair() {
     let (mut node, id) = Node::accepting_alternates(Node::established_passive);
-    assert_eq!(node.cm.migrated(id), Err(CmError::State), "there is no other path");
+    assert_eq!(node.cm.on_migrated(id), Err(CmError::State), "there is no other path");
     assert_eq!(node.deliver_from(other_route(), dreq(id)), Err(Ignored::Address));
     assert_eq!(node.deliver(lap(id)), Ok(()));
     node.cm.answer_alternate(id, &AlternateAnswer::new(AprStatus::Success)).unwrap();
     node.names();
     assert_eq!(node.deliver_from(Route { local: address(1), ..other_route() }, dreq(id)), Err(Ignored::Address));
-    node.cm.migrated(id).unwrap();
+    node.cm.on_migrated(id).unwrap();
     node.disconnect(id).unwrap();
     assert_eq!(node.cm.poll_transmit().map(|out| (out.route, out.mad.message.name())), Some((other_route(), "DREQ")));
     assert_eq!(node.deliver(drep(id)), Ok(()), "the peer has not migrated yet");

@@ -40,7 +40,7 @@ impl Replay {
     fn new(local: Gid, guid: Guid) -> Self {
         let mut node = Node::with(Settings::new(guid));
         for service in [0x0106_1c06, 0x0106_1d2f, 0x0111_1c06] {
-            let listen = Listen { addresses: Addresses::Ip, ..Listen::new(ServiceId(service), Takes::Both, 9) };
+            let listen = Listen { addresses: Addresses::Ip, ..Listen::new(ServiceId(service), Accepts::Both, 9) };
             node.cm.listen(listen).unwrap();
         }
         Self { node, ours: BTreeMap::new(), local }

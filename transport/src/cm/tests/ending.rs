@@ -29,7 +29,7 @@ fn connection_ends_with_the_peer_process() {
     assert_eq!(node.names(), ["REP"]);
     assert!(node.cm.peers().eq([Peer { id, route: route(), theirs: PEER_ID }]));
     assert_eq!((lose(&mut node), node.names()), (Ok(()), vec![]));
-    assert_eq!(node.events(), [EventKind::Disconnected(Ending::Asked)]);
+    assert_eq!(node.events(), [EventKind::Disconnected(Ending::Requested)]);
     assert_eq!((node.cm.peers().count(), lose(&mut node)), (0, Err(CmError::State)), "the queue pair is known");
     node.disconnect(id).unwrap();
     node.run_out();
@@ -66,7 +66,7 @@ fn program_agrees_to_the_peers_disconnect() {
         let id = reach(&mut node);
         assert_eq!(node.deliver(Dreq { remote_qpn: Qpn::new(5), ..dreq(id) }), Err(Ignored::Qpn));
         assert_eq!(node.deliver(dreq(id)), Ok(()));
-        assert_eq!((node.events(), node.sent()), (vec![EventKind::Disconnected(Ending::Asked)], vec![]));
+        assert_eq!((node.events(), node.sent()), (vec![EventKind::Disconnected(Ending::Requested)], vec![]));
         assert_eq!((node.deliver(dreq(id)), node.sent()), (Err(Ignored::Duplicate), vec![]));
         assert_eq!((node.state(id), node.cm.poll_timeout()), (State::DreqRcvd, None));
         node.disconnect(id).unwrap();
@@ -242,7 +242,7 @@ fn both_ends_may_share_one_cm() {
     node.cm.confirm(active, &PrivateData::EMPTY).unwrap();
     assert_eq!(deliver(&mut node), [EventKind::Established]);
     node.disconnect(active).unwrap();
-    assert_eq!(deliver(&mut node), [EventKind::Disconnected(Ending::Asked)]);
+    assert_eq!(deliver(&mut node), [EventKind::Disconnected(Ending::Requested)]);
     node.disconnect(passive).unwrap();
     assert_eq!(deliver(&mut node), [EventKind::Disconnected(Ending::Agreed)]);
     node.run_out();

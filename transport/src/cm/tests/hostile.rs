@@ -117,7 +117,7 @@ fn answers_to_a_flood(count: u32) -> usize {
     node.listen(count as usize);
     for n in 0..count {
         let asks =
-            Req { local_comm_id: CommId(n + 1), local_qpn: Qpn::new(n + 2), max_cm_retries: Small::new(15), ..req() };
+            Req { local_comm_id: CommId(n + 1), local_qpn: Qpn::new(n + 2), max_cm_retries: Uint::new(15), ..req() };
         assert_eq!(node.deliver(asks), Ok(()));
         let id = node.cm.poll_event().unwrap().id;
         node.call(|cm, cx| cm.accept(cx, id, &accept())).unwrap();

@@ -19,7 +19,7 @@ use core::time::Duration;
 use roxe_sim::Rng;
 use roxe_wire::cm::{
     Answered, CommId, Drep, Dreq, Guid, Info, Mad, Message, Mra, PrivateData, Rej, RejReason, Rep, Req, Rtu, ServiceId,
-    Small, TimeCode, TransactionId, Transport,
+    TimeCode, TransactionId, Transport, Uint,
 };
 use roxe_wire::{Gid, Psn, Qpn};
 use std::net::Ipv4Addr;
@@ -64,7 +64,7 @@ impl Node {
     }
 
     fn listen(&mut self, backlog: usize) -> ListenId {
-        self.cm.listen(Listen::new(SERVICE, Takes::Both, backlog)).unwrap()
+        self.cm.listen(Listen::new(SERVICE, Accepts::Both, backlog)).unwrap()
     }
 
     /// Calls a method that needs time and random numbers.
@@ -202,8 +202,8 @@ fn req() -> Req {
     let connect = Connect {
         responder_resources: 5,
         initiator_depth: 6,
-        retry_count: Small::new(3),
-        rnr_retry_count: Small::new(4),
+        retry_count: Uint::new(3),
+        rnr_retry_count: Uint::new(4),
         ..Connect::new(back, SERVICE, PEER_QPN, Psn::new(200))
     };
     messages::req(PEER_ID, &connect, &Settings::new(PEER_GUID))
@@ -219,7 +219,7 @@ fn rep(ours: CommId) -> Rep {
         responder_resources: 5,
         initiator_depth: 3,
         target_ack_delay: TimeCode::new(16),
-        rnr_retry_count: Small::new(2),
+        rnr_retry_count: Uint::new(2),
         local_ca_guid: PEER_GUID,
         ..Rep::default()
     }

@@ -39,7 +39,7 @@ fn req_becomes_connect_request_and_rep() {
 #[test]
 fn unanswered_rep_is_retried_and_abandoned() {
     let mut node = Node::listening();
-    let asks = Req { local_cm_response_timeout: TimeCode::new(18), max_cm_retries: Small::new(2), ..req() };
+    let asks = Req { local_cm_response_timeout: TimeCode::new(18), max_cm_retries: Uint::new(2), ..req() };
     assert_eq!(node.deliver(asks), Ok(()));
     let id = node.cm.poll_event().unwrap().id;
     node.call(|cm, cx| cm.accept(cx, id, &accept())).unwrap();
@@ -263,7 +263,7 @@ fn req_from_a_connected_qp_ends_the_old_connection() {
 impl Node {
     /// Listens at our address for a second request.
     fn listen_more(&mut self) {
-        let listen = Listen { local: Some(address(1)), ..Listen::new(SERVICE, Takes::Connections, 1) };
+        let listen = Listen { local: Some(address(1)), ..Listen::new(SERVICE, Accepts::Connections, 1) };
         self.cm.listen(listen).unwrap();
     }
 }
@@ -306,13 +306,13 @@ fn connections_are_limited_by_max_connections() {
 fn listener_at_one_address_precedes_wildcard() {
     let mut node = Node::new();
     let at = |local, takes| Listen { local, ..Listen::new(SERVICE, takes, 0) };
-    let all = node.cm.listen(at(None, Takes::Connections)).unwrap();
-    assert_eq!(node.cm.listen(at(None, Takes::Connections)), Err(CmError::InUse));
-    assert_eq!(node.cm.listen(at(None, Takes::Both)), Err(CmError::InUse));
-    assert!(node.cm.listen(at(None, Takes::Lookups)).is_ok());
-    assert!(node.cm.listen(at(Some(address(7)), Takes::Both)).is_ok());
+    let all = node.cm.listen(at(None, Accepts::Connections)).unwrap();
+    assert_eq!(node.cm.listen(at(None, Accepts::Connections)), Err(CmError::InUse));
+    assert_eq!(node.cm.listen(at(None, Accepts::Both)), Err(CmError::InUse));
+    assert!(node.cm.listen(at(None, Accepts::Lookups)).is_ok());
+    assert!(node.cm.listen(at(Some(address(7)), Accepts::Both)).is_ok());
     assert_eq!((node.deliver(req()), node.names()), (Err(Ignored::Refused), vec!["REJ"]), "no backlog");
-    let here = node.cm.listen(Listen { backlog: 1, ..at(Some(address(1)), Takes::Both) }).unwrap();
+    let here = node.cm.listen(Listen { backlog: 1, ..at(Some(address(1)), Accepts::Both) }).unwrap();
     let id = node.req_received();
     assert_eq!(node.cm.stop_listening(here), Ok(()));
     assert_eq!(node.cm.stop_listening(here), Err(CmError::UnknownId));
@@ -329,11 +329,11 @@ fn listener_at_one_address_precedes_wildcard() {
 #[test]
 fn listener_mask_matches_many_services() {
     let mut node = Node::new();
-    let many = Listen { service_mask: !0xff, ..Listen::new(ServiceId(SERVICE.0 & !0xff), Takes::Both, 9) };
+    let many = Listen { service_mask: !0xff, ..Listen::new(ServiceId(SERVICE.0 & !0xff), Accepts::Both, 9) };
     let id = node.cm.listen(many).unwrap();
-    assert_eq!(node.cm.listen(Listen::new(SERVICE, Takes::Lookups, 9)), Err(CmError::InUse), "one of them");
+    assert_eq!(node.cm.listen(Listen::new(SERVICE, Accepts::Lookups, 9)), Err(CmError::InUse), "one of them");
     let other = ServiceId(SERVICE.0 + 0x100);
-    let one = node.cm.listen(Listen::new(other, Takes::Both, 9)).unwrap();
+    let one = node.cm.listen(Listen::new(other, Accepts::Both, 9)).unwrap();
     for (service_id, listener) in [(SERVICE, id), (ServiceId(SERVICE.0 ^ 1), id), (other, one)] {
         let qpn = Qpn::new(service_id.0 as u32 & 0xfff);
         assert_eq!(node.deliver(Req { service_id, local_qpn: qpn, local_comm_id: CommId(qpn.get()), ..req() }), Ok(()));
@@ -342,5 +342,5 @@ fn listener_mask_matches_many_services() {
     }
     node.cm.stop_listening(id).unwrap();
     assert_eq!(node.deliver(Req { local_comm_id: CommId(1), local_qpn: Qpn::new(1), ..req() }), Err(Ignored::Refused));
-    assert!(node.cm.listen(Listen::new(SERVICE, Takes::Both, 1)).is_ok());
+    assert!(node.cm.listen(Listen::new(SERVICE, Accepts::Both, 1)).is_ok());
 }

@@ -45,7 +45,7 @@ const STATES: [(&str, Enter); 21] = [
 /// Enters a state with `enter`, then delivers a message.
 fn after_message(node: &mut Node, enter: Enter, message: fn(CommId) -> Message) -> CommId {
     let id = enter(node);
-    let _ = node.cm.take_alternates(id, true);
+    let _ = node.cm.enable_alternate_events(id, true);
     assert_eq!(node.deliver(message(id)), Ok(()));
     id
 }
@@ -123,7 +123,7 @@ fn node_in(enter: Enter) -> (Node, CommId) {
     let mut node = Node::new();
     node.listen(2);
     let id = enter(&mut node);
-    let _ = node.cm.take_alternates(id, true);
+    let _ = node.cm.enable_alternate_events(id, true);
     drop((node.sent(), node.events()));
     (node, id)
 }

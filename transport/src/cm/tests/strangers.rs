@@ -93,7 +93,7 @@ fn request_with_foreign_addresses_is_refused() {
     ];
     for addresses in [Addresses::Ip, Addresses::Ipv4] {
         let mut node = Node::new();
-        node.cm.listen(Listen { addresses, ..Listen::new(SERVICE, Takes::Both, 9) }).unwrap();
+        node.cm.listen(Listen { addresses, ..Listen::new(SERVICE, Accepts::Both, 9) }).unwrap();
         for private_data in bad {
             assert_eq!(node.deliver(Req { private_data, ..req() }), Err(Ignored::Refused));
             let Message::Rej(rej) = node.one_sent() else { panic!("no REJ") };
@@ -115,7 +115,7 @@ fn requests_from_non_unicast_addresses_are_refused() {
     for remote in [[224, 0, 0, 1], [255, 255, 255, 255], [0, 0, 0, 0]] {
         let route = Route { local: address(1), remote: Ipv4Addr::from(remote).into() };
         let mut node = Node::new();
-        node.cm.listen(Listen { addresses: Addresses::Ip, ..Listen::new(SERVICE, Takes::Both, 9) }).unwrap();
+        node.cm.listen(Listen { addresses: Addresses::Ip, ..Listen::new(SERVICE, Accepts::Both, 9) }).unwrap();
         let mut asks = Req { private_data: with_header(0, 4, remote, [10, 0, 0, 1]), ..req() };
         asks.primary.local_gid = route.remote;
         assert_eq!(node.deliver_from(route, asks), Err(Ignored::Refused));
@@ -126,13 +126,13 @@ fn requests_from_non_unicast_addresses_are_refused() {
 #[test]
 fn ipv4_and_ipv6_listeners_share_a_service() {
     let mut node = Node::new();
-    let of = |addresses| Listen { addresses, ..Listen::new(SERVICE, Takes::Both, 9) };
+    let of = |addresses| Listen { addresses, ..Listen::new(SERVICE, Accepts::Both, 9) };
     let v6 = node.cm.listen(of(Addresses::Ipv6)).unwrap();
     assert_eq!(node.deliver(req()), Err(Ignored::Refused));
     let v4 = node.cm.listen(of(Addresses::Ipv4)).unwrap();
     assert_eq!(node.cm.listen(of(Addresses::Ip)), Err(CmError::InUse));
     node.names();
-    let found = |node: &Node, local: Gid| node.cm.listeners.find(SERVICE, local, Takes::Lookups).map(|(id, _)| id);
+    let found = |node: &Node, local: Gid| node.cm.listeners.find(SERVICE, local, Accepts::Lookups).map(|(id, _)| id);
     assert_eq!(found(&node, address(1)), Some(v4));
     assert_eq!(found(&node, Gid([0xfd; 16])), Some(v6));
 }

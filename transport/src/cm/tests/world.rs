@@ -90,7 +90,7 @@ impl World {
     fn new(conditions: Conditions, seed: u64) -> Self {
         let machine = |guid| {
             let mut cm = Cm::new(Settings::new(guid));
-            cm.listen(Listen::new(SERVICE, Takes::Both, 4)).unwrap();
+            cm.listen(Listen::new(SERVICE, Accepts::Both, 4)).unwrap();
             cm
         };
         Self {
@@ -188,7 +188,7 @@ impl World {
             EventKind::Established => self.on_established(end, id),
             EventKind::Disconnected(ending) => {
                 history.ends.push(End::Event(kind.clone()));
-                if *ending == Ending::Asked {
+                if *ending == Ending::Requested {
                     self.schedule_action(end, id, Action::Disconnect);
                 }
             }
@@ -209,7 +209,7 @@ impl World {
         let terms = self.ends[end].qp_terms(id);
         let history = self.histories[end].entry(id).or_default();
         (history.established, history.terms) = (true, terms);
-        self.ends[end].take_alternates(id, self.rng.chance(700)).unwrap();
+        self.ends[end].enable_alternate_events(id, self.rng.chance(700)).unwrap();
         if self.rng.chance(self.conditions.refusals) {
             self.schedule_action(end, id, Action::Propose);
         }
@@ -371,7 +371,7 @@ fn lossless_network_establishes_every_connection() {
         for history in world.histories.iter().flat_map(BTreeMap::values) {
             assert!(history.established, "seed {seed}: {history:?}");
             let disconnected =
-                matches!(history.ends[..], [End::Event(EventKind::Disconnected(Ending::Asked | Ending::Agreed))]);
+                matches!(history.ends[..], [End::Event(EventKind::Disconnected(Ending::Requested | Ending::Agreed))]);
             assert!(disconnected, "seed {seed}: {history:?}");
         }
         assert_eq!(world.histories.iter().map(BTreeMap::len).sum::<usize>(), 12);

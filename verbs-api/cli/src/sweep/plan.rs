@@ -198,7 +198,7 @@ pub(super) fn faults(census: &str, classes: Classes, seeds: u64) -> Vec<Fault> {
 }
 
 fn failing_call(process: &str, verb: &str, state: &str, site: &str, nth: &str) -> Option<String> {
-    let verb = Verb::named(verb).filter(|verb| verb.fails_alone)?;
+    let verb = Verb::named(verb).filter(|verb| verb.can_fail_in_correct_use)?;
     // The number of polls differs from run to run.
     if POLLS.contains(&verb.name) && nth != "1" {
         return None;

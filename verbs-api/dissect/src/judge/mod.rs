@@ -114,7 +114,7 @@ pub fn judge(captured: &[Captured<'_>], vantage: Vantage) -> Judgement {
             judgement.repeated += 1;
             continue;
         }
-        judgement.cut += usize::from(captured.is_cut());
+        judgement.cut += usize::from(captured.is_truncated());
         packet::ip(index, captured, &mut charges);
         integrities.add(index, captured);
         if let Integrity::Malformed(error) = captured.integrity {
@@ -123,7 +123,7 @@ pub fn judge(captured: &[Captured<'_>], vantage: Vantage) -> Judgement {
         let Some(current) = PacketRecord::of(index, captured) else { continue };
         packet::fields(&current, captured, &mut charges);
         judgement.datagrams += usize::from(matches!(current.header.kind, Kind::Ud { .. }));
-        if !captured.is_cut()
+        if !captured.is_truncated()
             && let Some(mad) = manager.judge_datagram(&current, captured)
         {
             match &mad.message {

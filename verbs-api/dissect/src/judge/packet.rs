@@ -3,7 +3,7 @@
 use super::charge::{Card, Charges, Role, Rule};
 use super::record::PacketRecord;
 use crate::reader::{Captured, Integrity};
-use roxe_wire::net::checksum_is_right;
+use roxe_wire::net::is_checksum_correct;
 use roxe_wire::{Gid, Kind, NakCode, NetHeader, ParseError, Qkey, Qpn, Request, Response, Syndrome, icrc};
 use std::collections::BTreeMap;
 
@@ -73,7 +73,7 @@ pub(super) fn ip(index: usize, captured: &Captured<'_>, charges: &mut Charges) {
         charges.add(Rule::IpDf, card, Role::Sender, index, text);
     }
     let is_filled_in_later = header[10..12] == [0, 0];
-    if !checksum_is_right(header) && !is_filled_in_later {
+    if !is_checksum_correct(header) && !is_filled_in_later {
         let text = "the checksum of the IPv4 header is wrong";
         charges.add(Rule::IpChecksum, card, Role::Sender, index, text).or_network = true;
     }
@@ -136,7 +136,7 @@ pub(super) fn fields(current: &PacketRecord, captured: &Captured<'_>, charges: &
         charges.add(Rule::AtomicOperands, card, Role::Requester, current.index, text).advice();
     }
     // clause: BTH-PAD
-    if !captured.is_cut() && pad(current, bytes).iter().any(|byte| *byte != 0) {
+    if !captured.is_truncated() && pad(current, bytes).iter().any(|byte| *byte != 0) {
         charges.add(Rule::Pad, card, Role::Sender, current.index, "the padding is not 0").advice();
     }
 }

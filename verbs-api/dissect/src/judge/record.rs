@@ -32,15 +32,15 @@ impl PacketRecord {
     pub(super) fn of(index: usize, captured: &Captured<'_>) -> Option<Self> {
         let packet = captured.packet().filter(|_| !captured.integrity.is_bad())?;
         let Captured { time, direction, net, bytes, .. } = *captured;
-        let hash = packet_hash(bytes, packet.header.len(), captured.is_cut());
+        let hash = packet_hash(bytes, packet.header.len(), captured.is_truncated());
         let (len, is_lost) = (packet.payload.len() as u32, captured.is_lost());
         let (header, is_marked) = (packet.header, captured.is_marked());
         Some(Self { index, time, direction, net, header, len, hash, is_lost, is_marked })
     }
 }
 
-fn packet_hash(bytes: &[u8], headers: usize, is_cut: bool) -> u64 {
-    let end = if is_cut { headers } else { bytes.len().saturating_sub(roxe_wire::icrc::LEN) };
+fn packet_hash(bytes: &[u8], headers: usize, is_truncated: bool) -> u64 {
+    let end = if is_truncated { headers } else { bytes.len().saturating_sub(roxe_wire::icrc::LEN) };
     let mut hasher = DefaultHasher::new();
     // Byte 8 of the BTH has AckReq, in which a retransmission may differ.
     bytes.get(..8).hash(&mut hasher);

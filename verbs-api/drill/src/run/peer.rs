@@ -10,7 +10,7 @@ use crate::script::steps::{
 use crate::target::{
     Answer, Bound, Change, Completed, ConnParam, ConnectionEvent, Event, NewQp, Piece, Region, TagWork, Work,
 };
-use roxe_wire::net::checksum_is_right;
+use roxe_wire::net::is_checksum_correct;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -181,7 +181,7 @@ impl Run<'_> {
                 let region = self.objects.region(mr)?;
                 let at = at.value(&self.names)?;
                 let bytes = self.target.read(region.mr, at, len.value(&self.names)?)?;
-                if checksum_is_right(&bytes) {
+                if is_checksum_correct(&bytes) {
                     Ok(())
                 } else {
                     Err(differs(format!("a correct Internet checksum in {mr}"), format!("{bytes:02x?}")))

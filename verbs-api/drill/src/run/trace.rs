@@ -6,7 +6,7 @@ use crate::log::Log;
 use crate::script::Case;
 use crate::script::steps::{Line, Peer, Spec, Step};
 use crate::target::{Card, Completed, Event, Target};
-use roxe_wire::net::checksum_is_right;
+use roxe_wire::net::is_checksum_correct;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -430,7 +430,7 @@ fn grh(header: &[u8; GRH], card: &Card) -> String {
         let found = names.iter().find(|(_, gid)| is(gid)).map(|(name, _)| (*name).to_owned());
         found.unwrap_or_else(|| format!("{}.{}.{}.{}", ip[at], ip[at + 1], ip[at + 2], ip[at + 3]))
     };
-    let checksum = if checksum_is_right(ip) { "right" } else { "wrong" };
+    let checksum = if is_checksum_correct(ip) { "right" } else { "wrong" };
     format!(
         "GRH version={:#x} tos={:#x} length={} fragment={:#x} ttl={} protocol={} checksum={checksum} source={} \
          destination={}",

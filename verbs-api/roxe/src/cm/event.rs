@@ -96,8 +96,8 @@ impl CmEvent {
     /// [`Error::Argument`] if the event has none, or `pd` is of another device.
     pub fn ud_peer(&self, pd: &ProtectionDomain) -> Result<UdPeer, Error> {
         let param =
-            self.ud_param().ok_or(ArgumentError::NotThisEvent { kind: self.kind, lacks: "address of datagrams" })?;
-        Ok(UdPeer { ah: pd.create_ah_of(&param.ah_attr)?, qpn: Qpn::new(param.qp_num), qkey: Qkey(param.qkey) })
+            self.ud_param().ok_or(ArgumentError::MissingValue { kind: self.kind, value: "address of datagrams" })?;
+        Ok(UdPeer { ah: pd.create_ah_from(&param.ah_attr)?, qpn: Qpn::new(param.qp_num), qkey: Qkey(param.qkey) })
     }
 
     /// Returns the event itself, unless it reports a failure.

@@ -238,8 +238,8 @@ impl CmId {
     ///
     /// # Errors
     /// [`Error::Argument`] if the id is not connected, or has no queue pair.
-    pub fn take_alternates(&self, takes: bool) -> Result<(), Error> {
-        Ok(self.0.id.take_alternates(takes)?)
+    pub fn allow_alternates(&self, allow: bool) -> Result<(), Error> {
+        Ok(self.0.id.allow_alternates(allow)?)
     }
 
     /// Proposes an alternate path to the peer, between other addresses of the same devices. After

@@ -297,7 +297,7 @@ fn both_ends_load_an_alternate_path() {
     let id = CmId::create(&clients, PortSpace::Tcp).unwrap();
     resolve(&id, &clients, address);
     let own = queue_pair(&id);
-    assert_eq!(errno(id.take_alternates(true)), libc::EINVAL, "not connected");
+    assert_eq!(errno(id.allow_alternates(true)), libc::EINVAL, "not connected");
     id.connect(&ConnParam::default()).unwrap();
     let mut request = next(&servers, CmEventKind::ConnectRequest);
     let taken = request.take_request().unwrap();
@@ -312,7 +312,7 @@ fn both_ends_load_an_alternate_path() {
     let path = Path { sgid: here, dgid: here, ..id.path().unwrap() };
     id.load_alternate(&path).unwrap();
     assert_eq!(next(&clients, CmEventKind::RouteError).status(), -libc::EOPNOTSUPP);
-    taken.take_alternates(true).unwrap();
+    taken.allow_alternates(true).unwrap();
     id.load_alternate(&path).unwrap();
     next(&clients, CmEventKind::RouteResolved);
     send(&own, &peers);
@@ -447,7 +447,7 @@ fn event_of_another_kind_is_an_error() {
     let pd = id.context().unwrap().alloc_pd().unwrap();
     assert!(matches!(
         event.ud_peer(&pd),
-        Err(Error::Argument(ArgumentError::NotThisEvent { kind: CmEventKind::AddrResolved, .. }))
+        Err(Error::Argument(ArgumentError::MissingValue { kind: CmEventKind::AddrResolved, .. }))
     ));
     assert!(event.param().is_none() && event.private_data().is_empty());
     assert!(event.expect(CmEventKind::Established).unwrap_err().connection().is_some());
