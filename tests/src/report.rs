@@ -1,5 +1,5 @@
-//! Runs named checks: first those that use the processors, in sequence, then those that mostly wait,
-//! in parallel. Prints a line for each and a summary.
+//! Runs named checks: first those that use the processors, in sequence, then those that mostly
+//! wait, in parallel. Prints a line for each and a summary.
 
 use crate::junit::{self, Case};
 use crate::{build, parallel};
@@ -62,8 +62,8 @@ impl Check {
         Self { name: name.into(), run: Box::new(run), is_waiting: false }
     }
 
-    /// If `is_waiting`, marks this check as one that mostly waits, and may run in parallel with other
-    /// such checks because it shares nothing with them.
+    /// If `is_waiting`, marks this check as one that mostly waits, and may run in parallel with
+    /// other such checks because it shares nothing with them.
     pub fn waiting_if(self, is_waiting: bool) -> Self {
         Self { is_waiting, ..self }
     }

@@ -161,8 +161,8 @@ impl<'a> Responder<'a> {
         self.check();
     }
 
-    /// Chooses a request and the length of its payload. Half of the requests continue the unfinished
-    /// message.
+    /// Chooses a request and the length of its payload. Half of the requests continue the
+    /// unfinished message.
     fn choose_request(&mut self) -> (Header, usize) {
         let choices = &mut self.lone.choices;
         let mut len = headers::payload_len(choices);

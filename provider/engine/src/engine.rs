@@ -3,7 +3,8 @@
 //!
 //! The first engine of a device also runs the connection manager and watches the network interface.
 //! Further threads may create their queue pairs on engines of their own, so that threads do not
-//! contend for one receive side. Packets travel between engines of one process as between processes.
+//! contend for one receive side. Packets travel between engines of one process as between
+//! processes.
 //!
 //! The background thread starts when the device is first opened, the sockets with the first queue
 //! pair; the child of a fork starts both again.
@@ -45,8 +46,8 @@ use std::time::Duration;
 /// Number of registered queue pairs, from which the weakest card derives their numbers.
 static REGISTERED_QPS: AtomicU64 = AtomicU64::new(0);
 
-/// Callbacks into the crate that uses the engine: connection manager messages and interface changes.
-/// Each gets the engine that calls.
+/// Callbacks into the crate that uses the engine: connection manager messages and interface
+/// changes. Each gets the engine that calls.
 pub trait Services: Debug + Send + Sync {
     /// Queues a message for queue pair 1. Called under the receive lock, so it is only processed in
     /// [`Services::run_connections`], which
@@ -292,8 +293,8 @@ impl Engine {
         self.scheduler.publish_steering(state.steering.iter().filter_map(Steering::deadline).min(), now);
     }
 
-    /// The locks acquired before that of the table, for the fork handlers. The first engine includes
-    /// those of the adapter.
+    /// The locks acquired before that of the table, for the fork handlers. The first engine
+    /// includes those of the adapter.
     pub fn outer_locks(&self) -> impl Iterator<Item = &dyn Lockable> {
         let own: [&dyn Lockable; 2] = [&self.starting, &self.rx];
         own.into_iter().chain(self.is_first().then(|| self.adapter.raw_observers() as &dyn Lockable))

@@ -21,8 +21,8 @@ pub fn charge(payload: u32) -> u32 {
     (payload.next_multiple_of(4) + COALESCED_OVERHEAD).max(MIN_CHARGE)
 }
 
-/// Returns the charge in bytes of a packet that is a whole message, and so mostly arrives alone. The
-/// kernel rounds its buffer up to a power of two: a payload of 4096 bytes is charged 8448.
+/// Returns the charge in bytes of a packet that is a whole message, and so mostly arrives alone.
+/// The kernel rounds its buffer up to a power of two: a payload of 4096 bytes is charged 8448.
 #[inline]
 pub fn charge_alone(payload: u32) -> u32 {
     if payload <= MAX_SMALL_PAYLOAD { MIN_CHARGE } else { (payload + ALONE_OVERHEAD).next_power_of_two() + DESCRIPTOR }

@@ -1,10 +1,10 @@
 //! The directory in which the processes of one user on this host find each other.
 //!
 //! A *name* is the path of a Unix socket in the directory. Only this user can enter the directory,
-//! because creating or replacing a name allows taking part in the communication. All processes of
-//! a user share the RoCE port and must find each other, so they try the same fixed candidates in
-//! the same order. `XDG_RUNTIME_DIR` may add a candidate; processes that use it also create symlinks
-//! to their names in the first usable fixed candidate, the *common* directory.
+//! because creating or replacing a name allows taking part in the communication. All processes of a
+//! user share the RoCE port and must find each other, so they try the same fixed candidates in the
+//! same order. `XDG_RUNTIME_DIR` may add a candidate; processes that use it also create symlinks to
+//! their names in the first usable fixed candidate, the *common* directory.
 //!
 //! A name is *live* while a socket is bound to it, then *dead* forever. Only `RuntimeDir::sweep`
 //! removes dead names, one process at a time, so that no live name can replace a dead one between
@@ -55,8 +55,8 @@ const MAX_FILE_NAME: usize = 2 + 8 + 1 + 4 + 9 + 17 + 32;
 pub(crate) struct RuntimeDir {
     path: PathBuf,
     uid: u32,
-    /// The directory, locked if it is in a shared folder, so that systemd-tmpfiles does not remove it
-    /// (`man tmpfiles.d`).
+    /// The directory, locked if it is in a shared folder, so that systemd-tmpfiles does not remove
+    /// it (`man tmpfiles.d`).
     _cleanup_lock: Option<File>,
     /// The common directory; `None` if this directory is the common one, or there is none.
     common: Option<Box<Self>>,
@@ -246,8 +246,8 @@ pub fn runtime_dir() -> io::Result<PathBuf> {
     RuntimeDir::get().map(|dir| dir.path().to_owned())
 }
 
-/// Folder for [`LISTED_FILE`] and [`STARTED_FILE`] that `roxe run` watches, created if needed. It is not the
-/// runtime directory, because a watch takes time for each name that the folder ever had.
+/// Folder for [`LISTED_FILE`] and [`STARTED_FILE`] that `roxe run` watches, created if needed. It
+/// is not the runtime directory, because a watch takes time for each name that the folder ever had.
 ///
 /// # Errors
 /// Those of [`runtime_dir`], and of creating the folder.

@@ -1,5 +1,5 @@
-//! Fault rules on two connected QPs, and the [`PacketNote`]s of their packets. The link between them
-//! has no delay, so it supports only faults that need no clock: drops and RNR.
+//! Fault rules on two connected QPs, and the [`PacketNote`]s of their packets. The link between
+//! them has no delay, so it supports only faults that need no clock: drops and RNR.
 
 use super::*;
 use roxe_sim::SimHost;
@@ -116,8 +116,8 @@ impl FaultPair {
         self.dropped.extend(result.err());
     }
 
-    /// Runs until no packet is in flight and no timer runs. The clocks advance only while no packet is
-    /// in flight.
+    /// Runs until no packet is in flight and no timer runs. The clocks advance only while no packet
+    /// is in flight.
     fn run(&mut self) {
         for _ in 0..10_000 {
             for side in [A, B] {
@@ -348,8 +348,8 @@ fn injected_rnr_affects_only_new_requests_that_need_a_receive() {
     pair.post_send(1, write_to(dst), &[src.all()]);
     pair.post_send(2, SendOp::Send, &[]);
     pair.transmit(A);
-    // The WRITE needs no receive. The SEND is delivered three times: without a receive, with one, and
-    // as a duplicate.
+    // The WRITE needs no receive. The SEND is delivered three times: without a receive, with one,
+    // and as a duplicate.
     let (_, net, write) = pair.link.pop_front().expect("a packet is on the link");
     let (_, _, send) = pair.link.pop_front().expect("a packet is on the link");
     for (bytes, without_receive, expected) in [

@@ -21,8 +21,8 @@ impl Context {
 
 /// A buffer of device memory, for data that peers access more often than this program does.
 ///
-/// Clones refer to the same buffer. The device frees the buffer when all clones and all regions in it
-/// are dropped.
+/// Clones refer to the same buffer. The device frees the buffer when all clones and all regions in
+/// it are dropped.
 #[derive(Clone, Debug)]
 pub struct DeviceMemory {
     dm: Arc<provider::Dm>,
@@ -48,8 +48,8 @@ impl DeviceMemory {
     /// Fills `out` with bytes of the buffer, starting at byte `offset`.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the range is not inside the buffer, or offset or length is not a multiple
-    /// of 4.
+    /// [`Error::Argument`] if the range is not inside the buffer, or offset or length is not a
+    /// multiple of 4.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), Error> {
         Ok(self.dm.read(offset as u64, out)?)
     }
@@ -128,8 +128,8 @@ impl ProtectionDomain {
 /// A registered part of a dma-buf, or of a file that can be mapped. Dropping this value deregisters
 /// the part. The program may close the descriptor earlier.
 ///
-/// Registration is a safe function: the device maps the file, and the program gets no address of the
-/// bytes.
+/// Registration is a safe function: the device maps the file, and the program gets no address of
+/// the bytes.
 #[derive(Debug)]
 pub struct DmaBufRegion {
     mr: Arc<provider::Mr>,

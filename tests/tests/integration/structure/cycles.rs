@@ -50,8 +50,9 @@ impl Target {
         self.read_tokens(texts, tokens, folder, module, true);
     }
 
-    /// Records the definitions, imports and uses in `tokens`, except those that only test builds have.
-    /// Records definitions only if `has_items`: those inside of a function are no items of `module`.
+    /// Records the definitions, imports and uses in `tokens`, except those that only test builds
+    /// have. Records definitions only if `has_items`: those inside of a function are no items of
+    /// `module`.
     fn read_tokens(&mut self, texts: &Files, tokens: TokenStream, folder: &Path, module: &str, has_items: bool) {
         let tokens: Vec<_> = tokens.into_iter().collect();
         let word = |at: usize| match tokens.get(at) {
@@ -152,8 +153,8 @@ impl Target {
     /// Returns the index of the file that defines the item which `path` names in `module`. Returns
     /// none for the path of a module and for a path outside of the target.
     ///
-    /// Follows re-exports through at most `max_levels` levels. If `allows_macros`, assumes that a macro
-    /// in the last module of the path defines a name that is found nowhere else.
+    /// Follows re-exports through at most `max_levels` levels. If `allows_macros`, assumes that a
+    /// macro in the last module of the path defines a name that is found nowhere else.
     fn defining_file(&self, module: &str, path: &str, allows_macros: bool, max_levels: usize) -> Option<usize> {
         let (mut inside, mut rest) = (module.to_owned(), path);
         while !rest.is_empty() && max_levels > 0 {

@@ -65,8 +65,8 @@ fn moderated_cq_reports_several_completions_by_one_event() {
         write(&rig, a);
         write(&rig, a);
         let early = get_cq_event(&rig).0;
-        // If the machine took longer than the period, an event after two completions is legal, and the
-        // loop repeats.
+        // If the machine took longer than the period, an event after two completions is legal, and
+        // the loop repeats.
         if start.elapsed() < Duration::from_micros(period.into()) {
             assert_eq!((early, errno()), (-1, libc::EAGAIN), "two completions of three");
             is_checked = true;

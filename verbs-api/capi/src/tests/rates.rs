@@ -51,8 +51,8 @@ fn rate_limited_qp_paces_its_packets() {
     let [a, b] = rig.rc_pair();
     assert_eq!(set_rate_limit(a, 1000, 0), 0);
     rig.set(0, 7);
-    // The WRITE has 8192 bytes: 8 packets of 1024 bytes, which with headers take 69 ms at 1000 kbit/s.
-    // The first two leave without delay, so the limit of the test is lower.
+    // The WRITE has 8192 bytes: 8 packets of 1024 bytes, which with headers take 69 ms at 1000
+    // kbit/s. The first two leave without delay, so the limit of the test is lower.
     let sges = [rig.sge(0, 512); 2];
     let mut wr = send_wr(1, WRITE, &sges);
     wr.wr = wr_union { rdma: wr_rdma { remote_addr: rig.addr(0), rkey: rig.rkey() } };

@@ -62,8 +62,8 @@ type FirstCapture<'f> = (u64, u32, &'f [u8]);
 const MAX_REPEAT_DELAY: u64 = 1_000_000_000;
 
 impl<'f> RepeatedCaptures<'f> {
-    /// Returns true if the same packet was captured before on another interface, or with another link
-    /// header.
+    /// Returns true if the same packet was captured before on another interface, or with another
+    /// link header.
     pub(super) fn is_repeated(&mut self, captured: &Captured<'f>) -> bool {
         let Captured { time, net, bytes, interface, link_header, .. } = *captured;
         // Without an IP identification, a retransmission would look like a second capture.
