@@ -189,6 +189,7 @@ fn unexpected_packets_and_completions_fail() {
             "congestion/cnp_by_queue_pair",
             "requester/ack_restarts_timer",
             "requester/old_ack_timer",
+            "requester/timer_among_requests",
         ]
         .contains(&name.as_str());
         // Steps pass over CNPs, and only `idle` forbids completions.
