@@ -15,15 +15,19 @@ const UNTOLD: &[(&str, &str, &str)] = &[
     ("requester/modify_timeout", "", "the answer that follows comes before the packet would be sent again"),
     ("requester/nak_then_timeout", "", "the answer that follows comes before the packets would be sent again"),
     ("requester/old_ack_timer", "", "the same packet, sent again, is counted later"),
+    ("requester/retries_after_rnr", "", "the answer that follows comes before the packet would be sent again"),
     ("requester/retries_apart", "", "the next step expects the same packet, sent again"),
     ("requester/second_life_retries", "", "RESET comes before the packet would be sent again"),
     ("requester/second_life_rnr_retries", "", "the answer that follows comes before the packet would be sent again"),
     ("requester/retry_reload", "", "the next step expects the same packet, sent again"),
     ("requester/rnr_", "", "the answer that follows comes before the packet would be sent again"),
+    ("requester/timer_among_requests", "", "the same packet, sent again, is counted later"),
+    ("requester/timer_fresh", "", "the answer that follows comes before the packet would be sent again"),
     ("requester/timeout_long", "", "the answer that follows comes before the packet would be sent again"),
     ("responder/ack_within_message", "", "a later ACK covers it, as a card may send one for several packets"),
     ("responder/duplicate_in_", "", "a later ACK covers it, as a card may send one for several packets"),
     ("responder/mtu_exact", "", "a later ACK covers it, as a card may send one for several packets"),
+    ("responder/srq_limit_below", "", "a later ACK covers it, as a card may send one for several packets"),
     ("responder/srq_limits", "", "a later ACK covers it, as a card may send one for several packets"),
     ("responder/wrap_", "", "a later ACK covers it, as a card may send one for several packets"),
     ("responder/write_imm_", "", "a later ACK covers it, as a card may send one for several packets"),
@@ -189,6 +193,7 @@ fn unexpected_packets_and_completions_fail() {
             "congestion/cnp_by_queue_pair",
             "requester/ack_restarts_timer",
             "requester/old_ack_timer",
+            "requester/timer_among_requests",
         ]
         .contains(&name.as_str());
         // Steps pass over CNPs, and only `idle` forbids completions.
