@@ -25,7 +25,7 @@ pub enum Direction {
     RxeToRoxe,
 }
 
-/// What happens to packets on the network.
+/// Loss and damage of packets on the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
     /// No faults are injected.
@@ -50,7 +50,7 @@ pub struct Group {
     pub direction: Direction,
     /// IP version.
     pub ip: Ip,
-    /// What happens to packets on the network.
+    /// Loss and damage of packets.
     pub condition: Condition,
 }
 

@@ -174,7 +174,7 @@ impl Program {
     }
 }
 
-/// How a program is started.
+/// Settings with which a program is started.
 #[derive(Clone, Debug, Default)]
 pub struct Launch {
     /// Command prefix, such as `ip netns exec`.

@@ -24,7 +24,7 @@ pub enum Ready {
     Joined,
 }
 
-/// How messages travel, and thus which packets may be lost for good.
+/// Service that carries the messages, which decides if a lost packet is retransmitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// Every lost packet is retransmitted.
@@ -60,7 +60,7 @@ pub struct Exchange {
     pub ready: Ready,
     /// True if the servers run until they are killed.
     pub stays: bool,
-    /// How messages travel.
+    /// Service that carries the messages.
     pub transport: Transport,
     /// Expected output.
     pub expected: Expected,

@@ -92,7 +92,7 @@ impl NetHeader {
     ///
     /// # Errors
     /// As [`parse_ip`](Self::parse_ip).
-    pub fn parse_cut_ip(packet: &[u8]) -> Result<(Self, &[u8], usize), ParseError> {
+    pub fn parse_truncated_ip(packet: &[u8]) -> Result<(Self, &[u8], usize), ParseError> {
         Self::read_ip(packet).map(|(net, payload, len, _)| (net, payload, len))
     }
 
@@ -288,11 +288,11 @@ mod tests {
         (packet[3], packet[25]) = (128, 108);
         packet.extend([7; 12]);
         assert_eq!(NetHeader::parse_ip(&packet), Err(ParseError::Truncated));
-        let (net, payload, len) = NetHeader::parse_cut_ip(&packet).unwrap();
+        let (net, payload, len) = NetHeader::parse_truncated_ip(&packet).unwrap();
         assert_eq!((net.src_port, payload, len), (0xc132, &[7; 12][..], 100));
-        assert_eq!(NetHeader::parse_cut_ip(&packet[..27]), Err(ParseError::Truncated), "within the UDP header");
+        assert_eq!(NetHeader::parse_truncated_ip(&packet[..27]), Err(ParseError::Truncated), "within the UDP header");
         packet[25] = 109;
-        assert_eq!(NetHeader::parse_cut_ip(&packet), Err(ParseError::Truncated), "longer than the IP packet");
+        assert_eq!(NetHeader::parse_truncated_ip(&packet), Err(ParseError::Truncated), "longer than the IP packet");
     }
 
     // clause: UD-GRH

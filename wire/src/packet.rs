@@ -62,7 +62,7 @@ impl<'a> Packet<'a> {
     /// # Errors
     /// [`ParseError::Truncated`] if not all headers are in `cut`, or `filler` is too short; else as
     /// [`parse`](Self::parse).
-    pub fn parse_cut(cut: &[u8], len: usize, filler: &'a [u8]) -> Result<Self, ParseError> {
+    pub fn parse_truncated(cut: &[u8], len: usize, filler: &'a [u8]) -> Result<Self, ParseError> {
         let mut packet = Self::none();
         let mut rest = Reader(cut);
         let (opcode, pad, bth) = Bth::read(&mut rest)?;

@@ -291,8 +291,8 @@ struct Candidates {
     fixed: Vec<PathBuf>,
 }
 
-/// Candidates for the user `uid`, who is user `outer` outside of this user namespace. `runtime` is
-/// the value of `XDG_RUNTIME_DIR`.
+/// Returns the candidates for a user with the number `uid` in this user namespace and `outer` in
+/// the parent namespace. `runtime` is the value of `XDG_RUNTIME_DIR`.
 fn candidates(runtime: Option<OsString>, (uid, outer): (u32, u32)) -> Candidates {
     let named = runtime.map(PathBuf::from).filter(|path| path.is_absolute()).map(|path| path.join("roxe"));
     let system = (uid == 0).then(|| PathBuf::from("/run/roxe"));
@@ -301,8 +301,8 @@ fn candidates(runtime: Option<OsString>, (uid, outer): (u32, u32)) -> Candidates
     Candidates { named, fixed: std::iter::once(of_user.into()).chain(system).chain(others).collect() }
 }
 
-/// The number of the user `uid` outside of this user namespace. Directories are named by it,
-/// because a process of the same user outside shares the RoCE port.
+/// Returns the number of the user `uid` in the parent of this user namespace. Directories are named
+/// by it, because a process of the same user outside shares the RoCE port.
 fn outer_uid(uid: u32) -> u32 {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     map.lines().find_map(|line| outside(line, uid)).unwrap_or(uid)

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// Number of buffers that both sides use in turn.
 const BUFFERS: usize = 4;
 
-/// How messages are transferred.
+/// Method by which messages are transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Transfer {
     /// True for one copy by `process_vm_readv` instead of a ring.

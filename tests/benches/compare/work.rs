@@ -29,7 +29,7 @@ const BUSY_CONNECTIONS: u32 = 10;
 /// 10^9 bytes in a MiB, the unit of perftest and UCX.
 const MIB: f64 = 1_048_576.0 / 1e9;
 
-/// What lines may need in addition to this tree's build of roxe.
+/// Parts that some lines use in addition to this tree's build of roxe, if they exist.
 #[derive(Default)]
 pub(crate) struct World {
     /// The program `roxe` of the other build.

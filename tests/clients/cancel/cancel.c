@@ -23,7 +23,7 @@
 
 enum { PORT = 1, DEPTH = 64, SIZE = 64, LIMIT_S = 20, STEPS_PER_CHECK = 64, MAX_STEPS = 200 };
 
-// What one side tells the other to connect.
+// Data that a side sends to its peer, so that both can connect.
 struct end {
     union ibv_gid gid;
     uint64_t address;

@@ -23,7 +23,7 @@ enum { SIZE = 8192, PSN = 0x1234 };
 // Context of a request, allocated by the posting thread and freed by the polling thread.
 struct request { int is_receive; };
 
-// What one process tells the other to connect.
+// Data that a process sends to its peer, so that both can connect.
 struct endpoint { uint32_t qpn, rkey; uint64_t addr; union ibv_gid gid; };
 
 struct side {

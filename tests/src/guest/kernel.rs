@@ -106,7 +106,7 @@ fn fetch(folder: &Path, root: &Path) -> io::Result<()> {
     remove_tree(&unpacked)?;
     fs::create_dir_all(&incoming)?;
     let mut download = Command::new("apt-get");
-    // By default apt downloads as another user, who must not write to this folder.
+    // By default apt-get downloads as the user `_apt`, which may not write to this folder.
     download.args(["-qq", "-o", "APT::Sandbox::User=root", "download", package]).current_dir(&incoming);
     run_command(&mut download)?;
     run_command(Command::new("dpkg").arg("-x").arg(incoming.join(only_name(&incoming)?)).arg(&unpacked))?;

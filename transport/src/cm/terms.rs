@@ -421,7 +421,7 @@ pub struct Origin {
     pub route: Route,
 }
 
-/// How a connection ended.
+/// Reason for which a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// The peer sent a DREQ.

@@ -79,7 +79,7 @@ impl<T> Default for EarlyPackets<T> {
 
 impl<T> EarlyPackets<T> {
     /// Creates a buffer that keeps no packet, as on a card that drops early packets.
-    pub fn none() -> Self {
+    pub fn disabled() -> Self {
         Self { max_bytes: 0, ..Self::default() }
     }
 

@@ -66,7 +66,7 @@ impl<'f> Captured<'f> {
     /// packet is zeros.
     pub fn packet(&self) -> Option<Packet<'f>> {
         match self.integrity {
-            Integrity::Cut(_, length) => Packet::parse_cut(self.bytes, length, ZEROS).ok(),
+            Integrity::Cut(_, length) => Packet::parse_truncated(self.bytes, length, ZEROS).ok(),
             _ => Packet::parse(self.bytes).ok(),
         }
     }
@@ -157,7 +157,7 @@ fn judge_cut(net: &NetHeader, bytes: &[u8], length: usize) -> Integrity {
     if bytes.len() == length {
         return judge(net, bytes);
     }
-    match Packet::parse_cut(bytes, length, ZEROS) {
+    match Packet::parse_truncated(bytes, length, ZEROS) {
         // The headers are cut, or the packet is a batch whose segments cannot be found.
         Ok(_) | Err(ParseError::Truncated) => Integrity::Cut(bytes.len(), length),
         Err(error) => Integrity::Malformed(error),
@@ -167,7 +167,7 @@ fn judge_cut(net: &NetHeader, bytes: &[u8], length: usize) -> Integrity {
 /// Returns the RoCEv2 packets of a frame with their lengths on the wire: none, one, or the segments
 /// of a batch (UDP_SEGMENT), which is captured before the device splits it.
 fn packets<'f>(frame: &Frame<'f>, is_other: &impl Fn(&[u8]) -> bool) -> Vec<(NetHeader, &'f [u8], usize)> {
-    let Some(Ok((net, payload, length))) = ip_packet(frame.link, frame.data).map(NetHeader::parse_cut_ip) else {
+    let Some(Ok((net, payload, length))) = ip_packet(frame.link, frame.data).map(NetHeader::parse_truncated_ip) else {
         return Vec::new();
     };
     if is_other(payload) || (payload.len() < length && !frame.is_truncated()) {

@@ -299,7 +299,7 @@ impl QpCore {
         if let Some(weak) = WeakQp::of_new(me, self.resources.ordinal, depth) {
             inner.fast_path = false;
             if weak.loses_early_messages() {
-                inner.early = EarlyPackets::none();
+                inner.early = EarlyPackets::disabled();
             }
             inner.state.weak = Some(weak);
         }

@@ -43,7 +43,7 @@ pub(super) fn read(id: *mut rdma_cm_id) -> rdma_cm_id {
 
 /// An event, acknowledged on drop.
 pub(super) struct HeldEvent {
-    /// What the library delivered.
+    /// Address of the event that the library delivered, for `rdma_ack_cm_event`.
     pointer: *mut rdma_cm_event,
     /// Its fields.
     copy: rdma_cm_event,

@@ -21,7 +21,7 @@ struct AllocatorState {
     freed: usize,
     /// Address of the parent domain.
     pd: usize,
-    /// What the next request gets.
+    /// Answer to the next request for memory.
     answer: Answer,
 }
 

@@ -34,7 +34,7 @@ use roxe_wire::opcode::{PayloadRule, Service};
 use roxe_wire::{Kind, Pkey, Response};
 use std::collections::BTreeMap;
 
-/// What the caller knows about a capture, in addition to its packets.
+/// Knowledge of the caller about a capture that its packets do not show.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Vantage {
     /// True if the capture has all packets, and each packet reached its receiver in this order.

@@ -45,7 +45,7 @@ pub(crate) enum Work {
     WriteAndRead,
 }
 
-/// What the load does.
+/// Activity of the load.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
