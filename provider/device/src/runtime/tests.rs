@@ -27,11 +27,12 @@ fn engines() -> MutexGuard<'static, ()> {
     ENGINES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Creates a queue pair connected with itself, without retries, and its completion queue. Retries
-/// until its packets arrive at this engine: one of another test may have received them and ended.
-fn self_connected() -> (Arc<Qp>, Arc<Cq>) {
+/// Creates a queue pair connected with itself, with `retry_cnt` retries, and its completion queue.
+/// Creates another one until its packets arrive at this engine: one of another test may have
+/// received them and ended.
+fn self_connected(retry_cnt: u8) -> (Arc<Qp>, Arc<Cq>) {
     loop {
-        let (qp, cq) = connected();
+        let (qp, cq) = connected(retry_cnt);
         write(&qp);
         let mut status = None;
         while status.is_none() {
@@ -43,7 +44,7 @@ fn self_connected() -> (Arc<Qp>, Arc<Cq>) {
     }
 }
 
-fn connected() -> (Arc<Qp>, Arc<Cq>) {
+fn connected(retry_cnt: u8) -> (Arc<Qp>, Arc<Cq>) {
     let pd = testing::pd();
     let channel = Some(pd.context().create_comp_channel().unwrap());
     let cq = pd.context().create_cq(CqInit { cqe: 4, channel, user: 7, ..CqInit::default() }).unwrap();
@@ -55,7 +56,7 @@ fn connected() -> (Arc<Qp>, Arc<Cq>) {
     let av = Av { sgid: loopback, dgid: loopback, hop_limit: 64, ..Av::default() };
     let init = QpAttr { state: QpState::Init, port: 1, access: Access::REMOTE_WRITE, ..QpAttr::default() };
     let rtr = QpAttr { state: QpState::Rtr, av, dest_qpn: qp.qpn(), path_mtu: PathMtu::Mtu1024, ..init };
-    let rts = QpAttr { state: QpState::Rts, timeout: 1, retry_cnt: 0, ..rtr };
+    let rts = QpAttr { state: QpState::Rts, timeout: 1, retry_cnt, ..rtr };
     testing::connect(&qp, [init, rtr, rts]);
     (qp, cq)
 }
@@ -70,7 +71,7 @@ fn write(qp: &Qp) {
 #[test]
 fn timer_waits_until_arrived_packets_are_received() {
     let _engines = engines();
-    let (qp, cq) = self_connected();
+    let (qp, cq) = self_connected(0);
     let mut done = vec![];
     let mut poll = || {
         cq.poll(1, |cqe| done.push(cqe.status)).unwrap();
@@ -92,7 +93,7 @@ fn timer_waits_until_arrived_packets_are_received() {
 #[test]
 fn rescheduled_timer_waits_for_a_later_receive() {
     let _engines = engines();
-    let (qp, cq) = self_connected();
+    let (qp, cq) = self_connected(0);
     let engine = cq.engine();
     let mut done = vec![];
     let mut poll = || {
@@ -116,7 +117,9 @@ fn rescheduled_timer_waits_for_a_later_receive() {
 #[test]
 fn get_event_receives_packets() {
     let _engines = engines();
-    let (qp, cq) = self_connected();
+    // With retries: an engine of another test that is busy may receive a packet and deliver it here
+    // after the timeout.
+    let (qp, cq) = self_connected(7);
     for _ in 0..100 {
         cq.req_notify(false);
         write(&qp);
