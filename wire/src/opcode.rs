@@ -100,7 +100,7 @@ pub enum PayloadRule {
 
 impl PayloadRule {
     /// Returns true if `len` bytes of payload are allowed.
-    // clause: PAYLOAD-RULE
+    // clause: PAYLOAD-RULE, PAYLOAD-NONE
     #[inline]
     pub const fn allows(self, len: usize) -> bool {
         // Comparisons instead of a jump table.
@@ -623,7 +623,7 @@ mod tests {
         assert_eq!(table, include_str!("opcodes.txt"), "\n{table}");
     }
 
-    // clause: PAYLOAD-RULE
+    // clause: PAYLOAD-RULE, PAYLOAD-NONE
     #[test]
     fn payload_rules_hold_at_their_limits() {
         let allowed = |rule: PayloadRule| [0, 1, 4, 7, 8, 4095, 4096, 4097, 4100].map(|len| rule.allows(len));

@@ -270,7 +270,7 @@ impl Responder {
         {
             return result;
         }
-        // clause: CHECK-ORDER
+        // clause: CHECK-ORDER, CHECK-ORDER-KEY
         check_op_seq(self.open, req)?;
         check_op_valid(sh.attr.access, req).inspect_err(|_| note_denied(host, req))?;
         self.check_resource(sh, host, req, payload)?;

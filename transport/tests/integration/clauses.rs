@@ -207,7 +207,7 @@ fn rnr_waits_equal_the_table() {
     }
 }
 
-// clause: CHECK-ORDER
+// clause: CHECK-ORDER, CHECK-ORDER-KEY
 #[test]
 fn first_failing_check_determines_the_nak() {
     let rnr = Syndrome::RnrNak { timer: 12 };

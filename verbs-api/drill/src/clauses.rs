@@ -118,6 +118,8 @@ mod tests {
             ("ATOMIC-WRITE-LENGTH", Class::Advisory),
             ("CNP-WHEN", Class::Advisory),
             ("UD-PORT-MTU", Class::Advisory),
+            ("CHECK-ORDER-KEY", Class::Advisory),
+            ("PAYLOAD-NONE", Class::Advisory),
             ("INVALIDATE-REFUSED", Class::Advisory),
             ("CM-MRA", Class::Host),
             ("CM-DREQ-UNKNOWN", Class::Host),

@@ -45,7 +45,7 @@ pub fn run(name: &str, case: &Case, target: &mut dyn Target) -> Outcome {
     let Some(card) = target.card(ipv6) else {
         return early(Verdict::Unsupported("the card has lost its address".into()));
     };
-    let mut run = Run::new(target, card, &case.names);
+    let mut run = Run::new(target, card, case);
     // The transport of a virtual card may panic; the next case gets a new virtual card.
     let verdict = match catch_unwind(AssertUnwindSafe(|| run.run_case(&case.lines))) {
         Ok(Ok(())) => Verdict::Pass,

@@ -316,7 +316,7 @@ impl Run<'_> {
     fn create_qp(&mut self, spec: &QpSpec) -> Result<(), Stop> {
         let number = |name, default| self.attribute(&spec.numbers, name, default);
         let qkey = number("qkey", 0x1111_1111)? as u32;
-        let caps = [number("sends", 64)?, number("receives", 64)?, number("sges", 4)?, number("inline", 64)?];
+        let caps = [number("sends", 64)?, number("receives", 64)?, number("sges", 4)?, number("inline", self.inline)?];
         let cqe = number("cqe", 256)? as u32;
         let first_numbers = self.first_numbers(spec)?;
         let srq = spec.srq.as_ref().map(|name| Ok::<_, Stop>(known(&self.objects.srqs, "SRQ", name)?.srq));

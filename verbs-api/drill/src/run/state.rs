@@ -5,6 +5,7 @@ use crate::figures::Figure;
 use crate::log::Log;
 use crate::mad;
 use crate::number::{Names, Number};
+use crate::script::Case;
 use crate::target::{Card, Completed, ConnectionEvent, Event, Handle, Refused, Region, Source, Target};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -42,6 +43,9 @@ pub(super) struct Run<'a> {
     pub(super) card: Card,
     pub(super) names: Names,
     pub(super) objects: Objects,
+    /// Bytes of inline data that a queue pair is created for if its line does not say. A card may
+    /// grant none, so only scripts that post inline data ask for some.
+    pub(super) inline: u64,
     pub(super) log: Log,
     /// Time of the newest packet.
     pub(super) last: Duration,
@@ -56,8 +60,8 @@ pub(super) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    pub(super) fn new(target: &'a mut dyn Target, card: Card, names: &Names) -> Self {
-        let mut names = names.clone();
+    pub(super) fn new(target: &'a mut dyn Target, card: Card, case: &Case) -> Self {
+        let mut names = case.names.clone();
         names.insert("near.id".into(), card.first_near.into());
         names.insert("near.guid".into(), card.guid);
         for (end, gid) in [("near", card.near[0]), ("stranger", card.near[1]), ("card", card.address)] {
@@ -66,9 +70,10 @@ impl<'a> Run<'a> {
             names.insert(format!("{end}.low"), address as u64);
         }
         let (objects, log, last) = (Objects::default(), Log::default(), target.now());
+        let inline = if case.lines.iter().any(|line| line.step.posts_inline()) { 64 } else { 0 };
         let (waited, late) = (Duration::ZERO, Duration::ZERO);
         let (is_to_stranger, steps, figures) = (false, 0, Vec::new());
-        Self { target, card, names, objects, log, last, waited, late, is_to_stranger, steps, figures }
+        Self { target, card, names, objects, inline, log, last, waited, late, is_to_stranger, steps, figures }
     }
 
     /// Evaluates a duration.

@@ -87,7 +87,7 @@ pub(crate) fn trace(
 ) -> Result<Option<Trace>, String> {
     target.begin(false).map_err(|refused| refused.to_string())?;
     let card = target.card(false).ok_or("the card has no IPv4 address")?;
-    let mut run = Run::new(target, card, &case.names);
+    let mut run = Run::new(target, card, case);
     let honest = case.lines.iter().rev().find_map(|line| match &line.step {
         Step::Send(spec) if spec.qp.as_deref() == Some("h") => Some(spec),
         _ => None,
@@ -145,7 +145,7 @@ pub(crate) fn record(
 ) -> Result<(Log, BTreeMap<String, String>), String> {
     target.begin(false).map_err(|refused| refused.to_string())?;
     let card = target.card(false).ok_or("the card has no IPv4 address")?;
-    let mut run = Run::new(target, card, &case.names);
+    let mut run = Run::new(target, card, case);
     run.record_lines(&case.lines, limit).map_err(|stop| match stop {
         Stop::Refused(refused) => refused.to_string(),
         Stop::Differs { received, .. } => received,

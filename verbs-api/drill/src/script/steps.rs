@@ -32,6 +32,17 @@ pub(crate) enum Step {
     Peer(Peer),
 }
 
+impl Step {
+    /// Returns true if the step, or one inside it, posts inline data.
+    pub(crate) fn posts_inline(&self) -> bool {
+        match self {
+            Self::Peer(Peer::Post(post)) => post.inline.is_some(),
+            Self::Repeat(_, inside) => inside.iter().any(|line| line.step.posts_inline()),
+            _ => false,
+        }
+    }
+}
+
 /// Specification of a packet.
 #[derive(Debug)]
 pub(crate) struct Spec {

@@ -106,7 +106,7 @@ impl Session {
         };
         let xrcd = args.optional("xrcd")?.map(|handle| self.table.xrcd(handle)).transpose()?;
         let init = QpInit { kind, send_cq, recv_cq, srq, xrcd, cap, sig_all: args.is_set("sig_all")? };
-        let qp = Rc::new(Qp::create(&pd, init)?);
+        let qp = Rc::new(create_qp_with_inline(&pd, init)?);
         let number = qp.number();
         Ok(json!({"qp": self.table.insert(Object::Qp(qp)), "qpn": number, "cq": cq, "recv_cq": recv_handle}))
     }
@@ -182,6 +182,21 @@ impl Session {
         self.memberships.insert((qp, group), joined.map_err(refused)?);
         Ok(())
     }
+}
+
+/// Creates a queue pair. If the card refuses only its inline data, the error is `EOPNOTSUPP`: a
+/// card may grant less than a program asks for, and `ibv_query_device` reports no limit.
+fn create_qp_with_inline(pd: &Rc<Pd>, init: QpInit) -> Result<Qp> {
+    let inline = init.cap.max_inline_data;
+    let cap = ibv_qp_cap { max_inline_data: 0, ..init.cap };
+    let without = QpInit { cap, ..init.clone() };
+    Qp::create(pd, init).map_err(|refusal| {
+        if inline > 0 && Qp::create(pd, without).is_ok() {
+            let text = format!("the card grants a queue pair less than {inline} bytes of inline data");
+            return Refusal { text, errno: libc::EOPNOTSUPP };
+        }
+        refusal
+    })
 }
 
 /// Returns the argument `name`, a number of entries within the limit of the agent.

@@ -295,6 +295,7 @@ impl Srq {
 }
 
 /// The attributes and objects of a new queue pair.
+#[derive(Clone)]
 pub(crate) struct QpInit {
     pub(crate) kind: u32,
     pub(crate) send_cq: Rc<Cq>,
