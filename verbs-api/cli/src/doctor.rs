@@ -221,7 +221,7 @@ fn view() -> Finding {
         Ok(()) => Finding::ok("namespaces", "programs see a /sys/class/infiniband of their own"),
         // The text of these errors has the remedy.
         Err(error @ (ViewError::Root | ViewError::NoSys)) => Finding::limited("namespaces", error.to_string(), ""),
-        Err(error @ ViewError::Rights) => Finding::limited(
+        Err(error @ (ViewError::Rights | ViewError::PowerlessRoot)) => Finding::limited(
             "namespaces",
             error.to_string(),
             "run as an ordinary user (in a container: --user 1000), or with CAP_SYS_ADMIN (--cap-add sys_admin)",

@@ -39,6 +39,7 @@ use guest::Guest;
 use host::{Host, step};
 use link::{Link, Shaper};
 use net::{Net, RULES, SWITCH, status_of, tc};
+use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl::set_pdeathsig;
@@ -215,8 +216,16 @@ pub(crate) fn switch(args: &InnerArgs) -> Result<ExitCode> {
 /// `roxe lab-host`: creates the network namespace of a host and becomes `roxe run`.
 pub(crate) fn host(args: &InnerArgs) -> Result<ExitCode> {
     let (net, number) = (&args.net, args.number);
-    unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWUTS | CloneFlags::CLONE_NEWIPC)?;
-    sethostname(Net::name(number))?;
+    // The seccomp profile of a container engine may refuse either.
+    let refused = |what: &str, cause: Errno| {
+        format!(
+            "cannot {what}: {cause}; in a container, a lab needs --user 0 --cap-add sys_admin --cap-add net_admin \
+             --security-opt unmask=all"
+        )
+    };
+    unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWUTS | CloneFlags::CLONE_NEWIPC)
+        .map_err(|cause| refused("create a network namespace", cause))?;
+    sethostname(Net::name(number)).map_err(|cause| refused("set the host's name", cause))?;
     // Without this mount, programs see the interfaces of the machine in /sys, which roxe does not
     // read.
     let _ = mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), None::<&str>);

@@ -221,8 +221,10 @@ impl Session<'_> {
                 Ok(cards.iter().map(|card| card.link(self.options.details)).collect())
             }),
             Some("help") => print(USAGE),
-            Some(change) => self
-                .refuse(&format!("link {change}"), "roxe run --netdev NAME gives the program a device on an interface"),
+            Some(change) => self.refuse(
+                &format!("link {change}"),
+                "roxe run --netdev NAME gives the program a device on an interface, until it ends",
+            ),
             None => unknown("link command", word),
         }
     }

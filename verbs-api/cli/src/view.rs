@@ -18,6 +18,7 @@ use crate::program;
 use namespace::Namespaces;
 pub(crate) use namespace::{capabilities, mount_own_proc, unshare_as_root};
 use nix::mount::{MsFlags, mount};
+use nix::unistd::Uid;
 use roxe_provider::Device;
 use std::ffi::OsStr;
 use std::io;
@@ -39,6 +40,8 @@ pub(crate) enum ViewError {
     GainsRights { program: PathBuf },
     #[error("no /sys/class/infiniband for the program: a user namespace would remove some of its capabilities")]
     Rights,
+    #[error("no /sys/class/infiniband for the program: root without capabilities can use no user namespace")]
+    PowerlessRoot,
     #[error(
         "no /sys/class/infiniband for the program: its user stands for all others in a user namespace, where no card \
          would work; run it as another user"
@@ -110,7 +113,11 @@ fn namespaces_for(program: Option<&Path>) -> Result<Namespaces, ViewError> {
         if let Some(program) = program.filter(|path| program::gains_rights(path)) {
             return Err(ViewError::GainsRights { program: program.to_owned() });
         }
-        namespace::probe().map_err(ViewError::Namespace)?;
+        // Linux lets a process map user 0 into a user namespace only if it has CAP_SETFCAP
+        // (kernel/user_namespace.c, verify_root_map).
+        let refused =
+            |why| if Uid::effective().is_root() { ViewError::PowerlessRoot } else { ViewError::Namespace(why) };
+        namespace::probe().map_err(refused)?;
     }
     Ok(namespaces)
 }

@@ -12,6 +12,7 @@ use roxe_check::faults;
 use roxe_engine::queue_pair::Deadline;
 use roxe_engine::reachability::no_answer;
 use roxe_net::netlink::NextHop;
+use roxe_net::runtime_dir;
 use roxe_transport::cm::Route;
 use roxe_transport::fault::EventFault;
 use roxe_transport::time::Instant;
@@ -127,6 +128,8 @@ impl Id {
     }
 
     fn not_resolved(&self, inner: &mut Inner, error: &Error) {
+        // The program has chosen verbs, although this address leads to no device.
+        runtime_dir::note_start();
         inner.state = State::Bound;
         let (kind, status) = (EventKind::AddrError, -error.errno());
         self.explain(inner, (kind, status, &EventData::None), Some(error));

@@ -22,10 +22,10 @@ enum Finds {
     Roxe,
     /// The program does not find roxe0, and a line of `roxe run` contains this word.
     Reported(&'static str),
-    /// The program does not use verbs, and `roxe run` prints nothing.
-    NoVerbs,
+    /// The program does not find roxe0, and `roxe run` prints nothing.
+    Nothing,
 }
-use Finds::{NoVerbs, Reported, Roxe};
+use Finds::{Nothing, Reported, Roxe};
 
 /// A script for `sh`, which has the paths of `roxe` and of [`Programs`] in variables, and its
 /// expected results for root and for an unprivileged user.
@@ -68,6 +68,12 @@ const WAYS: &[Way] = &[
         Reported("no device was opened"),
     ),
     way(
+        "an address without a route",
+        "$roxe run -- unshare --user --map-current-user --net rping -c -a 203.0.113.9 -C 1; true",
+        Nothing,
+        Nothing,
+    ),
+    way(
         "a report about a program without verbs",
         "$roxe run --check --report=$(mktemp -u).xml -- ls /",
         Reported("was not written: no process opened a device"),
@@ -103,14 +109,14 @@ const WAYS: &[Way] = &[
         Reported("rdma-core is linked into that file"),
         Reported("rdma-core is linked into that file"),
     ),
-    way("a program without verbs, explained", "$roxe run --explain -- ls /", NoVerbs, NoVerbs),
+    way("a program without verbs, explained", "$roxe run --explain -- ls /", Nothing, Nothing),
     way(
         "a program that reads the runtime folder, explained",
         "$roxe run --explain -- ls -R $XDG_RUNTIME_DIR",
-        NoVerbs,
-        NoVerbs,
+        Nothing,
+        Nothing,
     ),
-    way("a static program without verbs, explained", "$roxe run --explain -- $plain", NoVerbs, NoVerbs),
+    way("a static program without verbs, explained", "$roxe run --explain -- $plain", Nothing, Nothing),
     way(
         "a static program in a script",
         "P=$static $roxe run --explain -- sh -c \"$watched\"",
@@ -283,7 +289,7 @@ fn judge(output: &Output, expected: Finds) -> Verdict {
     let reports = |word: &str| stderr.lines().any(|line| line.starts_with("roxe run: ") && line.contains(word));
     let good = match expected {
         Roxe => is_found && !["has loaded", "without loading", "was not written"].iter().any(|word| reports(word)),
-        NoVerbs => output.status.success() && !is_found && !reports(""),
+        Nothing => output.status.success() && !is_found && !reports(""),
         Reported(word) => !is_found && reports(word),
     };
     if good { Verdict::Passed } else { Verdict::Failed(format!("{}\n{stdout}{stderr}", output.status)) }

@@ -272,7 +272,7 @@ pub(super) fn answers(query: Query) -> Result<Vec<Answer>> {
     let answers = ask_here(&query, ANSWER_TIMEOUT)?;
     for answer in answers.iter().filter(|answer| !answer.is_whole || answer.text.ends_with(SHORTENED)) {
         eprintln!(
-            "rdma: the list of process {} is not complete: it is stopped, or has too many objects",
+            "rdma: the list of process {} is not complete: it is stopped or busy, or has too many objects",
             answer.process
         );
     }
