@@ -7,7 +7,7 @@ use std::path::Path;
 /// same in every run.
 ///
 /// # Panics
-/// If the corpus is missing or empty, or if the target panics, whose input is then printed.
+/// If the corpus is missing or empty, or if the target panics; prints the input on which it does.
 pub fn replay(name: &str, target: impl Fn(&[u8]), mutations: u32) {
     let corpus = corpus(name);
     assert!(!corpus.is_empty(), "no corpus for {name}");
@@ -79,7 +79,7 @@ impl Random {
     }
 
     fn byte(&mut self) -> u8 {
-        // Extreme values find more bugs.
+        // Zero, all ones and a small length are often limits, which find more bugs.
         match self.below(4) {
             0 => 0,
             1 => 0xff,
