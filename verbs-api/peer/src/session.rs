@@ -168,7 +168,7 @@ impl Session {
             let Some(event) = self.context.event(until)? else { break };
             // Only the first event is awaited.
             until = Instant::now();
-            let mut value = json!({"type": names::name(names::EVENTS, event.number)});
+            let mut value = json!({"type": names::name(names::EVENTS, event.event_type)});
             match event.source {
                 EventSource::Object(kind, address) => value[kind] = self.table.handle_at(kind, address).into(),
                 EventSource::Port(port) => value["port"] = port.into(),

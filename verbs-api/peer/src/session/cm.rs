@@ -60,12 +60,12 @@ impl Session {
     fn wait_resolved(&mut self, id: &CmId, wanted: &str) -> Result<()> {
         let (channel, until) = (self.cm_channel()?, Instant::now() + RESOLVE_TIMEOUT);
         while Instant::now() < until {
-            let Some(event) = channel.event(until)? else { continue };
+            let Some(event) = channel.next_event(until)? else { continue };
             if event.id_address != id.raw.addr() {
                 self.cm_events.push_back(event);
                 continue;
             }
-            let name = names::name(names::CM_EVENTS, event.number);
+            let name = names::name(names::CM_EVENTS, event.event_type);
             if name == wanted {
                 return Ok(());
             }
@@ -102,7 +102,7 @@ impl Session {
         while events.len() < limits::RESULTS {
             let next = match self.cm_events.pop_front() {
                 Some(event) => Some(event),
-                None => channel.event(until)?,
+                None => channel.next_event(until)?,
             };
             let Some(event) = next else { break };
             // Only the first event is awaited.
@@ -115,7 +115,7 @@ impl Session {
     /// Returns an event as JSON. The identifier of a request becomes an object of the session.
     fn cm_event(&mut self, event: CmEvent) -> Result<Value> {
         let cm_or_listener = self.table.handle_at("cm", event.id_address);
-        let (cm, listener) = match event.new {
+        let (cm, listener) = match event.new_id {
             Some(id) => {
                 self.table.check_room(0)?;
                 (Some(self.table.insert(Object::Cm(Rc::new(id)))), cm_or_listener)
@@ -124,7 +124,7 @@ impl Session {
         };
         let [responder_resources, initiator_depth] = event.depths;
         Ok(json!({
-            "type": names::name(names::CM_EVENTS, event.number), "status": event.status, "cm": cm,
+            "type": names::name(names::CM_EVENTS, event.event_type), "status": event.status, "cm": cm,
             "listener": listener, "hex": to_hex(&event.private_data), "qpn": event.qpn, "qkey": event.qkey,
             "responder_resources": responder_resources, "initiator_depth": initiator_depth,
         }))

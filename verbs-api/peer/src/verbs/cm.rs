@@ -1,7 +1,7 @@
 //! librdmacm: identifiers, and the events of their channel.
 //!
-//! librdmacm does not create the queue pairs here: a program may pass the number of its own queue
-//! pair, and modify it with the attributes of `rdma_init_qp_attr`.
+//! The agent creates its queue pairs with verbs, not with `rdma_create_qp`. It passes their numbers
+//! to librdmacm, and modifies them with the attributes that `rdma_init_qp_attr` returns.
 
 use super::{CmLibrary, Qp, check, check_pointer, make_nonblocking, owned, wait_readable};
 use crate::protocol::Refusal;
@@ -25,14 +25,15 @@ pub(crate) struct CmChannel {
     library: CmLibrary,
 }
 
-/// An acknowledged event.
+/// A copy of an event, which is acknowledged to librdmacm already.
 pub(crate) struct CmEvent {
-    pub(crate) number: u32,
+    /// `enum rdma_cm_event_type`.
+    pub(crate) event_type: u32,
     pub(crate) status: i32,
     /// Address of the identifier, for comparison only; for a request, that of the listener.
     pub(crate) id_address: usize,
     /// The new identifier of a request.
-    pub(crate) new: Option<CmId>,
+    pub(crate) new_id: Option<CmId>,
     pub(crate) private_data: Vec<u8>,
     /// Responder resources and initiator depth of a connection.
     pub(crate) depths: [u8; 2],
@@ -53,7 +54,8 @@ impl CmChannel {
         Ok(channel)
     }
 
-    pub(crate) fn event(self: &Rc<Self>, until: Instant) -> Result<Option<CmEvent>, Refusal> {
+    /// Returns the next event; `None` if there is none by `until`.
+    pub(crate) fn next_event(self: &Rc<Self>, until: Instant) -> Result<Option<CmEvent>, Refusal> {
         // SAFETY: `self.raw` is valid until `self` is dropped.
         if !wait_readable(unsafe { (*self.raw).fd }, until) {
             return Ok(None);
@@ -90,10 +92,10 @@ impl CmChannel {
             false => unsafe { slice::from_raw_parts(data.cast::<u8>(), len.into()) }.to_vec(),
         };
         let event = CmEvent {
-            number: event.event.unsigned_abs(),
+            event_type: event.event.unsigned_abs(),
             status: event.status,
             id_address: if is_request { event.listen_id.addr() } else { event.id.addr() },
-            new: is_request.then(|| CmId { raw: event.id, channel: Rc::clone(self) }),
+            new_id: is_request.then(|| CmId { raw: event.id, channel: Rc::clone(self) }),
             private_data,
             depths,
             qpn,
@@ -115,11 +117,11 @@ impl Drop for CmChannel {
 }
 
 fn with_private_data(param: rdma_conn_param, private_data: &[u8]) -> Result<rdma_conn_param, Refusal> {
-    let private_data_len = length(private_data)?;
+    let private_data_len = private_data_len(private_data)?;
     Ok(rdma_conn_param { private_data: private_data.as_ptr().cast(), private_data_len, ..param })
 }
 
-fn length(private_data: &[u8]) -> Result<u8, Refusal> {
+fn private_data_len(private_data: &[u8]) -> Result<u8, Refusal> {
     u8::try_from(private_data.len()).map_err(|_| Refusal::invalid("private data must have at most 255 bytes"))
 }
 
@@ -193,7 +195,7 @@ impl CmId {
     }
 
     pub(crate) fn reject(&self, private_data: &[u8]) -> Result<(), Refusal> {
-        let (data, len) = (private_data.as_ptr().cast::<c_void>(), length(private_data)?);
+        let (data, len) = (private_data.as_ptr().cast::<c_void>(), private_data_len(private_data)?);
         // SAFETY: `self.raw` is valid until `end`, and `data` has `len` bytes, which outlive the
         // call.
         check("rdma_reject", unsafe { (self.channel.library.rdma_reject)(self.raw, data, len) })

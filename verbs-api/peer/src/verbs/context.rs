@@ -33,9 +33,9 @@ pub(crate) enum EventSource {
     Device,
 }
 
-/// An acknowledged asynchronous event.
+/// A copy of an asynchronous event, which is acknowledged already.
 pub(crate) struct Event {
-    pub(crate) number: u32,
+    pub(crate) event_type: u32,
     pub(crate) source: EventSource,
 }
 
@@ -142,11 +142,11 @@ impl Context {
         let mut event = ibv_async_event { element: async_element { cq: ptr::null_mut() }, event_type: 0 };
         // SAFETY: `self.raw` is valid until `self` is dropped, and `event` is valid for writing.
         check("ibv_get_async_event", unsafe { (self.library.ibv_get_async_event)(self.raw, &raw mut event) })?;
-        let number = event.event_type.unsigned_abs();
+        let event_type = event.event_type.unsigned_abs();
         // SAFETY: the members are a number and pointers at the same offset, and the union was
         // initialised with a pointer.
         let (address, port) = unsafe { (event.element.cq.addr(), event.element.port_num) };
-        let source = match number {
+        let source = match event_type {
             0 => EventSource::Object("cq", address),
             1..=7 | 16 => EventSource::Object("qp", address),
             14 | 15 => EventSource::Object("srq", address),
@@ -155,7 +155,7 @@ impl Context {
         };
         // SAFETY: `event` is the received event, and this acknowledges it once.
         unsafe { (self.library.ibv_ack_async_event)(&raw mut event) };
-        Ok(Some(Event { number, source }))
+        Ok(Some(Event { event_type, source }))
     }
 }
 
