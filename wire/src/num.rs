@@ -1,4 +1,4 @@
-//! Numbers in packets as types, each with its width, arithmetic and text.
+//! Types of the numbers in packets, each with its width, arithmetic and display.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -117,8 +117,8 @@ impl Pkey {
     /// The only key a RoCE port has: default partition, full member.
     pub const DEFAULT: Self = Self(0xffff);
 
-    /// Returns true if packets with `other` may reach an owner of this key: equal low 15 bits, not
-    /// zero, and at least one of both a full member (IBA §10.9.3).
+    /// Returns true if a packet with the key `other` may reach the owner of this key: the low 15
+    /// bits are equal and not zero, and at least one of the keys is of a full member (IBA §10.9.3).
     // clause: PKEY-MATCH
     pub const fn matches(self, other: Self) -> bool {
         let (a, b) = (self.0, other.0);
@@ -140,8 +140,8 @@ impl Qkey {
     /// The well-known key of QP1.
     pub const GSI: Self = Self(0x8001_0000);
 
-    /// Returns true if the top bit is set: a work request with such a key means "use the QP's own"
-    /// (IBA §10.2.5).
+    /// Returns true if the top bit is set: a work request with such a key is sent with the Q_Key of
+    /// its QP (IBA §10.2.5).
     pub const fn is_controlled(self) -> bool {
         self.0 & 0x8000_0000 != 0
     }
@@ -169,7 +169,7 @@ impl Gid {
     #[inline]
     pub fn to_ip(self) -> IpAddr {
         let [prefix @ .., a, b, c, d] = self.0;
-        // Compared as a whole; `Ipv6Addr::to_ipv4_mapped` compares byte by byte.
+        // Faster than `Ipv6Addr::to_ipv4_mapped`, which compares byte by byte.
         if prefix == Self::IPV4_PREFIX { Ipv4Addr::new(a, b, c, d).into() } else { Ipv6Addr::from(self.0).into() }
     }
 
@@ -282,7 +282,7 @@ mod tests {
                 let distance = later.distance(base);
                 let (is_older, is_newer) = (later.is_before(base), later.is_after(base));
                 assert!(distance == expected && is_older == (distance < 0) && is_newer == (distance > 0), "{base} {n}");
-                // Only the two that lie half the space apart are each before the other.
+                // Two PSNs half the space apart are each before the other; no other two are.
                 assert!(base.distance(later) == if distance == -HALF { -HALF } else { -distance }, "{base} {n}");
                 assert!(later.sub(n) == base && later.get() < 1 << 24, "{base} {n}");
             }
