@@ -16,15 +16,16 @@ use std::path::PathBuf;
 #[proc_macro]
 pub fn shared_object(input: TokenStream) -> TokenStream {
     let name = input.to_string();
-    match bytes(name.trim_matches('"'), &std::env::args().collect::<Vec<_>>()) {
+    match read_object(name.trim_matches('"'), &std::env::args().collect::<Vec<_>>()) {
         Ok(bytes) => TokenTree::from(Literal::byte_string(&bytes)).into(),
         Err(text) => format!("compile_error!({text:?})").parse().unwrap_or_default(),
     }
 }
 
-/// Reads the object `name` from the search path of the compiler with these arguments.
-fn bytes(name: &str, args: &[String]) -> Result<Vec<u8>, String> {
-    if !links(args) {
+/// Reads the object `name` from the search path of the compiler with these arguments. Returns no
+/// bytes if that compiler does not link.
+fn read_object(name: &str, args: &[String]) -> Result<Vec<u8>, String> {
+    if !does_link(args) {
         return Ok(Vec::new());
     }
     let folders: Vec<PathBuf> = search_path(args).collect();
@@ -41,7 +42,7 @@ fn values<'a>(args: &'a [String], option: &'a str) -> impl Iterator<Item = &'a s
     })
 }
 
-fn links(args: &[String]) -> bool {
+fn does_link(args: &[String]) -> bool {
     values(args, "--emit").any(|kinds| kinds.split(',').any(|kind| kind == "link"))
 }
 
@@ -54,20 +55,20 @@ fn search_path(args: &[String]) -> impl Iterator<Item = PathBuf> {
 mod tests {
     use super::*;
 
-    fn words(line: &str) -> Vec<String> {
+    fn args_of(line: &str) -> Vec<String> {
         line.split(' ').map(str::to_owned).collect()
     }
 
     #[test]
     fn compiler_that_does_not_link_embeds_nothing() {
         for args in ["rustc --emit=dep-info,metadata -L dependency=/nowhere", "rustdoc -L dependency=/nowhere"] {
-            assert_eq!(bytes("libx.so", &words(args)), Ok(Vec::new()), "{args}");
+            assert_eq!(read_object("libx.so", &args_of(args)), Ok(Vec::new()), "{args}");
         }
     }
 
     #[test]
     fn missing_object_is_an_error_with_the_search_path() {
-        let error = bytes("libx.so", &words("rustc --emit=dep-info,link -L dependency=/nowhere")).unwrap_err();
+        let error = read_object("libx.so", &args_of("rustc --emit=dep-info,link -L dependency=/nowhere")).unwrap_err();
         assert!(error.contains("libx.so") && error.contains("/nowhere"), "{error}");
     }
 
@@ -76,8 +77,8 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("roxe-bundle-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(folder.join("libx.so"), b"no object").unwrap();
-        let args = words(&format!("rustc --emit dep-info,link -L dependency={}", folder.display()));
-        assert_eq!(bytes("libx.so", &args), Ok(b"no object".to_vec()));
+        let args = args_of(&format!("rustc --emit dep-info,link -L dependency={}", folder.display()));
+        assert_eq!(read_object("libx.so", &args), Ok(b"no object".to_vec()));
         std::fs::remove_dir_all(folder).unwrap();
     }
 }
