@@ -1,9 +1,9 @@
 //! Receive work queues (`man ibv_create_wq`), and the hash queue pairs that spread frames over
 //! them.
 //!
-//! A work queue is the receiving half of a raw packet queue pair: queue, state machine and
-//! completion queue, without sends and flows. Flows lead to a hash queue pair
-//! ([`Pd::create_hash_qp`]), which chooses a work queue for each frame.
+//! A work queue is the receiving half of a raw packet queue pair: it has a receive queue, a state
+//! machine and a completion queue, but neither a send queue nor flow rules. Flow rules direct
+//! frames to a hash queue pair ([`Pd::create_hash_qp`]), which chooses a work queue for each frame.
 
 use crate::context::Context;
 use crate::cq::Cq;
@@ -21,9 +21,9 @@ use std::sync::Arc;
 /// Creation parameters of a receive work queue.
 #[derive(Clone, Debug)]
 pub struct WqInit {
-    /// Capacity in receives, 1..=`max_qp_wr`.
+    /// Maximum number of posted receives, 1..=[`MAX_WQ_WR`].
     pub max_wr: u32,
-    /// Maximum length of a list, up to `max_sge`.
+    /// Maximum number of scatter list elements of a receive, up to [`MAX_WQ_SGE`].
     pub max_sge: u32,
     /// Completion queue of its receives.
     pub cq: Arc<Cq>,
@@ -54,7 +54,7 @@ impl WqState {
         }
     }
 
-    const fn of(state: QpState) -> Self {
+    const fn from_qp_state(state: QpState) -> Self {
         match state {
             QpState::Reset => Self::Reset,
             QpState::Err => Self::Error,
@@ -68,7 +68,7 @@ impl WqState {
 pub struct Wq {
     qp: Arc<Qp>,
     uses: UseCount,
-    modifies: Mutex<rank::WqModify, ()>,
+    modify_lock: Mutex<rank::WqModify, ()>,
 }
 
 impl Pd {
@@ -83,7 +83,7 @@ impl Pd {
         let (service, sq_sig_all, srq, send_cq, recv_cq) = (Service::Raw, false, None, Arc::clone(&cq), cq);
         let init = QpInit { service, caps, sq_sig_all, send_cq, recv_cq, srq, user };
         let qp = Qp::create_in(self, init, QpRole::WorkQueue)?;
-        Ok(Arc::new(Wq { qp, uses: UseCount::default(), modifies: Mutex::new(()) }))
+        Ok(Arc::new(Wq { qp, uses: UseCount::default(), modify_lock: Mutex::new(()) }))
     }
 
     /// Creates a queue pair without queues, whose flows spread frames over the work queues of
@@ -135,10 +135,10 @@ impl Wq {
 
     /// Current state.
     pub fn state(&self) -> WqState {
-        WqState::of(self.qp.state())
+        WqState::from_qp_state(self.qp.state())
     }
 
-    /// Capacity in receives, and maximum length of a list.
+    /// Maximum number of posted receives, and of scatter list elements of a receive.
     pub fn size(&self) -> (u32, u32) {
         let QpCaps { max_recv_wr, max_recv_sge, .. } = self.qp.query().1.caps;
         (max_recv_wr, max_recv_sge)
@@ -147,7 +147,7 @@ impl Wq {
     /// Moves the queue to `state`; EINVAL if it is not in `current`, or from error to ready.
     // clause: WQ-STATES
     pub fn modify(&self, state: WqState, current: Option<WqState>) -> Result<(), Error> {
-        let _alone = self.modifies.lock();
+        let _alone = self.modify_lock.lock();
         let from = self.state();
         if current.is_some_and(|current| current != from) {
             return Err(Error::invalid(format!("the work queue is in state {from:?}, not in the given current state")));
@@ -157,16 +157,16 @@ impl Wq {
                 Err(Error::invalid("a work queue leaves the error state only through RESET"))
             }
             (WqState::Ready, WqState::Ready) => Ok(()),
-            (_, WqState::Reset) => self.step(QpState::Reset, AttrMask::empty()),
-            (_, WqState::Error) => self.step(QpState::Err, AttrMask::empty()),
+            (_, WqState::Reset) => self.modify_qp(QpState::Reset, AttrMask::empty()),
+            (_, WqState::Error) => self.modify_qp(QpState::Err, AttrMask::empty()),
             (_, WqState::Ready) => {
-                self.step(QpState::Init, AttrMask::PORT)?;
-                self.step(QpState::Rtr, AttrMask::empty())
+                self.modify_qp(QpState::Init, AttrMask::PORT)?;
+                self.modify_qp(QpState::Rtr, AttrMask::empty())
             }
         }
     }
 
-    fn step(&self, state: QpState, mask: AttrMask) -> Result<(), Error> {
+    fn modify_qp(&self, state: QpState, mask: AttrMask) -> Result<(), Error> {
         self.qp.modify(&QpAttr { state, port: 1, ..QpAttr::default() }, AttrMask::STATE | mask)
     }
 
@@ -175,7 +175,7 @@ impl Wq {
         self.qp.post_recv(request)
     }
 
-    /// Destroys the queue; EBUSY while tables name it.
+    /// Destroys the queue; EBUSY while an indirection table refers to it.
     pub fn destroy(&self) -> Result<(), Error> {
         self.uses.check_unused("work queue", "indirection tables")?;
         self.qp.destroy();
@@ -208,7 +208,7 @@ mod tests {
 
     // clause: WQ-STATES
     #[test]
-    fn states_follow_the_receive_queue() {
+    fn modify_follows_state_table_and_error_flushes() {
         let pd = testing::pd();
         let cq = cq(&pd);
         let wq = wq(&pd, &cq);
@@ -219,9 +219,9 @@ mod tests {
         wq.post_recv(&request).unwrap();
         assert_eq!(wq.modify(WqState::Error, Some(WqState::Reset)).unwrap_err().errno(), libc::EINVAL);
         wq.modify(WqState::Error, None).unwrap();
-        let mut ended = vec![];
-        cq.poll(4, |cqe| ended.push((cqe.wr_id, cqe.status, cqe.qpn.get()))).unwrap();
-        assert_eq!(ended, [(9, WcStatus::WrFlushErr, wq.number())]);
+        let mut completions = vec![];
+        cq.poll(4, |cqe| completions.push((cqe.wr_id, cqe.status, cqe.qpn.get()))).unwrap();
+        assert_eq!(completions, [(9, WcStatus::WrFlushErr, wq.number())]);
         assert_eq!(wq.modify(WqState::Ready, None).unwrap_err().errno(), libc::EINVAL);
         wq.modify(WqState::Reset, None).unwrap();
         wq.modify(WqState::Ready, None).unwrap();
@@ -230,7 +230,7 @@ mod tests {
 
     // clause: RSS-TABLE
     #[test]
-    fn table_needs_power_of_two_and_keeps_its_queues() {
+    fn table_needs_power_of_two_and_holds_its_queues() {
         let pd = testing::pd();
         let cq = cq(&pd);
         let wqs = [wq(&pd, &cq), wq(&pd, &cq), wq(&pd, &cq)];
