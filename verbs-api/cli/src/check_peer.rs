@@ -43,7 +43,7 @@ pub(crate) struct Args {
 
 /// Runs the checks and prints a table. Fails if a check failed, or none ran.
 pub(crate) fn run(args: &Args) -> Result {
-    let target = token::complete(&args.far, args.token_file.as_deref())?;
+    let target = token::with_token(&args.far, args.token_file.as_deref())?;
     let (mut near, mut far) = (open_near(args)?, Client::open(&target)?);
     writeln!(stdout(), "near: {}; far: {} at {}", near.name(), far.name(), args.far.address)?;
     let wanted = |check: &Check| args.words.iter().all(|word| check.to_string().contains(word.as_str()));
@@ -99,7 +99,7 @@ pub(crate) fn run(args: &Args) -> Result {
 /// Connects to the agent of the near card: the agent of `--near`, or one in this process.
 fn open_near(args: &Args) -> Result<Client> {
     if let Some(near) = &args.near {
-        return Ok(Client::open(&token::complete(near, args.near_token_file.as_deref())?)?);
+        return Ok(Client::open(&token::with_token(near, args.near_token_file.as_deref())?)?);
     }
     let listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
     let options = Options { listen, device: args.device.clone(), port: 1, token: None };

@@ -308,7 +308,7 @@ pub(crate) fn open(common: &Common) -> Result<Opened> {
             Err(format!("no target is called {other}; write virtual, self, or peer://HOST[:PORT]").into())
         }
         other => {
-            let target = token::complete(&other.parse()?, common.token_file.as_deref())?;
+            let target = token::with_token(&other.parse()?, common.token_file.as_deref())?;
             Ok(Opened { card: Box::new(connect(&target, common)?), _agent: None })
         }
     }

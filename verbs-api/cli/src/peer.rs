@@ -34,7 +34,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result {
-    let token = token::of_environment()?;
+    let token = token::from_environment()?;
     let is_known = token.is_some();
     let server = Server::bind(&Options { listen: args.listen, device: args.device.clone(), port: args.port, token })?;
     let (address, mut out) = (server.address()?, stdout());

@@ -9,8 +9,9 @@ use std::path::Path;
 
 pub(crate) const VARIABLE: &str = "ROXE_PEER_TOKEN";
 
-/// Returns `target` with its own token, else that in `file`, else that of the environment.
-pub(crate) fn complete(target: &Target, file: Option<&Path>) -> Result<Target, String> {
+/// Returns `target` with its own token, else with that in `file`, else with that of the
+/// environment. `file` must be valid in any case.
+pub(crate) fn with_token(target: &Target, file: Option<&Path>) -> Result<Target, String> {
     let from_file = file.map(read).transpose()?;
     if !target.token.is_empty() {
         eprintln!(
@@ -20,14 +21,14 @@ pub(crate) fn complete(target: &Target, file: Option<&Path>) -> Result<Target, S
         return Ok(target.clone());
     }
     let address = &target.address;
-    let token = from_file.map_or_else(of_environment, |token| Ok(Some(token)))?;
+    let token = from_file.map_or_else(from_environment, |token| Ok(Some(token)))?;
     let missing =
         || format!("no token for {address}; set {VARIABLE} or --token-file to the one that `roxe peer` printed there");
     Ok(Target { token: token.ok_or_else(missing)?, address: address.clone() })
 }
 
 /// Returns the token in the environment; an empty variable holds none.
-pub(crate) fn of_environment() -> Result<Option<String>, String> {
+pub(crate) fn from_environment() -> Result<Option<String>, String> {
     variable(VARIABLE).map(|value| value.into_string().map_err(|_| format!("{VARIABLE} is not UTF-8"))).transpose()
 }
 
@@ -72,15 +73,15 @@ mod tests {
     }
 
     #[test]
-    fn token_file_of_other_mode_or_missing_is_refused() {
+    fn token_file_missing_or_readable_by_others_is_refused() {
         let scratch = Scratch::new("token");
         let file = scratch.file("token", "ab12\n", 0o600);
         let target = "host:7".parse().unwrap();
         let expected = Target { token: "ab12".to_owned(), address: "host:7".to_owned() };
-        assert_eq!(complete(&target, Some(&file)).unwrap(), expected);
+        assert_eq!(with_token(&target, Some(&file)).unwrap(), expected);
         scratch.file("token", "ab12\n", 0o640);
-        assert!(complete(&target, Some(&file)).unwrap_err().contains("chmod 600"));
+        assert!(with_token(&target, Some(&file)).unwrap_err().contains("chmod 600"));
         fs::remove_file(&file).unwrap();
-        assert!(complete(&target, Some(&file)).unwrap_err().contains("cannot use the token file"));
+        assert!(with_token(&target, Some(&file)).unwrap_err().contains("cannot use the token file"));
     }
 }
