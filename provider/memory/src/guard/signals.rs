@@ -14,11 +14,11 @@ static PREVIOUS: [AtomicPtr<libc::sigaction>; 2] = [const { AtomicPtr::new(std::
 
 pub(super) fn install() {
     static ONCE: Once = Once::new();
-    ONCE.call_once(install_first);
+    ONCE.call_once(install_handlers);
 }
 
 /// Installs [`on_fault`] before the current handlers.
-pub(super) fn install_first() {
+pub(super) fn install_handlers() {
     for (&signal, previous) in SIGNALS.iter().zip(&PREVIOUS) {
         let action = current_action(signal);
         // Leaked, because a handler may run at any later time. Stored first, so that `on_fault`
@@ -28,7 +28,7 @@ pub(super) fn install_first() {
     }
 }
 
-/// Installs [`on_fault`] with the signal mask of `previous`, which it may call.
+/// Installs [`on_fault`] with the signal mask of `previous`, because it may call that handler.
 fn set_action(signal: i32, previous: &libc::sigaction) {
     let mut action = *previous;
     action.sa_sigaction = on_fault as *const () as usize;
@@ -55,38 +55,38 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut c_
     unsafe {
         let machine = &raw mut (*context.cast::<libc::ucontext_t>()).uc_mcontext;
         #[cfg(target_arch = "x86_64")]
-        let at = (&raw mut (*machine).gregs[libc::REG_RIP as usize]).cast::<u64>();
+        let instruction = (&raw mut (*machine).gregs[libc::REG_RIP as usize]).cast::<u64>();
         #[cfg(target_arch = "aarch64")]
-        let at = &raw mut (*machine).pc;
+        let instruction = &raw mut (*machine).pc;
         let raised_by_kernel = (*info).si_code > 0;
-        if raised_by_kernel && is_guarded(*at as usize) {
-            *at = (&raw const roxe_guard_fault) as usize as u64;
+        if raised_by_kernel && is_guarded(*instruction as usize) {
+            *instruction = (&raw const roxe_guard_fault) as usize as u64;
             return;
         }
     }
-    chain(signal, info, context);
+    call_previous(signal, info, context);
 }
 
 fn is_guarded(instruction: usize) -> bool {
     ((&raw const roxe_guard_begin) as usize..(&raw const roxe_guard_end) as usize).contains(&instruction)
 }
 
-/// Calls the previous handler, or has its effect.
-fn chain(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
+/// Calls the previous handler. If that is SIG_DFL or SIG_IGN, does what the kernel would have done.
+fn call_previous(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
     let slot = SIGNALS.iter().zip(&PREVIOUS).find(|(known, _)| **known == signal);
     let previous = slot.map_or(std::ptr::null_mut(), |(_, previous)| previous.load(Ordering::Acquire));
-    // SAFETY: the pointer is null or a box that `install_first` leaked and never writes again.
-    let Some(previous) = (unsafe { previous.as_ref() }) else { return give_up(signal, info) };
+    // SAFETY: the pointer is null or a box that `install_handlers` leaked and never writes again.
+    let Some(previous) = (unsafe { previous.as_ref() }) else { return run_default_action(signal, info) };
     if previous.sa_flags & libc::SA_RESETHAND != 0 {
-        reset(signal);
+        restore_default(signal);
     }
     // SAFETY: a handler other than SIG_DFL and SIG_IGN is a function with the signature of its
     // SA_SIGINFO flag. It gets the kernel's arguments, which are valid until this handler returns.
     unsafe {
         match previous.sa_sigaction {
-            libc::SIG_DFL => give_up(signal, info),
+            libc::SIG_DFL => run_default_action(signal, info),
             libc::SIG_IGN if (*info).si_code <= 0 => {}
-            libc::SIG_IGN => give_up(signal, info),
+            libc::SIG_IGN => run_default_action(signal, info),
             handler if previous.sa_flags & libc::SA_SIGINFO != 0 => {
                 let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut c_void) = std::mem::transmute(handler);
                 handler(signal, info, context);
@@ -99,10 +99,10 @@ fn chain(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
     }
 }
 
-/// Restores the default action and lets it happen: after the return, the faulting instruction runs
-/// again. A signal that a process sent is raised again.
-fn give_up(signal: i32, info: *mut libc::siginfo_t) {
-    reset(signal);
+/// Restores the default action and causes it: after the return, the faulting instruction runs
+/// again, and a signal that a process sent is raised again.
+fn run_default_action(signal: i32, info: *mut libc::siginfo_t) {
+    restore_default(signal);
     // SAFETY: the kernel's siginfo is valid; `raise` is async-signal-safe.
     unsafe {
         if (*info).si_code <= 0 {
@@ -111,7 +111,7 @@ fn give_up(signal: i32, info: *mut libc::siginfo_t) {
     }
 }
 
-fn reset(signal: i32) {
-    // SAFETY: `signal` is async-signal-safe and takes no pointers.
+fn restore_default(signal: i32) {
+    // SAFETY: `libc::signal` is async-signal-safe and takes no pointers.
     unsafe { libc::signal(signal, libc::SIG_DFL) };
 }

@@ -346,7 +346,7 @@ fn set_handler(handler: usize, flags: i32) {
 fn foreign_faults_reach_the_previous_handler() {
     let status = in_child(|| {
         set_handler(exit_with_42 as *const () as usize, libc::SA_SIGINFO);
-        signals::install_first();
+        signals::install_handlers();
         assert_eq!(arch::read(8, own_cells(&mut [0; 4])), Err(Fault));
         load_bad_address();
     });
@@ -359,7 +359,7 @@ fn foreign_fault_without_handler_kills() {
     for disposition in [libc::SIG_DFL, libc::SIG_IGN] {
         let status = in_child(|| {
             set_handler(disposition, 0);
-            signals::install_first();
+            signals::install_handlers();
             load_bad_address();
         });
         assert!(libc::WIFSIGNALED(status), "{status:#x}");
@@ -371,7 +371,7 @@ fn foreign_fault_without_handler_kills() {
 fn sent_signal_has_its_default_effect() {
     let status = in_child(|| {
         set_handler(libc::SIG_DFL, 0);
-        signals::install_first();
+        signals::install_handlers();
         // SAFETY: takes no pointers.
         unsafe { libc::raise(libc::SIGSEGV) };
     });
