@@ -1,5 +1,5 @@
-//! The state machine of a queue pair as one table: legal transitions and their attributes.
-//! `queue_pair.rs` changes the queues.
+//! The state machine of a queue pair as one table: legal transitions and their attributes. What a
+//! transition does to the queues is in `queue_pair.rs`.
 
 use crate::qp::shared::{AttrMask, MigState, QpAttr, QpState, Service, Shared};
 use crate::wr::Av;
@@ -129,12 +129,12 @@ pub fn transition(service: Service, from: QpState, to: QpState) -> Option<Attrib
 /// Checks a modify and returns the state after it.
 pub(crate) fn check(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<QpState, ModifyError> {
     let from = sh.state;
-    // `CUR_STATE` is the state assumed by the caller. It may only be set where sends are possible
-    // (IBA §11.2.5.2), and must be right: the transition of another state could restart the PSNs of
-    // a live connection.
+    // `CUR_STATE` is the state assumed by the caller. It may only be set from RTR on (IBA
+    // §11.2.5.2), and must be right: the transition of another state could restart the PSNs of a
+    // live connection.
     // clause: STATE-CURRENT
-    let sends = matches!(from, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
-    if mask.contains(AttrMask::CUR_STATE) && !(sends && attr.cur_state == Some(from)) {
+    let allows_cur_state = matches!(from, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
+    if mask.contains(AttrMask::CUR_STATE) && !(allows_cur_state && attr.cur_state == Some(from)) {
         return Err(ModifyError::BadValue(AttrMask::CUR_STATE));
     }
     let to = if mask.contains(AttrMask::STATE) { attr.state } else { from };
@@ -154,7 +154,7 @@ pub(crate) fn check(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<QpStat
 
 fn check_values(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<(), ModifyError> {
     // clause: STATE-VALUES
-    let rules = [
+    let checks = [
         // clause: PKEY-TABLE
         (AttrMask::PKEY_INDEX, attr.pkey_index == 0),
         (AttrMask::PORT, attr.port == 1),
@@ -166,12 +166,12 @@ fn check_values(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<(), Modify
         (AttrMask::RNR_RETRY, attr.rnr_retry <= 7),
         (AttrMask::MAX_QP_RD_ATOMIC, attr.max_rd_atomic <= MAX_RD_ATOMIC),
         (AttrMask::MAX_DEST_RD_ATOMIC, attr.max_dest_rd_atomic <= MAX_RD_ATOMIC),
-        (AttrMask::ALT_PATH, is_alternate(attr)),
+        (AttrMask::ALT_PATH, is_alternate_path(attr)),
         (AttrMask::PATH_MIG_STATE, may_set_migration(sh, attr, mask)),
         // clause: RATE-LIMIT
         (AttrMask::RATE_LIMIT, attr.rate_limit.is_valid()),
     ];
-    match rules.into_iter().find(|(bit, legal)| mask.contains(*bit) && !legal) {
+    match checks.into_iter().find(|(bit, legal)| mask.contains(*bit) && !legal) {
         Some((bit, _)) => Err(ModifyError::BadValue(bit)),
         None => Ok(()),
     }
@@ -184,7 +184,7 @@ fn is_unicast_path(av: &Av) -> bool {
 }
 
 // clause: APM-LOAD
-fn is_alternate(attr: &QpAttr) -> bool {
+fn is_alternate_path(attr: &QpAttr) -> bool {
     is_unicast_path(&attr.alt_av) && attr.alt_port == 1 && attr.alt_pkey_index == 0 && attr.alt_timeout <= 31
 }
 
@@ -202,7 +202,7 @@ fn may_set_migration(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> bool {
 
 /// Returns true if this modify, allowed by [`check`], forces migration to the alternate path.
 // clause: APM-FORCED
-pub(crate) fn migrates(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> bool {
+pub(crate) fn forces_migration(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> bool {
     let set = mask.contains(AttrMask::PATH_MIG_STATE);
     set && sh.attr.path_mig_state == MigState::Armed && attr.path_mig_state == MigState::Migrated
 }
@@ -243,7 +243,7 @@ pub(crate) fn apply(sh: &mut Shared, attr: &QpAttr, mask: AttrMask, to: QpState)
         // clause: STATE-VALUES
         own.min_rnr_timer = attr.min_rnr_timer & RNR_TIMER_BITS;
     }
-    // ARMED ends only by migration.
+    // Software cannot leave ARMED; MIGRATED forces the migration instead ([`forces_migration`]).
     if set(AttrMask::PATH_MIG_STATE) && own.path_mig_state != MigState::Armed {
         own.path_mig_state = attr.path_mig_state;
         sh.migration_failed = false;

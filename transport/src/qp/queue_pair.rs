@@ -97,7 +97,7 @@ impl Qp {
         if to == QpState::Reset || mask.intersects(AttrMask::AV | AttrMask::DEST_QPN) {
             self.requester.in_flight.clear(&self.shared, host);
         }
-        let migrates = modify::migrates(&self.shared, attr, mask);
+        let migrates = modify::forces_migration(&self.shared, attr, mask);
         modify::apply(&mut self.shared, attr, mask, to);
         if migrates {
             self.requester.migrate(&mut self.shared, host);
