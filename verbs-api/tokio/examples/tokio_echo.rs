@@ -17,10 +17,10 @@ use tokio::runtime::Builder;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-const MESSAGE: usize = 64;
+const MESSAGE_LEN: usize = 64;
 const CLIENTS: u8 = 8;
 const ROUNDS: u8 = 100;
-const LOOKUP: Duration = Duration::from_secs(2);
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -28,31 +28,30 @@ fn main() -> Result<()> {
     let runtime = Builder::new_current_thread().enable_io().build()?;
     runtime.block_on(async {
         match args[..] {
-            [] => println!("{} messages came back right", demo().await?),
+            [] => println!("{} messages were echoed", demo().await?),
             ["serve", address] => Server::bind(address.parse()?)?.serve().await?,
-            [address] => println!("{} messages came back right", client(address.parse()?, 1).await?),
+            [address] => println!("{} messages were echoed", client(address.parse()?, 1).await?),
             _ => return Err("usage: tokio_echo [[serve] ADDRESS:PORT]".into()),
         }
         Ok(())
     })
 }
 
-/// Runs a server and its clients on this thread. Returns the number of messages that came back
-/// right.
+/// Runs a server and its clients on this thread. Returns the number of echoed messages.
 pub(crate) async fn demo() -> Result<u32> {
     let server = Server::bind("127.0.0.1:0".parse()?)?;
     let address = server.address()?;
     let serving = tokio::spawn(server.serve());
     let clients: Vec<_> = (1..=CLIENTS).map(|seed| tokio::spawn(client(address, seed))).collect();
-    let mut right = 0;
+    let mut echoed = 0;
     for client in clients {
-        right += client.await??;
+        echoed += client.await??;
     }
     serving.abort();
-    Ok(right)
+    Ok(echoed)
 }
 
-/// Accepts clients at an address.
+/// A listener at an address.
 struct Server {
     id: CmId,
     events: Events,
@@ -68,7 +67,7 @@ impl Server {
     }
 
     fn address(&self) -> Result<SocketAddr> {
-        self.id.local_addr().ok_or_else(|| "it is bound".into())
+        self.id.local_addr().ok_or_else(|| "the listener has no address".into())
     }
 
     /// Serves each client in its own task.
@@ -79,7 +78,7 @@ impl Server {
             let Some(id) = request.take_request() else { continue };
             tokio::spawn(async move {
                 if let Err(e) = echo(id, param).await {
-                    eprintln!("a client was lost: {e}");
+                    eprintln!("a connection failed: {e}");
                 }
             });
         }
@@ -108,24 +107,24 @@ async fn echo(id: CmId, param: ConnParam) -> Result<()> {
     Ok(())
 }
 
-/// Connects, sends messages and checks the answers. Returns their number.
+/// Connects, sends messages and checks their echoes. Returns their number.
 async fn client(address: SocketAddr, seed: u8) -> Result<u32> {
     let events = Events::new(EventChannel::create()?)?;
     let id = CmId::create(events.channel(), PortSpace::Tcp)?;
-    id.resolve_addr(None, address, LOOKUP)?;
+    id.resolve_addr(None, address, RESOLVE_TIMEOUT)?;
     events.expect(CmEventKind::AddrResolved).await?;
-    id.resolve_route(LOOKUP)?;
+    id.resolve_route(RESOLVE_TIMEOUT)?;
     events.expect(CmEventKind::RouteResolved).await?;
     let end = End::new(&id)?;
     id.connect(&ConnParam::default())?;
     events.expect(CmEventKind::Established).await?;
 
     for round in 0..ROUNDS {
-        let message = [seed.wrapping_mul(31).wrapping_add(round); MESSAGE];
+        let message = [seed.wrapping_mul(31).wrapping_add(round); MESSAGE_LEN];
         end.post_recv()?;
         end.qp.post_send(&WorkRequest::send_inline(&message).signaled())?;
         if end.receive().await? != message {
-            return Err(format!("round {round}: another message came back").into());
+            return Err(format!("round {round}: another message was echoed").into());
         }
     }
     id.disconnect()?;
@@ -146,7 +145,7 @@ impl End {
         let pd = context.alloc_pd()?;
         let completions = Completions::create(&context, 16)?;
         let qp = pd.create_qp(completions.cq(), completions.cq()).max_send_wr(8).max_recv_wr(8).build_on(id)?;
-        let inbox = pd.alloc_mr(MESSAGE, Access::LOCAL_WRITE)?;
+        let inbox = pd.alloc_mr(MESSAGE_LEN, Access::LOCAL_WRITE)?;
         Ok(Self { qp, completions, inbox })
     }
 
