@@ -1,7 +1,7 @@
 //! Compares the behaviour of a card with the model's, and ignores differences that the standard
 //! allows.
 
-use super::title::{self, FIRST_REQUEST};
+use super::title::{self, FIRST_SEND_ID};
 use crate::layout;
 use crate::run::trace::{FILL, GRH, Trace};
 use crate::script::Case;
@@ -58,11 +58,11 @@ impl Difference {
         let role = if is_requester { "requester" } else { "responder" };
         let (model, card) = (&*self.model, &*self.card);
         let text = match self.kind {
-            DifferenceKind::Answers => title::answers(model, card, is_requester),
+            DifferenceKind::Answers => title::packets(model, card, is_requester),
             DifferenceKind::Completions => title::completions(model, card),
             DifferenceKind::State => format!("the queue pair ends in {model} on the model, in {card} on the card"),
             DifferenceKind::Memory => title::memory(model, card),
-            DifferenceKind::Header => title::header(model, card),
+            DifferenceKind::Header => title::grh(model, card),
             DifferenceKind::Events => title::events(model, card),
             DifferenceKind::Honest => return "the card no longer acknowledges an honest connection".to_owned(),
             DifferenceKind::Panic => return "roxe's transport panics".to_owned(),
@@ -123,7 +123,7 @@ fn of_connection(
 /// Returns true for the completion of a send work request.
 fn is_of_request(completion: &str) -> bool {
     let id = completion.strip_prefix("id=").and_then(|rest| rest.split(' ').next()?.parse::<u64>().ok());
-    id.is_some_and(|id| id >= FIRST_REQUEST)
+    id.is_some_and(|id| id >= FIRST_SEND_ID)
 }
 
 fn memory(qp: &str, name: &str, model: &Trace, card: &Trace) -> Option<Difference> {
@@ -145,7 +145,7 @@ fn header(qp: &str, name: &str, model: &Trace, card: &Trace) -> Option<Differenc
     let mine = model.grhs.iter().filter(|((region, _), _)| region == name);
     let differs = mine.filter_map(|(place, ours)| Some((place, ours, card.grhs.get(place)?)));
     let ((_, at), ours, theirs) = differs.into_iter().find(|(_, ours, theirs)| ours != theirs)?;
-    let field = title::differing(ours, theirs).into_iter().next().unwrap_or_default();
+    let field = title::differing_fields(ours, theirs).into_iter().next().unwrap_or_default();
     let value = ours.split(' ').find_map(|word| word.strip_prefix(&field)?.strip_prefix('=')).unwrap_or_default();
     let check = ipv4_check(name, *at, &field, value);
     Some(Difference { check: Some(check), ..Difference::new(DifferenceKind::Header, qp, ours, theirs) })

@@ -3,7 +3,7 @@
 //! The generator tracks the state of each connection as an honest peer would, so that most packets
 //! are valid and pass the card's first checks. It mutates one of every few packets.
 
-use super::title::FIRST_REQUEST;
+use super::title::FIRST_SEND_ID;
 use crate::layout;
 use crate::run::trace::shared_queue;
 use std::fmt::Write as _;
@@ -300,7 +300,7 @@ impl Stream {
     /// Posts a few work requests on the card, which the peer will answer.
     fn post(&self, random: &mut Random, lines: &mut Vec<String>) {
         let qp = self.name;
-        for id in FIRST_REQUEST..FIRST_REQUEST + 2 + random.below(4) {
+        for id in FIRST_SEND_ID..FIRST_SEND_ID + 2 + random.below(4) {
             let len = random.pick(&[0, 1, 64, self.mtu + 1, 2 * self.mtu + 5]);
             let (operation, rest) = match random.below(5) {
                 0 => ("SEND", format!("sge=m{qp}:0:{len}")),

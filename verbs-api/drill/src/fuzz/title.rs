@@ -4,16 +4,19 @@
 use std::collections::BTreeMap;
 
 /// First id of a send work request; receives have lower ones.
-pub(super) const FIRST_REQUEST: u64 = 100;
+pub(super) const FIRST_SEND_ID: u64 = 100;
 /// Behaviour of a card that sends, completes, writes or raises nothing.
 const NOTHING: &str = "nothing";
 
 /// Describes packets of the model and the card that differ.
-pub(super) fn answers(model: &str, card: &str, is_requester: bool) -> String {
+pub(super) fn packets(model: &str, card: &str, is_requester: bool) -> String {
     let verb = if is_requester { "sends" } else { "answers" };
     let (ours, theirs) = (packet_kind(model), packet_kind(card));
     if ours == theirs {
-        return format!("the card {verb} {ours} with another {} than the model", join_names(&differing(model, card)));
+        return format!(
+            "the card {verb} {ours} with another {} than the model",
+            join_names(&differing_fields(model, card))
+        );
     }
     let act = |what: &str| match (what, is_requester) {
         (NOTHING, true) => "sends nothing".to_owned(),
@@ -28,7 +31,7 @@ pub(super) fn completions(model: &str, card: &str) -> String {
     let (ours, theirs) = (fields(model), fields(card));
     let request = |fields: &BTreeMap<&str, &str>| {
         let id = fields.get("id").and_then(|id| id.parse().ok()).unwrap_or(0);
-        if id >= FIRST_REQUEST { "a request" } else { "a receive" }
+        if id >= FIRST_SEND_ID { "a request" } else { "a receive" }
     };
     let status = |fields: &BTreeMap<&str, &str>| fields.get("status").copied().unwrap_or_default().to_owned();
     match (model, card) {
@@ -38,7 +41,7 @@ pub(super) fn completions(model: &str, card: &str) -> String {
             format!("the model completes {} with {}, the card with {}", request(&ours), status(&ours), status(&theirs))
         }
         _ => {
-            let what = join_names(&differing(model, card));
+            let what = join_names(&differing_fields(model, card));
             format!("the card completes {} with another {what} than the model", request(&ours))
         }
     }
@@ -55,12 +58,14 @@ pub(super) fn memory(model: &str, card: &str) -> String {
     .to_owned()
 }
 
-/// Describes the GRHs of a received datagram that differ.
-pub(super) fn header(model: &str, card: &str) -> String {
+/// Describes the two GRHs of a received datagram, which differ.
+pub(super) fn grh(model: &str, card: &str) -> String {
     match (model, card) {
         (NOTHING, _) => "the card writes a GRH that the model does not write".to_owned(),
         (_, NOTHING) => "the card does not write the GRH of a datagram".to_owned(),
-        _ => format!("the card writes a GRH with another {} than the model", join_names(&differing(model, card))),
+        _ => {
+            format!("the card writes a GRH with another {} than the model", join_names(&differing_fields(model, card)))
+        }
     }
 }
 
@@ -97,9 +102,9 @@ fn fields(text: &str) -> BTreeMap<&str, &str> {
 }
 
 /// Returns the names of fields that differ; the first word is the field `opcode`.
-pub(super) fn differing(model: &str, card: &str) -> Vec<String> {
+pub(super) fn differing_fields(model: &str, card: &str) -> Vec<String> {
     let (ours, theirs) = (fields(model), fields(card));
-    let name = |text: &'_ str| text.split(' ').next().filter(|word| !word.contains('=')).map(str::to_owned);
+    let name = |text: &str| text.split(' ').next().filter(|word| !word.contains('=')).map(str::to_owned);
     let is_other = name(model) != name(card);
     let names = ours.keys().chain(theirs.keys().filter(|name| !ours.contains_key(*name)));
     let names = names.filter(|name| ours.get(*name) != theirs.get(*name)).map(|name| (*name).to_owned());
@@ -132,21 +137,21 @@ mod tests {
 
     #[test]
     fn answers_of_two_kinds_are_named() {
-        let title = answers("ATOMIC_ACK psn=5 original=7", "NAK invalid_request psn=5 msn=0", false);
+        let title = packets("ATOMIC_ACK psn=5 original=7", "NAK invalid_request psn=5 msn=0", false);
         assert_eq!(title, "the model answers ATOMIC_ACK, the card answers NAK invalid request");
-        let title = answers("READ_RESPONSE_ONLY psn=5 hex=07", NOTHING, false);
+        let title = packets("READ_RESPONSE_ONLY psn=5 hex=07", NOTHING, false);
         assert_eq!(title, "the model answers a READ response, the card does not answer");
-        let title = answers(NOTHING, "SEND_FIRST psn=5 len=256 fill=7", true);
+        let title = packets(NOTHING, "SEND_FIRST psn=5 len=256 fill=7", true);
         assert_eq!(title, "the model sends nothing, the card sends a SEND request");
     }
 
     #[test]
     fn answers_of_one_kind_differ_in_named_fields() {
-        let title = answers("ATOMIC_ACK psn=5 original=7", "ATOMIC_ACK psn=5 original=8", false);
+        let title = packets("ATOMIC_ACK psn=5 original=7", "ATOMIC_ACK psn=5 original=8", false);
         assert_eq!(title, "the card answers ATOMIC_ACK with another original value than the model");
-        let title = answers("READ_RESPONSE_ONLY psn=5 hex=07", "READ_RESPONSE_LAST psn=6 hex=07", false);
+        let title = packets("READ_RESPONSE_ONLY psn=5 hex=07", "READ_RESPONSE_LAST psn=6 hex=07", false);
         assert_eq!(title, "the card answers a READ response with another opcode and PSN than the model");
-        let title = answers("ACK psn=5 msn=1", "ACK psn=5 msn=2", false);
+        let title = packets("ACK psn=5 msn=1", "ACK psn=5 msn=2", false);
         assert_eq!(title, "the card answers ACK with another MSN than the model");
     }
 
@@ -162,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_and_events_say_which_of_both_acts() {
+    fn memory_and_events_name_the_side_that_acts() {
         assert_eq!(
             memory("at=4 value=7 untouched", "at=4 value=1"),
             "the card changes memory that the model leaves alone"
@@ -170,7 +175,7 @@ mod tests {
         assert_eq!(events("QP_REQ_ERR", NOTHING), "the model raises QP_REQ_ERR and the card does not");
         assert_eq!(events("QP_REQ_ERR", "QP_FATAL"), "the model raises QP_REQ_ERR, the card QP_FATAL");
         assert_eq!(
-            header("GRH tos=0x0 ttl=64", "GRH tos=0x0 ttl=63"),
+            grh("GRH tos=0x0 ttl=64", "GRH tos=0x0 ttl=63"),
             "the card writes a GRH with another TTL than the model"
         );
     }
