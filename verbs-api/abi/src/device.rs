@@ -32,8 +32,8 @@ c_structs! {
         0 general_caps: u64, 8 rc_odp_caps: u32, 12 uc_odp_caps: u32, 16 ud_odp_caps: u32,
     }
 
-    /// Capability blocks that roxe never fills (TSO, RSS, pacing, tag matching, ...) are padding
-    /// between the other fields.
+    /// Capabilities of TSO, pacing, tag matching, moderation and PCI atomics are structures in C;
+    /// here each is an array of its numbers.
     ibv_device_attr_ex(400, 8) {
         0 orig_attr: ibv_device_attr, 232 comp_mask: u32, 240 odp_caps: ibv_odp_caps,
         264 completion_timestamp_mask: u64, 272 hca_core_clock: u64, 280 device_cap_flags_ex: u64,
