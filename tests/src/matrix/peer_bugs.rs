@@ -29,9 +29,9 @@ pub const KNOWN: &[PeerBug] = &[
     },
 ];
 
-/// Seen with Linux 6.1. One lost packet is enough, everything after it being in order and with a
-/// good ICRC: `ROXE_FAULTS='drop tx op=WRITE_LAST nth=1'` and the words `'roxe->rxe ipv4 clean' '
-/// UC write ' size=257` fail every time, with `0 of 4 messages arrived, 12 were sent`;
+/// Seen with Linux 6.1. One lost packet is enough, although all later packets arrive in order and
+/// with a good ICRC. `ROXE_FAULTS='drop tx op=WRITE_LAST nth=1'` and the arguments `'roxe->rxe ipv4
+/// clean' ' UC write ' size=257` fail every time, with `0 of 4 messages arrived, 12 were sent`;
 /// `ROXE_CAPTURE` shows the twelve messages. rxe's responder abandons an unfinished message only if
 /// that message holds a receive, and a WRITE holds none. The responder then waits for a MIDDLE or
 /// LAST packet and drops each FIRST. IBA requires it to start the new message.
@@ -52,8 +52,8 @@ fn over_64_uc_packets_from_rxe(group: &Group, cell: &Cell) -> bool {
     group.direction == Direction::RxeToRoxe && cell.service == Service::Uc && cell.size > 64 * cell.mtu
 }
 
-/// Returns the name of the defect that explains why `cell` failed with `output`.
-pub fn explains(group: &Group, cell: &Cell, output: &str) -> Option<&'static str> {
+/// Returns the name of the known defect that explains why `cell` failed with `output`.
+pub fn known_bug(group: &Group, cell: &Cell, output: &str) -> Option<&'static str> {
     KNOWN.iter().find(|bug| (bug.affects)(group, cell) && output.contains(bug.output)).map(|bug| bug.name)
 }
 
@@ -67,11 +67,11 @@ mod tests {
         let group = Group { direction: Direction::RxeToRoxe, ip: Ip::V6, condition: Condition::Clean };
         let cell = Cell { service: Service::Uc, op: Op::Send, size: 65536, mtu: 256 };
         let output = "requester: no completion of message 3 within 120 s";
-        assert!(explains(&group, &cell, output).is_some());
-        assert!(explains(&group, &cell, "responder: 0 of 4 messages arrived, 12 were sent").is_none());
-        assert!(explains(&Group { direction: Direction::RoxeToRxe, ..group }, &cell, output).is_none());
-        assert!(explains(&group, &Cell { mtu: 1024, ..cell }, output).is_none());
-        assert!(explains(&group, &Cell { service: Service::Rc, ..cell }, output).is_none());
+        assert!(known_bug(&group, &cell, output).is_some());
+        assert!(known_bug(&group, &cell, "responder: 0 of 4 messages arrived, 12 were sent").is_none());
+        assert!(known_bug(&Group { direction: Direction::RoxeToRxe, ..group }, &cell, output).is_none());
+        assert!(known_bug(&group, &Cell { mtu: 1024, ..cell }, output).is_none());
+        assert!(known_bug(&group, &Cell { service: Service::Rc, ..cell }, output).is_none());
     }
 
     #[test]
@@ -79,12 +79,12 @@ mod tests {
         let group = Group { direction: Direction::RoxeToRxe, ip: Ip::V4, condition: Condition::Netem };
         let cell = Cell { service: Service::Uc, op: Op::Write, size: 257, mtu: 256 };
         let output = "responder: 0 of 4 messages arrived, 12 were sent";
-        assert!(explains(&group, &cell, output).is_some());
-        assert!(explains(&group, &cell, "responder: wrong bytes").is_none());
-        assert!(explains(&Group { condition: Condition::Clean, ..group }, &cell, output).is_none());
-        assert!(explains(&Group { direction: Direction::RxeToRoxe, ..group }, &cell, output).is_none());
-        assert!(explains(&group, &Cell { size: 256, ..cell }, output).is_none());
-        assert!(explains(&group, &Cell { op: Op::Send, ..cell }, output).is_none());
-        assert!(explains(&group, &Cell { service: Service::Rc, ..cell }, output).is_none());
+        assert!(known_bug(&group, &cell, output).is_some());
+        assert!(known_bug(&group, &cell, "responder: wrong bytes").is_none());
+        assert!(known_bug(&Group { condition: Condition::Clean, ..group }, &cell, output).is_none());
+        assert!(known_bug(&Group { direction: Direction::RxeToRoxe, ..group }, &cell, output).is_none());
+        assert!(known_bug(&group, &Cell { size: 256, ..cell }, output).is_none());
+        assert!(known_bug(&group, &Cell { op: Op::Send, ..cell }, output).is_none());
+        assert!(known_bug(&group, &Cell { service: Service::Rc, ..cell }, output).is_none());
     }
 }

@@ -151,7 +151,7 @@ fn run(pair: &mut Pair, clients: &mut Clients<'_>, group: Group, cell: Cell, con
         Err(CheckError::Pair(PairError::Unsupported(why))) => Ending::Skipped(why),
         Err(error) => {
             let why = error.to_string();
-            match peer_bugs::explains(&group, &cell, &why) {
+            match peer_bugs::known_bug(&group, &cell, &why) {
                 Some(name) => Ending::PeerBug(format!("{name} ({why})")),
                 None => Ending::Failed(why),
             }
