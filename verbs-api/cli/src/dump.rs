@@ -224,8 +224,11 @@ fn ladder_page(file: &[u8], title: String, args: &Args) -> Result<(String, Count
         notes.push(format!("{} other frames of the file are no RoCEv2 packets ({others}).", others.count()));
     }
     notes.extend(undecoded_note(&counts.others));
-    if counts.cut > 0 {
-        notes.push(format!("{} packets are cut: their headers are checked, not payload and ICRC.", counts.cut));
+    if counts.truncated > 0 {
+        notes.push(format!(
+            "{} packets are truncated: their headers are checked, not payload and ICRC.",
+            counts.truncated
+        ));
     }
     let page = page(title, &found, &analysis, &counts, notes);
     Ok((render(&page), counts))

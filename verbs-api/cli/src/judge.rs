@@ -135,7 +135,7 @@ impl JudgedFile<'_> {
     }
 
     fn text(&self) -> String {
-        let Judgement { connections, repeated, cut, datagrams, charges, .. } = self.judgement;
+        let Judgement { connections, repeated, truncated, datagrams, charges, .. } = self.judgement;
         let mut out = String::new();
         for charge in self.charges() {
             self.charge(charge, &mut out);
@@ -155,7 +155,7 @@ impl JudgedFile<'_> {
             (half as u64, "connections in one direction only"),
             (lost, "packets lost by the capture"),
             (*repeated as u64, "packets captured twice"),
-            (*cut as u64, "packets cut, their ICRC not judged"),
+            (*truncated as u64, "packets truncated, their ICRC not judged"),
         ];
         for (count, what) in notes.into_iter().filter(|(count, _)| *count > 0) {
             _ = write!(out, "; {count} {what}");
@@ -197,7 +197,7 @@ impl JudgedFile<'_> {
     }
 
     fn json(&self) -> Value {
-        let Judgement { connections, repeated, cut, datagrams, .. } = self.judgement;
+        let Judgement { connections, repeated, truncated, datagrams, .. } = self.judgement;
         let connections = connections.iter().map(|connection| {
             json!({
                 "ends": connection.ends.map(|end| end.to_string()), "service": connection.service.name(),
@@ -215,7 +215,7 @@ impl JudgedFile<'_> {
         });
         json!({
             "file": self.path.display().to_string(), "packets": self.captured.len(), "datagrams": datagrams,
-            "faults": self.judgement.faults(), "captured_twice": repeated, "cut": cut,
+            "faults": self.judgement.faults(), "captured_twice": repeated, "cut": truncated,
             "connections": connections.collect::<Value>(), "charges": charges.collect::<Value>(),
         })
     }

@@ -53,7 +53,7 @@ pub(crate) fn run(args: &Args) -> Result {
     if truncated > 0 {
         let total = recorded.len();
         return Err(format!(
-            "{name}: {truncated} of {total} packets are cut and cannot be sent again; capture whole packets (`tcpdump -s 0`)"
+            "{name}: {truncated} of {total} packets are truncated and cannot be sent again; capture whole packets (`tcpdump -s 0`)"
         )
         .into());
     }

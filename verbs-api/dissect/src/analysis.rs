@@ -98,7 +98,7 @@ impl Analysis {
         let Some(packet) = captured.packet() else {
             return Finding::of(match captured.integrity {
                 Integrity::Malformed(error) => Event::Malformed(error),
-                Integrity::Cut(..) => Event::Cut,
+                Integrity::Truncated(..) => Event::Truncated,
                 Integrity::Good | Integrity::WrongIcrc => Event::WrongIcrc,
             });
         };

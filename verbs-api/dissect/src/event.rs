@@ -25,7 +25,7 @@ pub enum Event {
     /// The ICRC is wrong.
     WrongIcrc,
     /// The capture lacks some headers of the packet.
-    Cut,
+    Truncated,
     /// Packets before this packet are not in the capture.
     Gap {
         /// Expected PSN.
@@ -115,7 +115,7 @@ impl Event {
             Self::New => ("ok", Tone::Good),
             Self::Malformed(_) => ("malformed", Tone::Bad),
             Self::WrongIcrc => ("ICRC wrong", Tone::Bad),
-            Self::Cut => ("cut", Tone::Warning),
+            Self::Truncated => ("truncated", Tone::Warning),
             Self::Gap { .. } => ("PSN gap", Tone::Warning),
             Self::FillsGap { .. } => ("fills gap", Tone::Note),
             Self::Retransmission { .. } => ("retransmission", Tone::Warning),
@@ -139,7 +139,7 @@ impl Event {
         Some(match self {
             Self::New => return None,
             Self::Malformed(error) => format!("not a valid packet: {error}"),
-            Self::Cut => "cut: the capture lacks some of its headers".to_owned(),
+            Self::Truncated => "truncated: the capture lacks some of its headers".to_owned(),
             Self::WrongIcrc => {
                 "ICRC wrong: the packet was damaged on the way or sent so; a receiver drops it".to_owned()
             }

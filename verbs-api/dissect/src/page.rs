@@ -26,8 +26,8 @@ pub struct Counts {
     pub packets: usize,
     /// Damaged packets.
     pub bad: usize,
-    /// Packets that the capture does not have to their end.
-    pub cut: usize,
+    /// Packets that the capture has truncated.
+    pub truncated: usize,
     /// Other frames.
     pub others: Others,
     /// Retransmitted requests.
@@ -49,7 +49,7 @@ impl Counts {
     pub fn add(&mut self, captured: &Captured<'_>, finding: &Finding) {
         self.packets += 1;
         self.bad += usize::from(captured.integrity.is_bad());
-        self.cut += usize::from(captured.is_truncated());
+        self.truncated += usize::from(captured.is_truncated());
         self.lost += usize::from(captured.is_lost());
         self.span = self.span.max(captured.time);
         match finding.event {
@@ -74,10 +74,10 @@ impl Counts {
 
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { packets, bad, cut, others, .. } = self;
+        let Self { packets, bad, truncated, others, .. } = self;
         write!(f, "{packets} RoCEv2 packets, {bad} of them bad")?;
-        if *cut > 0 {
-            write!(f, ", {cut} of them cut")?;
+        if *truncated > 0 {
+            write!(f, ", {truncated} of them truncated")?;
         }
         write!(f, "; {} other frames skipped", others.count())?;
         if others.count() > 0 {
@@ -134,7 +134,7 @@ pub fn page(
     ];
     facts.extend(counts.problem_counts().map(|(name, count, tone)| number(name, count, tone)));
     facts.push(number("damaged", counts.bad, Tone::Bad));
-    facts.push(number("cut", counts.cut, Tone::Warning));
+    facts.push(number("truncated", counts.truncated, Tone::Warning));
     facts.push(("span", format!("{:.6} s", counts.span as f64 / 1e9), Tone::Good.name()));
     Page { title, facts, notes, columns: columns.list, rows, messages, shapes }
 }

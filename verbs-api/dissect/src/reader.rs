@@ -15,7 +15,7 @@ pub enum Integrity {
     /// The ICRC is wrong.
     WrongIcrc,
     /// Captured and original length in bytes: only captured headers can be checked.
-    Cut(usize, usize),
+    Truncated(usize, usize),
 }
 
 impl Integrity {
@@ -31,7 +31,9 @@ impl fmt::Display for Integrity {
             Self::Good => f.write_str("icrc ok"),
             Self::Malformed(error) => write!(f, "malformed: {error}"),
             Self::WrongIcrc => f.write_str("icrc wrong: the packet was damaged on the way or sent so"),
-            Self::Cut(captured, length) => write!(f, "cut: {captured} of {length} bytes, icrc not captured"),
+            Self::Truncated(captured, length) => {
+                write!(f, "truncated: {captured} of {length} bytes, icrc not captured")
+            }
         }
     }
 }
@@ -62,18 +64,18 @@ pub struct Captured<'f> {
 }
 
 impl<'f> Captured<'f> {
-    /// Returns the packet, unless it is malformed or cut within its headers. The payload of a cut
-    /// packet is zeros.
+    /// Returns the packet, unless it is malformed or truncated within its headers. The payload of a
+    /// truncated packet is zeros.
     pub fn packet(&self) -> Option<Packet<'f>> {
         match self.integrity {
-            Integrity::Cut(_, length) => Packet::parse_truncated(self.bytes, length, ZEROS).ok(),
+            Integrity::Truncated(_, length) => Packet::parse_truncated(self.bytes, length, ZEROS).ok(),
             _ => Packet::parse(self.bytes).ok(),
         }
     }
 
     /// Returns true if the payload is not captured completely.
     pub const fn is_truncated(&self) -> bool {
-        matches!(self.integrity, Integrity::Cut(..))
+        matches!(self.integrity, Integrity::Truncated(..))
     }
 
     /// Returns true if a fault rule of the recording process dropped the packet.
@@ -158,8 +160,8 @@ fn judge_cut(net: &NetHeader, bytes: &[u8], length: usize) -> Integrity {
         return judge(net, bytes);
     }
     match Packet::parse_truncated(bytes, length, ZEROS) {
-        // The headers are cut, or the packet is a batch whose segments cannot be found.
-        Ok(_) | Err(ParseError::Truncated) => Integrity::Cut(bytes.len(), length),
+        // The headers are truncated, or the packet is a batch whose segments cannot be found.
+        Ok(_) | Err(ParseError::Truncated) => Integrity::Truncated(bytes.len(), length),
         Err(error) => Integrity::Malformed(error),
     }
 }

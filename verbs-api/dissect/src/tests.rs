@@ -296,8 +296,9 @@ fn arbitrary_bytes_cause_no_panic() {
     assert!(packets > 5000, "{packets}");
 }
 
-/// Returns the capture cut to `snap` bytes per frame, as by `tcpdump -s`, as a pcap file of raw IP.
-fn cut(tape: &Tape, snap: usize) -> Vec<u8> {
+/// Returns the capture truncated to `snap` bytes per frame, as by `tcpdump -s`, as a pcap file of
+/// raw IP.
+fn truncated(tape: &Tape, snap: usize) -> Vec<u8> {
     let mut file = vec![0xa1, 0xb2, 0x3c, 0x4d, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 101];
     for frame in roxe_wire::capture::frames(&tape.bytes).unwrap() {
         let data = frame.unwrap().data;
@@ -333,14 +334,19 @@ fn cut_packets_are_checked_by_their_headers() {
     tape.request(12, Request::WriteLast(None), 1024);
     tape.ack(12, Syndrome::Ack { credits: 31 });
     // IP, UDP and the headers of the first packet, and 2 bytes of payload.
-    let (counts, found) = judged(&cut(&tape, 20 + 8 + 12 + 16 + 2));
-    assert_eq!((counts.packets, counts.cut, counts.bad, counts.gaps), (3, 2, 0, 1));
-    assert!(counts.to_string().starts_with("3 RoCEv2 packets, 0 of them bad, 2 of them cut; 0 other"), "{counts}");
-    assert!(found[0].contains("an RDMA WRITE of 2048 to 0x1000 begins: 1024 bytes") && found[0].contains("; cut"));
-    assert!(found[1].contains("1024 bytes") && !found[2].contains("cut"), "{found:?}");
-    // A packet cut within the BTH is counted without a check.
-    let (counts, found) = judged(&cut(&tape, 20 + 8 + 6));
-    assert_eq!((counts.packets, counts.cut, counts.bad), (3, 3, 0));
+    let (counts, found) = judged(&truncated(&tape, 20 + 8 + 12 + 16 + 2));
+    assert_eq!((counts.packets, counts.truncated, counts.bad, counts.gaps), (3, 2, 0, 1));
+    assert!(
+        counts.to_string().starts_with("3 RoCEv2 packets, 0 of them bad, 2 of them truncated; 0 other"),
+        "{counts}"
+    );
+    assert!(
+        found[0].contains("an RDMA WRITE of 2048 to 0x1000 begins: 1024 bytes") && found[0].contains("; truncated")
+    );
+    assert!(found[1].contains("1024 bytes") && !found[2].contains("truncated"), "{found:?}");
+    // A packet truncated within the BTH is counted without a check.
+    let (counts, found) = judged(&truncated(&tape, 20 + 8 + 6));
+    assert_eq!((counts.packets, counts.truncated, counts.bad), (3, 3, 0));
     assert!(found[0].contains("lacks some of its headers"), "{found:?}");
 }
 
@@ -350,6 +356,6 @@ fn bad_headers_of_cut_packets_are_bad() {
     let mut packet = Tape::packet(RESPONDER, 10, Kind::RcRequest(Request::SendOnly(SendTail::Plain)), 400);
     packet[0] = 0x1f;
     tape.record(RESPONDER, &packet, "");
-    let (counts, _) = judged(&cut(&tape, 60));
-    assert_eq!((counts.packets, counts.bad, counts.cut), (1, 1, 0));
+    let (counts, _) = judged(&truncated(&tape, 60));
+    assert_eq!((counts.packets, counts.bad, counts.truncated), (1, 1, 0));
 }

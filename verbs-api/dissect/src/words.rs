@@ -22,7 +22,7 @@ pub fn words(captured: &Captured<'_>, finding: &Finding) -> String {
         (None, None) => String::new(),
     };
     let marks = [
-        (captured.is_truncated(), "; cut: not captured to its end"),
+        (captured.is_truncated(), "; truncated: not captured to its end"),
         (captured.is_lost(), "; a fault rule dropped it"),
         (captured.net.is_marked(), "; a switch marked it (ECN)"),
         (packet.header.bth.solicited, "; solicited: wakes a waiting receiver"),

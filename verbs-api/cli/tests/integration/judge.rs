@@ -83,7 +83,7 @@ fn unusable_input_exits_with_2() {
     assert_eq!(judge(&[], &[]).status.code(), Some(2));
 }
 
-/// The last record is cut; those before it are judged.
+/// The last record is truncated; those before it are judged.
 #[test]
 fn damaged_capture_exits_with_2_and_is_judged_up_to_the_damage() {
     let whole = faulty("");

@@ -74,8 +74,8 @@ pub struct Judgement {
     pub charges: Vec<Charge>,
     /// Number of packets that were captured twice and judged once.
     pub repeated: usize,
-    /// Number of packets that the capture cut.
-    pub cut: usize,
+    /// Number of packets that the capture has truncated.
+    pub truncated: usize,
     /// Number of datagrams.
     pub datagrams: usize,
 }
@@ -114,7 +114,7 @@ pub fn judge(captured: &[Captured<'_>], vantage: Vantage) -> Judgement {
             judgement.repeated += 1;
             continue;
         }
-        judgement.cut += usize::from(captured.is_truncated());
+        judgement.truncated += usize::from(captured.is_truncated());
         packet::ip(index, captured, &mut charges);
         integrities.add(index, captured);
         if let Integrity::Malformed(error) = captured.integrity {

@@ -18,7 +18,7 @@ impl Integrities {
         match captured.integrity {
             Integrity::Good => *good += 1,
             Integrity::WrongIcrc => bad.push(index),
-            Integrity::Malformed(_) | Integrity::Cut(..) => {}
+            Integrity::Malformed(_) | Integrity::Truncated(..) => {}
         }
     }
 

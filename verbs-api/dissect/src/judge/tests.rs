@@ -399,7 +399,7 @@ fn single_directions_bring_no_charge() {
 }
 
 #[test]
-fn cut_packets_bring_no_charge() {
+fn truncated_packets_bring_no_charge() {
     let clean = Tape::clean();
     for snap in 20..200 {
         let file = clean.capture(RAW, &[], snap);

@@ -42,7 +42,7 @@
   at("title").textContent = page.title;
   // The filter that a click on a fact sets: a verdict, or text to search for.
   const FACTS = { packets: "", retransmissions: "retransmission", "RNR NAKs": "RNR NAK", NAKs: "NAK",
-    "PSN gaps": "PSN gap", "lost by rules": "*", damaged: "*", cut: "text:cut:" };
+    "PSN gaps": "PSN gap", "lost by rules": "*", damaged: "*", truncated: "text:truncated:" };
   for (const [name, value, tone] of page.facts) {
     const isLink = value !== "0" && (name in FACTS || name === "messages");
     const fact = make(isLink ? "button" : "div", "fact " + (value === "0" ? "zero" : tone));
@@ -105,7 +105,7 @@
   const laneWidth = () => Math.max(90, Math.min(230, Math.floor(460 / Math.max(1, lanes.length))));
   const CHAR = 6.7;
   // The text of an arrow, around `middle` or from `start` on: it stays inside of the lanes, and what
-  // has no room there is cut; the words and the details have all of it.
+  // has no room there is shortened; the description and the details have all of it.
   const labelOf = (text, middle, y, start) => {
     const room = laneWidth() * lanes.length - (start || 0);
     const most = Math.max(6, Math.floor(room / CHAR));
