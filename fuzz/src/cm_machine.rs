@@ -106,7 +106,7 @@ impl<'a> Host<'a> {
         let route = Route { local: address(1), remote: address(self.script.pick(&[2, 3])) };
         self.qpns += 1;
         let (qpn, psn) = (Qpn::new(self.qpns), Psn::new(7));
-        let lookup = self.script.chance(300);
+        let lookup = self.script.chance_per_mille(300);
         let asked = if lookup {
             self.call(|cm, cx| cm.resolve(cx, &Resolve::new(route, SERVICES[0])))
         } else {
@@ -207,7 +207,7 @@ impl<'a> Host<'a> {
         let addresses = IpPair::new(route.remote.to_ip(), route.local.to_ip());
         let header = addresses.map(|addresses| IpCmHeader { src_port: 7, addresses });
         header
-            .filter(|_| !self.script.chance(100))
+            .filter(|_| !self.script.chance_per_mille(100))
             .and_then(|header| header.with_user(b"hi"))
             .unwrap_or(PrivateData::EMPTY)
     }

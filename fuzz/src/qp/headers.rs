@@ -42,12 +42,12 @@ pub(super) fn request(choices: &mut Script<'_>, mrs: &[Mr]) -> Request {
 
 /// Returns an ATOMIC WRITE or a FLUSH, mostly a valid one.
 fn nonposted(choices: &mut Script<'_>, reth: Reth) -> Request {
-    if choices.chance(500) {
-        let dma_len = if choices.chance(800) { 8 } else { reth.dma_len };
+    if choices.chance_per_mille(500) {
+        let dma_len = if choices.chance_per_mille(800) { 8 } else { reth.dma_len };
         return Request::AtomicWrite(Reth { dma_len, ..reth });
     }
     let selectivity = choices.pick(&[Selectivity::Range, Selectivity::Region, Selectivity::Reserved(2)]);
-    let is_any_placement = choices.chance(300);
+    let is_any_placement = choices.chance_per_mille(300);
     let placement = if is_any_placement { Placement(choices.below(16) as u8) } else { Placement::GLOBAL_VISIBILITY };
     Request::Flush(Feth { selectivity, placement }, reth)
 }
@@ -65,7 +65,7 @@ fn reth(choices: &mut Script<'_>, mrs: &[Mr]) -> Reth {
         4 => mr.addr + u64::from(choices.below(mr.len)),
         _ => mr.addr + u64::from(choices.below(mr.len / 8)) * 8,
     };
-    let rkey = if choices.chance(100) { RKey(choices.below(1 << 16)) } else { mr.rkey() };
+    let rkey = if choices.chance_per_mille(100) { RKey(choices.below(1 << 16)) } else { mr.rkey() };
     Reth { va, rkey, dma_len }
 }
 

@@ -27,7 +27,7 @@ const LEN: u32 = 2048;
 pub fn hostile(data: &[u8]) {
     let mut script = Script::new(data);
     let service = script.pick(&[Service::Rc, Service::Uc, Service::Ud, Service::XrcIni, Service::XrcTgt]);
-    let shares = script.chance(300);
+    let shares = script.chance_per_mille(300);
     let setup = Setup {
         service,
         srq: service == Service::XrcTgt || (shares && service != Service::XrcIni),
@@ -96,7 +96,7 @@ impl<'a> Target<'a> {
             6 => SendOp::Flush { remote_addr, rkey, length: len, feth: headers::FLUSH_REGION },
             _ => SendOp::SendImm(ImmDt([1, 2, 3, 4])),
         };
-        let flags = if self.lone.choices.chance(500) { SendFlags::SIGNALED } else { SendFlags::FENCE };
+        let flags = if self.lone.choices.chance_per_mille(500) { SendFlags::SIGNALED } else { SendFlags::FENCE };
         let ud = Some(UdDest { av: av(OWN_END), qpn: qpn(OWN_END.other()), qkey: QKEY });
         let (list, word) = ([self.mr.sge(0, len / 3), self.mr.sge(len / 3, len)], [self.mr.sge(0, 8)]);
         // The state, the depth or the service may refuse it.
@@ -128,7 +128,7 @@ impl<'a> Target<'a> {
         let len = self.lone.choices.between(0, 96) as usize;
         let bytes = &mut bytes[..len];
         bytes.fill_with(|| self.lone.choices.below(256) as u8);
-        if self.lone.choices.chance(500) && len >= Bth::LEN {
+        if self.lone.choices.chance_per_mille(500) && len >= Bth::LEN {
             let psn = self.psn(self.lone.qp.expected_psn());
             bytes[4..8].copy_from_slice(&qpn(OWN_END).get().to_be_bytes());
             bytes[9..12].copy_from_slice(&psn.get().to_be_bytes()[1..]);
@@ -157,7 +157,7 @@ impl<'a> Target<'a> {
         let header = self.header();
         let before = self.lone.qp.state();
         // Sometimes with a congestion mark.
-        let traffic_class = if self.lone.choices.chance(200) { 3 } else { 0 };
+        let traffic_class = if self.lone.choices.chance_per_mille(200) { 3 } else { 0 };
         self.inject(&NetHeader { traffic_class, ..net_header(&av(OWN_END.other())) }, &header);
         let after = self.lone.qp.state();
         let served = matches!(before, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
@@ -178,8 +178,8 @@ impl<'a> Target<'a> {
             _ => self.lone.qp.expected_psn(),
         };
         let mut bth = Bth::new(qpn(OWN_END), self.psn(near));
-        bth.ack_req = self.lone.choices.chance(500);
-        bth.solicited = self.lone.choices.chance(100);
+        bth.ack_req = self.lone.choices.chance_per_mille(500);
+        bth.solicited = self.lone.choices.chance_per_mille(100);
         Header { bth, kind }
     }
 
@@ -196,11 +196,11 @@ impl<'a> Target<'a> {
     fn kind(&mut self) -> Kind {
         let service = self.lone.setup.service;
         match (service, self.any_kind()) {
-            (Service::XrcTgt, Kind::RcRequest(request)) if self.lone.choices.chance(900) => {
+            (Service::XrcTgt, Kind::RcRequest(request)) if self.lone.choices.chance_per_mille(900) => {
                 let srqn = self.lone.choices.pick(&[SRQNS[0], SRQNS[0], SRQNS[1], 99]);
                 Kind::XrcRequest(XrcEth(srqn), request)
             }
-            (Service::XrcIni, Kind::RcResponse(response)) if self.lone.choices.chance(900) => {
+            (Service::XrcIni, Kind::RcResponse(response)) if self.lone.choices.chance_per_mille(900) => {
                 Kind::XrcResponse(response)
             }
             (_, kind) => kind,
@@ -214,7 +214,7 @@ impl<'a> Target<'a> {
             5..=7 => Kind::RcResponse(headers::response(choices, 4)),
             8 | 9 => UcRequest::try_from(headers::request(choices, &[self.mr])).map_or(Kind::Cnp, Kind::UcRequest),
             10 => {
-                let qkey = if choices.chance(800) { QKEY } else { Qkey(1) };
+                let qkey = if choices.chance_per_mille(800) { QKEY } else { Qkey(1) };
                 Kind::Ud { deth: Deth { qkey, src_qpn: Qpn::new(5) }, imm: None }
             }
             _ => Kind::Cnp,

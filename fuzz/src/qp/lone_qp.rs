@@ -127,7 +127,7 @@ impl<'a> LoneQp<'a> {
                 judge(note, &packet);
             }
             // After a full batch the input decides whether the other packets are sent later.
-            if state == TxState::Drained || self.choices.chance(300) {
+            if state == TxState::Drained || self.choices.chance_per_mille(300) {
                 return;
             }
             assert!(!self.sent.packets.is_empty(), "an empty batch is full");

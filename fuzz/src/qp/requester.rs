@@ -40,7 +40,7 @@ pub fn requester(data: &[u8]) {
     ]);
     let setup = Setup {
         service,
-        sq_sig_all: script.chance(200),
+        sq_sig_all: script.chance_per_mille(200),
         caps: QpCaps { max_send_wr: 8, max_recv_wr: 1, max_send_sge: 2, max_recv_sge: 1, max_inline_data: 64 },
         psn: [900, script.pick(&[100, 0x00ff_fffd, 0x007f_fffe])],
         timeout: script.pick(&[14, 0, 1]),
@@ -48,7 +48,7 @@ pub fn requester(data: &[u8]) {
         rnr_retry: script.below(8) as u8,
         max_rd_atomic: script.between(0, 4) as u8,
         // Only responses release credits.
-        flow_limit: (service.is_reliable() && script.chance(200)).then_some(1000),
+        flow_limit: (service.is_reliable() && script.chance_per_mille(200)).then_some(1000),
         line_rate: line_rate(&mut script),
         log: false,
         ..Setup::default()
@@ -108,7 +108,7 @@ impl<'a> Requester<'a> {
             0 | 1 => self.post(),
             2 => self.transmit(),
             3 => _ = self.lone.wait(),
-            _ if self.lone.choices.chance(50) => self.notify(),
+            _ if self.lone.choices.chance_per_mille(50) => self.notify(),
             _ => self.response(),
         }
         self.reap();
@@ -137,10 +137,10 @@ impl<'a> Requester<'a> {
             _ => len,
         };
         let response_bytes = if atomic || matches!(op, SendOp::Read { .. }) { len } else { 0 };
-        let signaled = choices.chance(700);
+        let signaled = choices.chance_per_mille(700);
         let mut flags = SendFlags::empty();
         flags.set(SendFlags::SIGNALED, signaled);
-        flags.set(SendFlags::FENCE, choices.chance(200));
+        flags.set(SendFlags::FENCE, choices.chance_per_mille(200));
         self.submit(
             op,
             len,
@@ -162,10 +162,10 @@ impl<'a> Requester<'a> {
         let place = place(self.lone.next(0));
         let (mr, start) = if response_bytes > 0 { (self.sink, place) } else { (self.source, 0) };
         let mut list = [mr.sge(start, len / 3), mr.sge(start + len / 3, len - len / 3)];
-        if self.lone.choices.chance(30) {
+        if self.lone.choices.chance_per_mille(30) {
             list[1].lkey.0 ^= 1;
         }
-        let inline = len <= 64 && response_bytes == 0 && self.lone.choices.chance(200);
+        let inline = len <= 64 && response_bytes == 0 && self.lone.choices.chance_per_mille(200);
         let data = if inline { SendData::Inline(&PATTERN[..len as usize]) } else { SendData::Sges(&list) };
         let ud = Some(UdDest { av: av(OWN_END), qpn: qpn(OWN_END.other()), qkey: QKEY });
         // A full queue, the state or the service may refuse it.
@@ -203,7 +203,7 @@ impl<'a> Requester<'a> {
         };
         let mut response = headers::response(choices, u64::from(psn.get()) << 8);
         let mut len = headers::payload_len(choices);
-        if choices.chance(600) {
+        if choices.chance_per_mille(600) {
             (response, len) = self.expected_response(psn).unwrap_or((response, len));
         }
         let is_unsent = !psn.is_before(self.psns.next);
@@ -213,7 +213,7 @@ impl<'a> Requester<'a> {
         };
         let header = Header { bth: Bth::new(qpn(OWN_END), psn), kind };
         let before = (self.lone.qp.state(), self.lone.host.sends.len(), self.lone.qp.poll_timeout());
-        let traffic_class = if self.lone.choices.chance(100) { 3 } else { 0 };
+        let traffic_class = if self.lone.choices.chance_per_mille(100) { 3 } else { 0 };
         let net = NetHeader { traffic_class, ..net_header(&av(OWN_END.other())) };
         let Some(result) = self.lone.receive(&net, &header, payload_of(psn, len)) else { return };
         if is_unsent || !self.lone.setup.service.is_reliable() {

@@ -38,7 +38,7 @@ pub fn responder(data: &[u8]) {
     let service = script.pick(&[Service::Rc, Service::Rc, Service::Uc, Service::Ud, Service::XrcTgt, Service::XrcTgt]);
     let setup = Setup {
         service,
-        srq: script.chance(200) || service == Service::XrcTgt,
+        srq: script.chance_per_mille(200) || service == Service::XrcTgt,
         caps: QpCaps { max_send_wr: 1, max_recv_wr: 8, max_send_sge: 1, max_recv_sge: 2, max_inline_data: 0 },
         max_dest_rd_atomic: script.between(0, 4) as u8,
         access: access(&mut script),
@@ -56,7 +56,7 @@ pub fn responder(data: &[u8]) {
 /// Returns the access rights of the queue pair: mostly all, sometimes a subset.
 fn access(script: &mut Script<'_>) -> Access {
     let all = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC | Access::FLUSH_GLOBAL;
-    if script.chance(250) { all & Access::from_bits_retain(script.below(512)) } else { all }
+    if script.chance_per_mille(250) { all & Access::from_bits_retain(script.below(512)) } else { all }
 }
 
 struct Responder<'a> {
@@ -168,23 +168,23 @@ impl<'a> Responder<'a> {
         let mut len = headers::payload_len(choices);
         let mut request =
             headers::request(choices, &[self.full_access, self.full_access, self.read_only, self.no_access]);
-        if choices.chance(500) {
+        if choices.chance_per_mille(500) {
             (request, len) = self.model.continuation(request, len);
         }
         let kind = match self.lone.setup.service {
-            _ if choices.chance(20) => Kind::Cnp,
+            _ if choices.chance_per_mille(20) => Kind::Cnp,
             Service::XrcTgt => {
                 if self.model.write.1 == 0 && !self.model.is_sending {
                     self.model.srq = choices.below(SRQNS.len() as u32) as usize;
                 }
                 let srqn = SRQNS[self.model.srq];
-                let srqn = if choices.chance(50) { choices.pick(&[SRQNS[0], SRQNS[1], 99]) } else { srqn };
+                let srqn = if choices.chance_per_mille(50) { choices.pick(&[SRQNS[0], SRQNS[1], 99]) } else { srqn };
                 Kind::XrcRequest(XrcEth(srqn), request)
             }
             Service::Rc | Service::XrcIni | Service::Raw => Kind::RcRequest(request),
             Service::Uc => UcRequest::try_from(request).map_or(Kind::Cnp, Kind::UcRequest),
             Service::Ud => {
-                let qkey = if choices.chance(900) { QKEY } else { Qkey(1) };
+                let qkey = if choices.chance_per_mille(900) { QKEY } else { Qkey(1) };
                 Kind::Ud { deth: Deth { qkey, src_qpn: Qpn::new(5) }, imm: None }
             }
         };
@@ -197,7 +197,7 @@ impl<'a> Responder<'a> {
             _ => expected,
         };
         let mut bth = Bth::new(qpn(OWN_END), psn);
-        bth.ack_req = choices.chance(500);
+        bth.ack_req = choices.chance_per_mille(500);
         (Header { bth, kind }, len)
     }
 

@@ -273,8 +273,8 @@ fn random_world(seed: u64) -> Case {
     let mut rng = Rng::new(seed);
     let (nodes, connections) = (rng.between(2, 12), rng.between(1, 40));
     let mut link = LinkSpec::gigabits(Duration::from_micros(rng.between(1, 30).into()), rng.pick(&[1, 10, 40, 100]));
-    link.queue = rng.chance(500).then(|| rng.between(30_000, 600_000));
-    link.mark_above = rng.chance(500).then(|| rng.between(2_000, 100_000));
+    link.queue = rng.chance_per_mille(500).then(|| rng.between(30_000, 600_000));
+    link.mark_above = rng.chance_per_mille(500).then(|| rng.between(2_000, 100_000));
     let rules = random_faults(40, link.latency, &mut rng);
     let mut case = Case {
         service: rng.pick(&[Service::Rc, Service::Rc, Service::XrcIni, Service::Uc, Service::Ud]),
@@ -282,11 +282,11 @@ fn random_world(seed: u64) -> Case {
         nodes: nodes as usize,
         connections: connections as usize,
         link,
-        mixed: rng.chance(300),
-        work: Work { messages: rng.between(1, 40), max_len: rng.between(1, 5000), mishaps: rng.chance(300) },
-        receives: rng.chance(200).then_some(1),
-        window: rng.chance(500).then(|| rng.between(1, 100_000)),
-        dcqcn: rng.chance(500),
+        mixed: rng.chance_per_mille(300),
+        work: Work { messages: rng.between(1, 40), max_len: rng.between(1, 5000), mishaps: rng.chance_per_mille(300) },
+        receives: rng.chance_per_mille(200).then_some(1),
+        window: rng.chance_per_mille(500).then(|| rng.between(1, 100_000)),
+        dcqcn: rng.chance_per_mille(500),
         seed,
         rules,
         ..Case::default()
@@ -296,7 +296,8 @@ fn random_world(seed: u64) -> Case {
     case.work.mishaps |= link.queue.is_some() || longest_queue(&case) > RETRIES / 2;
     for _ in 0..rng.below(3) {
         let end = rng.below(2 * connections) as usize;
-        let accident = if rng.chance(500) { Accident::Error(end) } else { Accident::Gone(rng.below(nodes) as usize) };
+        let accident =
+            if rng.chance_per_mille(500) { Accident::Error(end) } else { Accident::Gone(rng.below(nodes) as usize) };
         case.accidents.push((Duration::from_micros(rng.below(300).into()), accident));
     }
     case

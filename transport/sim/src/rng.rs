@@ -15,7 +15,7 @@ pub trait Choices: Sized {
     }
 
     /// Returns true about `per_mille` times in a thousand.
-    fn chance(&mut self, per_mille: u32) -> bool {
+    fn chance_per_mille(&mut self, per_mille: u32) -> bool {
         self.below(1000) >= 1000u32.saturating_sub(per_mille)
     }
 
@@ -134,7 +134,7 @@ mod tests {
         let mut script = Script::new(&[7]);
         assert_eq!(script.below(5), 2);
         assert_eq!(script.below(1000), 0);
-        assert!(!script.chance(999));
+        assert!(!script.chance_per_mille(999));
         assert!(script.is_empty());
     }
 }

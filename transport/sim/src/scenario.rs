@@ -240,7 +240,7 @@ impl<C: Choices> Scenario<C> {
             for &id in &changed {
                 posted |= self.post_some(id)?;
             }
-            if self.work.mishaps && self.world.choices.chance(10) {
+            if self.work.mishaps && self.world.choices.chance_per_mille(10) {
                 self.change_state()?;
             }
             let moved = self.world.step()?;
@@ -317,10 +317,10 @@ impl<C: Choices> Scenario<C> {
             return Ok(false);
         }
         let mut posted = false;
-        while self.sides[id].when.chance(600) && self.post_recv(id)? {
+        while self.sides[id].when.chance_per_mille(600) && self.post_recv(id)? {
             posted = true;
         }
-        while self.sides[id].posted < self.sides[id].quota && self.sides[id].when.chance(500) {
+        while self.sides[id].posted < self.sides[id].quota && self.sides[id].when.chance_per_mille(500) {
             if !self.post_send(id)? {
                 break;
             }

@@ -283,9 +283,9 @@ pub fn random_setup(service: Service, choices: &mut impl Choices) -> Setup {
     Setup {
         path_mtu: choices.pick(&PathMtu::ALL),
         caps,
-        sq_sig_all: choices.chance(300),
+        sq_sig_all: choices.chance_per_mille(300),
         access: base.access | Access::FLUSH_GLOBAL,
-        srq: service == Service::Rc && choices.chance(250),
+        srq: service == Service::Rc && choices.chance_per_mille(250),
         // Half of the runs start near the end of the PSN space, so that wrap-around is common.
         psn: [psn(choices), psn(choices)],
         timeout: choices.between(8, 12) as u8,
@@ -293,15 +293,15 @@ pub fn random_setup(service: Service, choices: &mut impl Choices) -> Setup {
         max_rd_atomic,
         max_dest_rd_atomic: max_rd_atomic + choices.below(3) as u8,
         batch: choices.between(1, 40) as usize,
-        stall: if choices.chance(500) { choices.below(600) } else { 0 },
-        flow_limit: choices.chance(300).then(|| choices.between(1, 40_000)),
+        stall: if choices.chance_per_mille(500) { choices.below(600) } else { 0 },
+        flow_limit: choices.chance_per_mille(300).then(|| choices.between(1, 40_000)),
         log: false,
-        joins: choices.chance(500),
+        joins: choices.chance_per_mille(500),
         run: choices.below(5),
         ..base
     }
 }
 
 fn psn(choices: &mut impl Choices) -> u32 {
-    if choices.chance(500) { 0x00ff_ffff - choices.below(200) } else { choices.below(1 << 24) }
+    if choices.chance_per_mille(500) { 0x00ff_ffff - choices.below(200) } else { choices.below(1 << 24) }
 }

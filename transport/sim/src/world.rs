@@ -380,7 +380,7 @@ impl<C: Choices> World<C> {
                 break;
             }
             let setup = &self.ends[id].setup;
-            if setup.stall > 0 && self.choices.chance(setup.stall) {
+            if setup.stall > 0 && self.choices.chance_per_mille(setup.stall) {
                 self.ends[id].busy_until = self.now.after(setup.latency * self.choices.between(1, 30) / 10);
             }
         }

@@ -16,7 +16,7 @@ impl<C: Choices> Scenario<C> {
             return Ok(false);
         }
         let Some(index) = side.free.pop() else { return Ok(false) };
-        let short = self.work.mishaps && side.when.chance(30);
+        let short = self.work.mishaps && side.when.chance_per_mille(30);
         let room = self.work.max_len + GRH_LEN;
         let slot = Slot { index, len: if short { side.when.below(room) } else { room } };
         let wr_id = side.fresh_id();
@@ -92,7 +92,7 @@ impl<C: Choices> Scenario<C> {
             len = len.min(self.world.ends[id].setup.path_mtu.bytes());
         }
         let source = self.sides[id].what.below(4 * region_unit(self.work.max_len) - len);
-        let imm = (write || self.sides[id].what.chance(500))
+        let imm = (write || self.sides[id].what.chance_per_mille(500))
             .then(|| ImmDt(self.sides[id].what.below(u32::MAX).to_be_bytes()));
         let op = match (imm, write) {
             (Some(imm), true) => {
@@ -130,7 +130,7 @@ impl<C: Choices> Scenario<C> {
     /// Returns the key of the peer's shared region, or of the window on it.
     fn shared_key(&mut self, id: usize) -> RKey {
         let key = self.sides[id ^ 1].shared.rkey();
-        let through_window = self.sides[id].what.chance(500);
+        let through_window = self.sides[id].what.chance_per_mille(500);
         self.sides[id ^ 1].window_key.filter(|_| through_window).unwrap_or(key)
     }
 
@@ -155,7 +155,7 @@ impl<C: Choices> Scenario<C> {
     /// Posts an operation whose payload is `len` bytes at `source`, inline or as a random list.
     fn post_from_source(&mut self, id: usize, op: SendOp, source: u32, len: u32) -> Result<(), Broken> {
         let mr = self.sides[id].source;
-        let inline = len <= self.world.ends[id].setup.caps.max_inline_data && self.sides[id].what.chance(400);
+        let inline = len <= self.world.ends[id].setup.caps.max_inline_data && self.sides[id].what.chance_per_mille(400);
         let changes = matches!(op, SendOp::Write { .. } | SendOp::WriteImm { .. } | SendOp::AtomicWrite { .. });
         let fence = changes && self.take_read_pending(id);
         if inline {
@@ -171,13 +171,13 @@ impl<C: Choices> Scenario<C> {
     }
 
     fn take_read_pending(&mut self, id: usize) -> bool {
-        core::mem::take(&mut self.sides[id].read_pending) || self.sides[id].what.chance(50)
+        core::mem::take(&mut self.sides[id].read_pending) || self.sides[id].what.chance_per_mille(50)
     }
 
     fn post_read(&mut self, id: usize) -> Result<(), Broken> {
         let len = self.length(id);
         let peer = id ^ 1;
-        let modelled = self.sides[id].what.chance(400);
+        let modelled = self.sides[id].what.chance_per_mille(400);
         let (remote_addr, rkey, data) = if modelled {
             self.sides[id].read_pending = true;
             let at = self.sides[id].what.below(2 * region_unit(self.work.max_len) - len);
@@ -233,7 +233,7 @@ impl<C: Choices> Scenario<C> {
         let feth = Feth { selectivity, placement: Placement::GLOBAL_VISIBILITY };
         let op = SendOp::Flush { remote_addr: shared.addr + u64::from(at), rkey: shared.rkey(), length, feth };
         self.sides[id].flushes += 1;
-        let fence = self.sides[id].what.chance(50);
+        let fence = self.sides[id].what.chance_per_mille(50);
         self.post(id, op, SendData::Sges(&[]), fence, Expect::Nothing)
     }
 
@@ -273,12 +273,12 @@ impl<C: Choices> Scenario<C> {
             || side.sends.len() + 1 == self.world.ends[id].setup.caps.max_send_wr as usize;
         // The decision is always drawn, so that later decisions do not depend on the fill level of
         // the queue.
-        let signaled = self.sides[id].what.chance(700) || must_signal;
+        let signaled = self.sides[id].what.chance_per_mille(700) || must_signal;
         let wr_id = self.sides[id].fresh_id();
         let mut flags = SendFlags::empty();
         flags.set(SendFlags::SIGNALED, signaled);
         flags.set(SendFlags::FENCE, fence);
-        flags.set(SendFlags::SOLICITED, self.sides[id].what.chance(100));
+        flags.set(SendFlags::SOLICITED, self.sides[id].what.chance_per_mille(100));
         let endpoints = &self.world.ends[id].endpoints;
         let ud = UdDest { av: endpoints.av(), qpn: endpoints.there.qpn, qkey: QKEY };
         let ud = (self.world.ends[id].setup.service == Service::Ud).then_some(ud);
@@ -294,17 +294,17 @@ impl<C: Choices> Scenario<C> {
 
     /// Sometimes gives one element of the list an invalid key, if mishaps are allowed.
     fn maybe_spoil(&mut self, id: usize, sges: &mut [Sge]) {
-        if self.work.mishaps && self.sides[id].what.chance(20) {
+        if self.work.mishaps && self.sides[id].what.chance_per_mille(20) {
             sges[0].lkey.0 ^= 0x80;
         }
     }
 
     /// Sometimes makes the remote key or address wrong, if mishaps are allowed.
     fn maybe_mistarget(&mut self, id: usize, mut op: SendOp) -> SendOp {
-        if !(self.work.mishaps && self.sides[id].what.chance(20)) {
+        if !(self.work.mishaps && self.sides[id].what.chance_per_mille(20)) {
             return op;
         }
-        let far = self.sides[id].what.chance(500);
+        let far = self.sides[id].what.chance_per_mille(500);
         match &mut op {
             SendOp::Write { remote_addr, rkey }
             | SendOp::WriteImm { remote_addr, rkey, .. }

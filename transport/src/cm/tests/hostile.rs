@@ -61,7 +61,7 @@ fn deliver_forged(node: &mut Node, rng: &mut Rng, id: CommId, from: Gid, count: 
             if from != peer_address() {
                 assert_ne!(event.id, id, "{mad}");
             }
-            if rng.chance(300) {
+            if rng.chance_per_mille(300) {
                 let _ = node.destroy(event.id);
             }
         }

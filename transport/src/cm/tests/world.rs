@@ -165,9 +165,9 @@ impl World {
         // Messages travel as bytes.
         let mad = Box::new(Mad::parse(&mad.to_bytes()).unwrap());
         let back = Route { local: route.remote, remote: route.local };
-        let copies = 1 + u32::from(self.rng.chance(self.conditions.duplicates));
+        let copies = 1 + u32::from(self.rng.chance_per_mille(self.conditions.duplicates));
         for _ in 0..copies {
-            if !self.rng.chance(self.conditions.loss) {
+            if !self.rng.chance_per_mille(self.conditions.loss) {
                 self.schedule_within(self.conditions.delay, Occurrence::Arrival(to, back, mad.clone()));
             }
         }
@@ -209,21 +209,22 @@ impl World {
         let terms = self.ends[end].qp_terms(id);
         let history = self.histories[end].entry(id).or_default();
         (history.established, history.terms) = (true, terms);
-        self.ends[end].enable_alternate_events(id, self.rng.chance(700)).unwrap();
-        if self.rng.chance(self.conditions.refusals) {
+        self.ends[end].enable_alternate_events(id, self.rng.chance_per_mille(700)).unwrap();
+        if self.rng.chance_per_mille(self.conditions.refusals) {
             self.schedule_action(end, id, Action::Propose);
         }
         // Usually one program ends the connection long before the other.
-        let action = if self.rng.chance(self.conditions.refusals) { Action::Destroy } else { Action::Disconnect };
+        let action =
+            if self.rng.chance_per_mille(self.conditions.refusals) { Action::Destroy } else { Action::Disconnect };
         let factor = self.rng.pick(&[1, 1, 20]);
         self.schedule_within(self.conditions.program_delay * factor, Occurrence::Program(end, id, action));
     }
 
     /// Executes an action of a program, unless it has become impossible.
     fn act(&mut self, end: usize, id: CommId, action: Action) {
-        let refuses = self.rng.chance(self.conditions.refusals);
+        let refuses = self.rng.chance_per_mille(self.conditions.refusals);
         match action {
-            Action::Connect if self.rng.chance(self.conditions.lookups) => self.act(end, id, Action::Resolve),
+            Action::Connect if self.rng.chance_per_mille(self.conditions.lookups) => self.act(end, id, Action::Resolve),
             Action::Connect => self.connect(end),
             Action::Resolve => self.resolve(end),
             Action::AnswerLookup => self.answer(end, id),
@@ -266,7 +267,7 @@ impl World {
         };
         let id = self.call(end, |cm, cx| cm.connect(cx, &connect)).unwrap();
         self.histories[end].insert(id, History { is_active: true, ..History::default() });
-        if self.rng.chance(self.conditions.refusals / 2) {
+        if self.rng.chance_per_mille(self.conditions.refusals / 2) {
             self.schedule_action(end, id, Action::Destroy);
         }
     }
