@@ -279,15 +279,15 @@ impl TxReason {
 pub struct PacketNote {
     /// The QP that sends it.
     pub qpn: Qpn,
-    /// The work request of the packet; `None` for a response.
+    /// The work request of the packet; `None` for a response, a CNP or a management datagram.
     pub wr_id: Option<u64>,
     /// Reason for sending the packet.
     pub reason: TxReason,
 }
 
 impl PacketNote {
-    /// Returns the origin of a response of `qpn`.
-    pub const fn answer(qpn: Qpn, reason: TxReason) -> Self {
+    /// Returns the origin of a packet of `qpn` that belongs to no work request.
+    pub const fn without_wr(qpn: Qpn, reason: TxReason) -> Self {
         Self { qpn, wr_id: None, reason }
     }
 }

@@ -379,7 +379,7 @@ mod tests {
     use std::net::Ipv4Addr;
 
     const QPN: Qpn = Qpn::new(7);
-    const NOTE: PacketNote = PacketNote::answer(QPN, TxReason::ReadResponse);
+    const NOTE: PacketNote = PacketNote::without_wr(QPN, TxReason::ReadResponse);
 
     fn av(last: u8) -> Av {
         Av { dgid: Ipv4Addr::new(127, 79, 0, last).into(), ..Av::default() }

@@ -398,7 +398,7 @@ fn slot<'t, T: TxBatch>(
         _ => Kind::XrcResponse(response),
     };
     let header = Header { bth, kind };
-    let note = PacketNote::answer(sh.config.qpn, reason);
+    let note = PacketNote::without_wr(sh.config.qpn, reason);
     let form = header.form(len)?;
     tx.slot(&sh.path, bth.dest_qpn, form.len(), &note)?.put_header(&header, &form)
 }

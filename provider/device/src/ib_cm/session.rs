@@ -313,7 +313,7 @@ impl MadSender {
 
 /// Writes one packet into `batch`; returns false if it is full.
 fn write_packet(batch: &mut Batch, av: &Av, header: &Header, mad: &[u8; MAD_LEN]) -> bool {
-    let note = PacketNote::answer(Qpn::GSI, TxReason::Management);
+    let note = PacketNote::without_wr(Qpn::GSI, TxReason::Management);
     let Some(slot) = batch.room(av, Qpn::GSI, header.padded_len(MAD_LEN), &note) else { return false };
     if let Some(payload) = header.emit(MAD_LEN, slot) {
         payload.copy_from_slice(mad);

@@ -127,7 +127,7 @@ mod tests {
         let rule: &'static Rule = Box::leak(Box::new("drop 3%".parse().unwrap()));
         let verdict = Verdict { drop: true, rule: Some(RuleId(1)), ..Verdict::PASS };
         let fate = Fate { rule: Some((RuleId(1), rule)), verdict, ..Fate::PASS };
-        let response = Origin::Sent(PacketNote::answer(qpn, TxReason::ReadResponse));
+        let response = Origin::Sent(PacketNote::without_wr(qpn, TxReason::ReadResponse));
         let packet_comment = PacketComment::new(response, &fate);
         assert_eq!(packet_comment.to_string(), "qp 0x11 read response | rule 2: drop 3%: dropped");
         let verdict = Verdict { copies: 1, mark_ce: true, delay: Duration::from_micros(80), ..Verdict::PASS };

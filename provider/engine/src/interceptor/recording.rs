@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn traced_packet_has_queue_pair_message_and_fate() {
         let mut recording = Recording { capture: None, traced: Some(Vec::new()) };
-        let note = PacketNote::answer(Qpn::GSI, TxReason::Management);
+        let note = PacketNote::without_wr(Qpn::GSI, TxReason::Management);
         let sent = PacketComment { origin: Origin::Sent(note), fate: Some("rule 1: drop: dropped".to_owned()) };
         recording.packet(Direction::Outbound, &NetHeader::default(), &rtu(), &sent);
         let mark = recording.mark();

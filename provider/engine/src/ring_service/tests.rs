@@ -373,7 +373,7 @@ fn ring_of_dead_reader_closes_without_blocking_writer() {
     std::thread::spawn(move || {
         let mut cache = TxCache::default();
         let mut tx_path = TxPath::new(&writer, &mut cache, Qpn::new(7), false);
-        let note = PacketNote::answer(Qpn::new(7), TxReason::First);
+        let note = PacketNote::without_wr(Qpn::new(7), TxReason::First);
         let is_first_written = tx_path.slot(&av, to_a, 100, &note).is_some();
         opened.send(is_first_written).unwrap();
         may_go.recv().unwrap();
@@ -439,7 +439,7 @@ fn through_ring(packets: &[(u8, usize)]) -> (Vec<u8>, usize) {
     let mut tx_path = TxPath::new(&engine, &mut cache, QPN, true);
     for (first, len) in packets {
         let reason = if *first == 0x11 { TxReason::Ack } else { TxReason::First };
-        let note = PacketNote { qpn: QPN, wr_id: None, reason };
+        let note = PacketNote::without_wr(QPN, reason);
         let room = tx_path.slot(&av, SLOT.qpn(1), *len, &note).unwrap();
         room.put(&vec![*first; *len]).unwrap();
     }

@@ -112,7 +112,7 @@ impl Congestion {
         let header = Header { bth, kind: Kind::Cnp };
         // ECN-capable like the other packets.
         let av = Av { traffic_class: CNP_DSCP | path.traffic_class & ECN, ..*path };
-        let note = PacketNote::answer(qpn, TxReason::Cnp);
+        let note = PacketNote::without_wr(qpn, TxReason::Cnp);
         let Some(form) = header.form(0) else { return true };
         let Some(slot) = tx.slot(&av, dest_qpn, form.len(), &note) else { return false };
         // Cannot fail: the slot is as long as the header.
