@@ -117,7 +117,7 @@ fn for_each_packet(file: &[u8], mut take: impl FnMut(NetHeader, Packet<'_>)) {
 fn collect(file: &[u8], found: &mut Found) {
     for_each_packet(file, |net, Packet { header, payload }| {
         let opcode = header.opcode();
-        let name = format!("rxe-{}-{}", opcode.service().name(), opcode.operation().facts().name);
+        let name = format!("rxe-{}-{}", opcode.service().name(), opcode.operation().properties().name);
         let payload = shorten(&header, payload);
         found.entry(name.to_lowercase().replace('_', "-")).or_insert((net, header, payload));
     });
@@ -126,7 +126,7 @@ fn collect(file: &[u8], found: &mut Found) {
 /// Returns the first bytes of `payload`; all of them if the opcode does not allow fewer.
 fn shorten(header: &Header, payload: &[u8]) -> Vec<u8> {
     let kept = &payload[..payload.len().min(MAX_PAYLOAD)];
-    let allowed = header.opcode().facts().payload.allows(kept.len());
+    let allowed = header.opcode().properties().payload.allows(kept.len());
     if allowed { kept.to_vec() } else { payload.to_vec() }
 }
 

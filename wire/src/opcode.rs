@@ -40,7 +40,7 @@ impl Service {
 /// Operation of a packet, independent of its service. The low 5 bits are those of the opcode byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-#[allow(missing_docs, reason = "the names say it; see `Operation::facts`")]
+#[allow(missing_docs, reason = "the names say it; see `Operation::properties`")]
 pub enum Operation {
     SendFirst = 0x00,
     SendMiddle = 0x01,
@@ -112,7 +112,7 @@ impl PayloadRule {
 
 /// Properties of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Facts {
+pub struct OperationProperties {
     /// Name.
     pub name: &'static str,
     /// Position in the message.
@@ -138,42 +138,42 @@ impl Operation {
 
     /// Returns the properties of this operation.
     #[inline]
-    pub const fn facts(self) -> Facts {
-        FACTS[self as usize]
+    pub const fn properties(self) -> OperationProperties {
+        PROPERTIES[self as usize]
     }
 
     // clause: OPCODE-TABLE
     #[rustfmt::skip]
-    const fn describe(self) -> Facts {
+    const fn describe(self) -> OperationProperties {
         use PayloadRule::{Any, Full, None, Some};
         use Position::{First, Last, Middle, Only};
         match self {
-            Self::SendFirst          => facts("SEND_FIRST",           First,   0, Full),
-            Self::SendMiddle         => facts("SEND_MIDDLE",          Middle,  0, Full),
-            Self::SendLast           => facts("SEND_LAST",            Last,    0, Any),
-            Self::SendLastImm        => facts("SEND_LAST_IMM",        Last,    4, Any),
-            Self::SendOnly           => facts("SEND_ONLY",            Only,    0, Any),
-            Self::SendOnlyImm        => facts("SEND_ONLY_IMM",        Only,    4, Any),
-            Self::WriteFirst         => facts("WRITE_FIRST",          First,  16, Full),
-            Self::WriteMiddle        => facts("WRITE_MIDDLE",         Middle,  0, Full),
-            Self::WriteLast          => facts("WRITE_LAST",           Last,    0, Any),
-            Self::WriteLastImm       => facts("WRITE_LAST_IMM",       Last,    4, Any),
-            Self::WriteOnly          => facts("WRITE_ONLY",           Only,   16, Any),
-            Self::WriteOnlyImm       => facts("WRITE_ONLY_IMM",       Only,   20, Any),
-            Self::ReadRequest        => facts("READ_REQUEST",         Only,   16, None),
-            Self::ReadResponseFirst  => facts("READ_RESPONSE_FIRST",  First,   4, Full),
-            Self::ReadResponseMiddle => facts("READ_RESPONSE_MIDDLE", Middle,  0, Full),
-            Self::ReadResponseLast   => facts("READ_RESPONSE_LAST",   Last,    4, Some),
-            Self::ReadResponseOnly   => facts("READ_RESPONSE_ONLY",   Only,    4, Any),
-            Self::Acknowledge        => facts("ACK",                  Only,    4, None),
-            Self::AtomicAcknowledge  => facts("ATOMIC_ACK",           Only,   12, None),
-            Self::CompareSwap        => facts("COMPARE_SWAP",         Only,   28, None),
-            Self::FetchAdd           => facts("FETCH_ADD",            Only,   28, None),
-            Self::SendLastInvalidate => facts("SEND_LAST_INV",        Last,    4, Any),
-            Self::SendOnlyInvalidate => facts("SEND_ONLY_INV",        Only,    4, Any),
-            Self::Flush              => facts("FLUSH",                Only,   20, None),
-            Self::AtomicWrite        => facts("ATOMIC_WRITE",         Only,   16, Any),
-            Self::Cnp                => facts("CNP",                  Only,   16, None),
+            Self::SendFirst          => properties("SEND_FIRST",           First,   0, Full),
+            Self::SendMiddle         => properties("SEND_MIDDLE",          Middle,  0, Full),
+            Self::SendLast           => properties("SEND_LAST",            Last,    0, Any),
+            Self::SendLastImm        => properties("SEND_LAST_IMM",        Last,    4, Any),
+            Self::SendOnly           => properties("SEND_ONLY",            Only,    0, Any),
+            Self::SendOnlyImm        => properties("SEND_ONLY_IMM",        Only,    4, Any),
+            Self::WriteFirst         => properties("WRITE_FIRST",          First,  16, Full),
+            Self::WriteMiddle        => properties("WRITE_MIDDLE",         Middle,  0, Full),
+            Self::WriteLast          => properties("WRITE_LAST",           Last,    0, Any),
+            Self::WriteLastImm       => properties("WRITE_LAST_IMM",       Last,    4, Any),
+            Self::WriteOnly          => properties("WRITE_ONLY",           Only,   16, Any),
+            Self::WriteOnlyImm       => properties("WRITE_ONLY_IMM",       Only,   20, Any),
+            Self::ReadRequest        => properties("READ_REQUEST",         Only,   16, None),
+            Self::ReadResponseFirst  => properties("READ_RESPONSE_FIRST",  First,   4, Full),
+            Self::ReadResponseMiddle => properties("READ_RESPONSE_MIDDLE", Middle,  0, Full),
+            Self::ReadResponseLast   => properties("READ_RESPONSE_LAST",   Last,    4, Some),
+            Self::ReadResponseOnly   => properties("READ_RESPONSE_ONLY",   Only,    4, Any),
+            Self::Acknowledge        => properties("ACK",                  Only,    4, None),
+            Self::AtomicAcknowledge  => properties("ATOMIC_ACK",           Only,   12, None),
+            Self::CompareSwap        => properties("COMPARE_SWAP",         Only,   28, None),
+            Self::FetchAdd           => properties("FETCH_ADD",            Only,   28, None),
+            Self::SendLastInvalidate => properties("SEND_LAST_INV",        Last,    4, Any),
+            Self::SendOnlyInvalidate => properties("SEND_ONLY_INV",        Only,    4, Any),
+            Self::Flush              => properties("FLUSH",                Only,   20, None),
+            Self::AtomicWrite        => properties("ATOMIC_WRITE",         Only,   16, Any),
+            Self::Cnp                => properties("CNP",                  Only,   16, None),
         }
     }
 
@@ -210,7 +210,7 @@ impl Operation {
 }
 
 /// [`Operation::describe`] by the number of the operation.
-const FACTS: [Facts; Operation::Cnp as usize + 1] = {
+const PROPERTIES: [OperationProperties; Operation::Cnp as usize + 1] = {
     let mut table = [Operation::Cnp.describe(); Operation::Cnp as usize + 1];
     let mut at = 0;
     while at < Operation::ALL.len() {
@@ -221,8 +221,13 @@ const FACTS: [Facts; Operation::Cnp as usize + 1] = {
     table
 };
 
-const fn facts(name: &'static str, position: Position, ext_len: usize, payload: PayloadRule) -> Facts {
-    Facts { name, position, ext_len, payload }
+const fn properties(
+    name: &'static str,
+    position: Position,
+    ext_len: usize,
+    payload: PayloadRule,
+) -> OperationProperties {
+    OperationProperties { name, position, ext_len, payload }
 }
 
 /// A defined opcode: a service and an operation that the service has.
@@ -264,8 +269,8 @@ impl Opcode {
 
     /// Returns the properties of the operation.
     #[inline]
-    pub const fn facts(self) -> Facts {
-        self.operation.facts()
+    pub const fn properties(self) -> OperationProperties {
+        self.operation.properties()
     }
 
     // clause: OPCODE-TABLE
@@ -301,7 +306,7 @@ impl fmt::Display for Opcode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.service {
             Service::Cnp => f.write_str("CNP"),
-            service => write!(f, "{} {}", service.name(), self.facts().name),
+            service => write!(f, "{} {}", service.name(), self.properties().name),
         }
     }
 }
@@ -615,7 +620,7 @@ mod tests {
         for byte in 0..=255 {
             let Some(opcode) = Opcode::from_u8(byte) else { continue };
             assert_eq!(opcode.to_u8(), byte);
-            let Facts { position, ext_len, payload, .. } = opcode.facts();
+            let OperationProperties { position, ext_len, payload, .. } = opcode.properties();
             let direction = if opcode.operation().is_response() { "response" } else { "request" };
             writeln!(table, "{byte:02x} {opcode}: {direction}, {position:?}, headers {ext_len}, payload {payload:?}")
                 .unwrap();

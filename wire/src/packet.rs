@@ -70,7 +70,7 @@ impl<'a> Packet<'a> {
         packet.header.kind.read(opcode, &mut rest)?;
         let around = cut.len() - rest.0.len() + icrc::LEN;
         let body = len.checked_sub(around).and_then(|body| filler.get(..body)).ok_or(ParseError::Truncated)?;
-        packet.payload = strip_pad(opcode.facts().payload, pad, body)?;
+        packet.payload = strip_pad(opcode.properties().payload, pad, body)?;
         Ok(packet)
     }
 
@@ -86,7 +86,7 @@ impl<'a> Packet<'a> {
         let (opcode, pad, bth) = Bth::read(&mut rest)?;
         self.header.bth = bth;
         self.header.kind.read(opcode, &mut rest)?;
-        self.payload = strip_pad(opcode.facts().payload, pad, rest.0)?;
+        self.payload = strip_pad(opcode.properties().payload, pad, rest.0)?;
         Ok(opcode)
     }
 }
@@ -197,7 +197,7 @@ impl Header {
             Kind::XrcRequest(..) => XrcEth::LEN,
             _ => 0,
         };
-        Bth::LEN + of_service + opcode.facts().ext_len
+        Bth::LEN + of_service + opcode.properties().ext_len
     }
 
     /// Returns the size in bytes of headers, `payload` bytes of payload and the pad: everything but
@@ -222,7 +222,7 @@ impl Header {
         let opcode = self.opcode();
         let pad = pad_of(payload_len);
         let len = self.len_as(opcode).saturating_add(payload_len).saturating_add(pad);
-        opcode.facts().payload.allows(payload_len).then_some(Form { opcode, payload_len, pad, len })
+        opcode.properties().payload.allows(payload_len).then_some(Form { opcode, payload_len, pad, len })
     }
 
     /// Writes headers and pad like [`Header::emit`], with the form of this header or of one that

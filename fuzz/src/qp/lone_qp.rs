@@ -111,7 +111,7 @@ impl<'a> LoneQp<'a> {
         header: &Header,
         payload: &[u8],
     ) -> Option<Result<(), DropReason>> {
-        let legal = header.opcode().facts().payload.allows(payload.len());
+        let legal = header.opcode().properties().payload.allows(payload.len());
         legal.then(|| self.qp.handle_packet(&mut self.host, net, &Packet { header: *header, payload }))
     }
 

@@ -353,7 +353,7 @@ pub fn packet(dir: Direction, ordinal: u32, packet: &Packet<'_>) {
         && is_on()
         && let Some(census) = STATE.lock().as_mut().and_then(|found| found.census.as_mut())
     {
-        let operation = packet.header.opcode().operation().facts().name;
+        let operation = packet.header.opcode().operation().properties().name;
         *census.packets.entry((ordinal, operation)).or_default() += 1;
     }
 }

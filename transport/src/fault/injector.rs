@@ -35,7 +35,7 @@ impl Flow {
     /// the opposite direction.
     fn message(&mut self, context: &PacketContext<'_>) -> Option<u64> {
         let header = &context.packet.header;
-        if header.opcode().facts().payload == PayloadRule::Full {
+        if header.opcode().properties().payload == PayloadRule::Full {
             let len = context.packet.payload.len();
             self.mtu = PathMtu::ALL.into_iter().find(|mtu| mtu.bytes() as usize == len).or(self.mtu);
         }
@@ -286,7 +286,7 @@ impl Messages {
             return None;
         }
         self.next = psn.next();
-        let begins = matches!(header.opcode().facts().position, Position::First | Position::Only);
+        let begins = matches!(header.opcode().properties().position, Position::First | Position::Only);
         if begins || self.count == 0 {
             let read = if let Some(Request::Read(reth)) = header.kind.request() { reth.dma_len } else { 0 };
             self.begin(Start { psn, read });

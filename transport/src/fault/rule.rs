@@ -369,13 +369,13 @@ impl OpSet {
     /// Returns the opcode or class `name`, ignoring case.
     pub fn named(name: &str) -> Option<Self> {
         let class = CLASSES.iter().find(|(class, _)| class.eq_ignore_ascii_case(name)).map(|(_, set)| *set);
-        let one = || O::ALL.into_iter().find(|op| op.facts().name.eq_ignore_ascii_case(name)).map(bit);
+        let one = || O::ALL.into_iter().find(|op| op.properties().name.eq_ignore_ascii_case(name)).map(bit);
         class.or_else(one).map(Self)
     }
 
     /// Returns all names accepted by [`OpSet::named`].
     pub fn names() -> impl Iterator<Item = &'static str> {
-        CLASSES.iter().map(|(class, _)| *class).chain(O::ALL.into_iter().map(|op| op.facts().name))
+        CLASSES.iter().map(|(class, _)| *class).chain(O::ALL.into_iter().map(|op| op.properties().name))
     }
 
     /// Returns the union of both sets.
@@ -406,7 +406,7 @@ impl OpSet {
 impl Display for OpSet {
     /// Writes the names, classes first.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let ones = O::ALL.into_iter().map(|op| (op.facts().name, bit(op)));
+        let ones = O::ALL.into_iter().map(|op| (op.properties().name, bit(op)));
         let (mut rest, mut separator) = (self.0, "");
         for (name, set) in CLASSES.into_iter().chain(ones) {
             if rest & set == set {

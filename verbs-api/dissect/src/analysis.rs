@@ -151,7 +151,7 @@ impl Analysis {
         let Flow { requests, open, .. } = &mut self.flows[flow];
         let requests = requests.get_or_insert_with(|| Requests::new(psn));
         let step = requests.take(psn, operation, len);
-        let position = operation.facts().position;
+        let position = operation.properties().position;
         let is_last = matches!(position, Position::Last | Position::Only);
         // A packet after a gap may continue a message whose first packet is missing.
         let continues = step.message.filter(|message| !(self.messages[*message].last.1 && step.event.is_new()));

@@ -203,7 +203,7 @@ fn label(packet: &Packet<'_>) -> String {
     let (opcode, psn) = (packet.header.opcode(), packet.header.bth.psn);
     let name = match packet.header.kind {
         Kind::RcResponse(response) | Kind::XrcResponse(response) => response.aeth().map(|aeth| {
-            let (name, msn) = (opcode.facts().name, aeth.msn.get());
+            let (name, msn) = (opcode.properties().name, aeth.msn.get());
             match aeth.syndrome {
                 Syndrome::Ack { .. } => format!("{name} psn={psn} msn={msn}"),
                 syndrome => format!("{} psn={psn} msn={msn}", syndrome.to_string().to_uppercase()),
@@ -211,7 +211,7 @@ fn label(packet: &Packet<'_>) -> String {
         }),
         _ => None,
     };
-    let mut text = name.unwrap_or_else(|| format!("{} psn={psn}", opcode.facts().name));
+    let mut text = name.unwrap_or_else(|| format!("{} psn={psn}", opcode.properties().name));
     if !packet.payload.is_empty() {
         text.push_str(&format!(" len={}", packet.payload.len()));
     }
@@ -228,7 +228,7 @@ fn message_row(message: &Message, analysis: &Analysis, columns: &mut Columns) ->
         Outcome::Sent => ("sent; not acknowledged by this service".to_owned(), Tone::Good),
         Outcome::Refused(code) => (Event::Nak(code).words(psn).unwrap_or_default(), Tone::Bad),
     };
-    let name = operation.facts().name;
+    let name = operation.properties().name;
     let operation = ["_FIRST", "_MIDDLE", "_LAST", "_ONLY", "_REQUEST"]
         .iter()
         .fold(name.to_owned(), |name, ending| name.replace(ending, ""));

@@ -53,7 +53,7 @@ impl Requests {
     pub(crate) fn take(&mut self, psn: Psn, operation: Operation, len: u32) -> Step {
         let span = if operation == Operation::ReadRequest { read_span(len, self.mtu) } else { (1, 1) };
         let (seq, event) = self.add(psn, span);
-        let position = operation.facts().position;
+        let position = operation.properties().position;
         if matches!(position, Position::First | Position::Middle) && len > 0 {
             self.mtu = Some(len);
         }

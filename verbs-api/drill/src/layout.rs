@@ -164,7 +164,7 @@ pub(crate) const NAKS: [&str; 5] =
 
 /// Returns the opcode byte of an operation of a service, both named as `roxe dump` prints them.
 pub(crate) fn opcode(service: u8, operation: &str) -> Option<u8> {
-    let named = |byte: &u8| Opcode::from_u8(*byte).is_some_and(|opcode| opcode.facts().name == operation);
+    let named = |byte: &u8| Opcode::from_u8(*byte).is_some_and(|opcode| opcode.properties().name == operation);
     if operation == "CNP" { Some(0x81) } else { (service << 5..=service << 5 | 0x1f).find(named) }
 }
 
@@ -244,8 +244,8 @@ mod tests {
                 0b101 if !opcode.operation().is_response() => 4,
                 _ => 0,
             };
-            assert_eq!(len, BTH_LEN + of_service + opcode.facts().ext_len, "{opcode}");
-            assert_eq!(self::opcode(byte >> 5, opcode.facts().name), Some(byte));
+            assert_eq!(len, BTH_LEN + of_service + opcode.properties().ext_len, "{opcode}");
+            assert_eq!(self::opcode(byte >> 5, opcode.properties().name), Some(byte));
         }
     }
 

@@ -134,7 +134,7 @@ fn record_needs(bytes: &[u8], connections: &mut BTreeMap<u64, Connection>, regio
         ..Connection::default()
     });
     connection.mtu = connection.mtu.max(payload);
-    let name = roxe_wire::Opcode::from_u8(bytes[0]).map_or("", |opcode| opcode.facts().name);
+    let name = roxe_wire::Opcode::from_u8(bytes[0]).map_or("", |opcode| opcode.properties().name);
     if name.ends_with("_FIRST") || name.contains("_ONLY") {
         connection.current = 0;
     }

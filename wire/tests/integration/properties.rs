@@ -122,7 +122,7 @@ fn packet() -> impl Strategy<Value = (Header, Vec<u8>)> {
     ];
     let header = (bth(), kind()).prop_map(|(bth, kind)| Header { bth, kind });
     (header, payload).prop_map(|(header, mut payload)| {
-        let rule = header.opcode().facts().payload;
+        let rule = header.opcode().properties().payload;
         let lengths = [payload.len(), payload.len() & !3, 8, 0];
         let fitting = lengths.into_iter().find(|len| rule.allows(*len)).expect("every rule allows 8 or 0 bytes");
         payload.resize(fitting, 7);

@@ -384,7 +384,7 @@ impl PairTrack {
             }
             _ => {
                 // wr_ids need not be unique; packets leave in the order of posts.
-                let position = header.opcode().facts().position;
+                let position = header.opcode().properties().position;
                 let continues_message = matches!(position, Position::Middle | Position::Last);
                 let mut of_request = self.sends.iter_mut().filter(|open| open.wr_id == wr_id);
                 let open = match continues_message {

@@ -43,7 +43,7 @@ impl Record {
     }
 
     pub(super) fn position(&self) -> Position {
-        self.operation().facts().position
+        self.operation().properties().position
     }
 
     pub(super) fn ends_message(&self) -> bool {

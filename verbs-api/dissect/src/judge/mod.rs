@@ -323,7 +323,7 @@ impl<'f> Judged<'f> {
 fn path_mtu(flows: [Option<&flows::Flow>; 2], all: &[PacketRecord]) -> Option<u32> {
     let mut counts = BTreeMap::<u32, usize>::new();
     for current in flows.into_iter().flatten().flat_map(|flow| &flow.packets).map(|place| &all[*place]) {
-        let is_full = current.header.opcode().facts().payload == PayloadRule::Full;
+        let is_full = current.header.opcode().properties().payload == PayloadRule::Full;
         if is_full && matches!(current.len, 256 | 512 | 1024 | 2048 | 4096) {
             *counts.entry(current.len).or_default() += 1;
         }

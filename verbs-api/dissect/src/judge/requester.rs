@@ -130,7 +130,7 @@ impl Channel {
 
     /// Judges the lengths in one packet, with the path MTU.
     fn lengths(&mut self, current: &PacketRecord, request: Request) {
-        let (index, len, facts) = (current.index, current.len, request.operation().facts());
+        let (index, len, facts) = (current.index, current.len, request.operation().properties());
         let (name, is_full) = (facts.name, facts.payload == PayloadRule::Full);
         // clause: MTU-PATH, CHECK-LENGTH
         if is_full && !matches!(len, 256 | 512 | 1024 | 2048 | 4096) {
@@ -168,7 +168,7 @@ impl Channel {
             after.filter(|_| !is_read).map(|(packet, other, queue)| (packet, (request, xrc), (other, queue))),
         ];
         for (packet, (first, first_queue), (second, second_queue)) in pairs.into_iter().flatten() {
-            let [one, two] = [first, second].map(|request| request.operation().facts().name);
+            let [one, two] = [first, second].map(|request| request.operation().properties().name);
             if !may_follow(first, second) {
                 self.requester(Rule::OpcodeOrder, current.index, format!("{two} follows {one}")).with(packet);
             } else if first_queue != second_queue && continues(second.operation()) {
@@ -183,7 +183,7 @@ impl Channel {
     /// its RETH.
     // clause: CHECK-DMA-LENGTH
     fn sum(&mut self, current: &PacketRecord, request: Request, seq: Seq) -> Option<(u64, Option<u32>)> {
-        let position = request.operation().facts().position;
+        let position = request.operation().properties().position;
         let (sum, announced, opener) = if matches!(position, Position::First | Position::Only) {
             let announced = match request {
                 Request::WriteFirst(reth) | Request::WriteOnly(reth, _) | Request::AtomicWrite(reth) => {
@@ -279,7 +279,7 @@ impl Channel {
             self.read_tail(request, seq, (begin, record), index);
             return;
         }
-        let [now, then] = [request, record.request].map(|request| request.operation().facts().name);
+        let [now, then] = [request, record.request].map(|request| request.operation().properties().name);
         let text = if request.operation() != record.operation() {
             format!("PSN {} was {then}, but is {now} when retransmitted", psn_of(seq))
         } else if current.len != record.len {
@@ -399,14 +399,14 @@ impl Channel {
 }
 
 const fn continues(operation: Operation) -> bool {
-    matches!(operation.facts().position, Position::Middle | Position::Last)
+    matches!(operation.properties().position, Position::Middle | Position::Last)
 }
 
 /// Returns true if `second` may directly follow `first`.
 fn may_follow(first: Request, second: Request) -> bool {
     let is_write =
         |request: Request| matches!(request, Request::WriteFirst(_) | Request::WriteMiddle | Request::WriteLast(_));
-    let is_open = matches!(first.operation().facts().position, Position::First | Position::Middle);
+    let is_open = matches!(first.operation().properties().position, Position::First | Position::Middle);
     if is_open {
         continues(second.operation()) && is_write(first) == is_write(second)
     } else {

@@ -201,7 +201,7 @@ impl Channel {
         if let Some((_, record)) = self.state.history.covering(seq)
             && !may_lack_receive(&record.request)
         {
-            let (name, packet) = (record.operation().facts().name, record.packet);
+            let (name, packet) = (record.operation().properties().name, record.packet);
             let text = format!("an RNR NAK refuses {name}, which consumes no receive");
             self.responder(Rule::RnrReceive, index, text).with(packet).advice();
         }
@@ -218,7 +218,7 @@ impl Channel {
             && record.expected <= seq
             && !self.state.has_repeats
         {
-            let (name, packet) = (record.operation().facts().name, record.packet);
+            let (name, packet) = (record.operation().properties().name, record.packet);
             let text = format!("an ACK responds to {name}");
             self.responder(Rule::ResponseKind, index, text).with(packet).if_whole();
         }
@@ -251,8 +251,8 @@ impl Channel {
         let Some((begin, record)) = self.state.history.covering(seq) else { return };
         let record = record.clone();
         if !matches_kind(&record.request, response) {
-            let name = record.operation().facts().name;
-            let text = format!("{} responds to {name}", response.operation().facts().name);
+            let name = record.operation().properties().name;
+            let text = format!("{} responds to {name}", response.operation().properties().name);
             self.responder(Rule::ResponseKind, index, text).with(record.packet);
             return;
         }
@@ -301,7 +301,7 @@ impl Channel {
             _ => place == last && is_start,
         };
         if !fits {
-            let name = response.operation().facts().name;
+            let name = response.operation().properties().name;
             let text = format!("{name} is response {} of {} to a READ", place + 1, last + 1);
             self.responder(Rule::ReadOrder, index, text).with(packet);
         }

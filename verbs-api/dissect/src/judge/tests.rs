@@ -491,7 +491,8 @@ const fn complete(rule: Rule, side: usize, change: fn(&mut Tape)) -> Planted {
 /// Makes a conversation of one message of two packets of another service.
 fn only(tape: &mut Tape, kinds: &[Kind]) {
     let packets = kinds.iter().zip(0..).map(|(kind, index)| {
-        let is_full = kind.request().is_some_and(|request| request.operation().facts().payload == PayloadRule::Full);
+        let is_full =
+            kind.request().is_some_and(|request| request.operation().properties().payload == PayloadRule::Full);
         let len = if is_full { MTU } else { 8 };
         let from = if kind.request().is_some() { A } else { B };
         Packet { time: index * 10, ..Packet::new("other", from, 100 + index as u32, *kind, len) }

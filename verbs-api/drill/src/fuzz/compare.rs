@@ -226,7 +226,7 @@ pub(super) fn describe(packet: &[u8]) -> Option<String> {
     let (fields, len) = layout::fields(opcode);
     let content = content(layout::payload(packet, len).unwrap_or_default());
     let name = roxe_wire::Opcode::from_u8(opcode)
-        .map_or_else(|| format!("{opcode:#04x}"), |opcode| opcode.facts().name.to_owned());
+        .map_or_else(|| format!("{opcode:#04x}"), |opcode| opcode.properties().name.to_owned());
     let (psn, syndrome, msn) = (get("psn"), get("syndrome"), get("msn"));
     Some(match (opcode & 0x1f, syndrome) {
         (0x11, 0..0x20) => format!("ACK psn={psn} msn={msn}"),
