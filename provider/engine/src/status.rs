@@ -126,7 +126,7 @@ fn append_qp(status: &QpStatus, stats: &QpStats, to: &mut String) {
     let QpStatus { unacknowledged, window, reads, sent, received, expected, .. } = status;
     let (service, state) = (service_name(status.service), format!("{:?}", status.state).to_uppercase());
     let address = if address.is_zero() { "-".to_owned() } else { address.to_ip().to_string() };
-    let waits = if status.waits_for_receive { 1 } else { 0 };
+    let waits = if status.in_rnr_wait { 1 } else { 0 };
     let error = stats.error.map_or_else(|| "-".to_owned(), |error| format!("{error:?}"));
     let losses = stats.retries;
     let _ = writeln!(

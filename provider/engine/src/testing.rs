@@ -88,7 +88,7 @@ impl QueuePair for FakeQp {
             sent: psn,
             received: 0,
             expected: psn,
-            waits_for_receive: false,
+            in_rnr_wait: false,
             migration: MigState::Rearm,
         };
         (status, QpStats::default())

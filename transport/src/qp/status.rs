@@ -39,7 +39,7 @@ pub struct QpStatus {
     /// Expected PSN.
     pub expected: Psn,
     /// True if an RNR wait is running.
-    pub waits_for_receive: bool,
+    pub in_rnr_wait: bool,
     /// State of path migration.
     pub migration: MigState,
 }
@@ -63,7 +63,7 @@ impl Qp {
             sent: probe.sent,
             received: self.responder.progress.msn.get(),
             expected: probe.expected,
-            waits_for_receive: probe.not_ready,
+            in_rnr_wait: probe.in_rnr_wait,
             migration: attr.path_mig_state,
         }
     }
@@ -87,7 +87,7 @@ pub struct Probe {
     /// Incomplete send work requests.
     pub sends: u32,
     /// True if an RNR wait is running.
-    pub not_ready: bool,
+    pub in_rnr_wait: bool,
 }
 
 impl Qp {
@@ -102,7 +102,7 @@ impl Qp {
             expected,
             held: requester.in_flight.held(),
             sends: requester.sq.tail_index().wrapping_sub(requester.sq.head_index()),
-            not_ready: requester.retry.is_waiting(),
+            in_rnr_wait: requester.retry.is_waiting(),
         }
     }
 
