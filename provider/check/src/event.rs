@@ -15,7 +15,7 @@ use std::fmt::Debug;
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
     /// An object was created.
-    Created(ObjectId, Made),
+    Created(ObjectId, Object),
     /// A region is being destroyed. Until `Destroyed` or `DestroyRefused` follows, other threads
     /// may already find its keys invalid.
     DestroyBegun(ObjectId),
@@ -369,7 +369,7 @@ pub enum Event<'a> {
         handle: usize,
     },
     /// The object just created belongs to a library, so the program cannot destroy it.
-    MadeByLibrary(ObjectId),
+    OwnedByLibrary(ObjectId),
     /// The program ends by `exit`, or returns from `main`.
     Exit,
 }
@@ -438,7 +438,7 @@ pub struct Arrived {
 
 /// An object as a verb created it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Made {
+pub enum Object {
     /// A context: a device was opened.
     Context,
     /// A protection domain.

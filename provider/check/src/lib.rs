@@ -1,7 +1,7 @@
 //! The checker: finds misuse of verbs from the calls of a program and from their results.
 //!
 //! ```text
-//! device, capi  emit(|| Event)  ->  World: objects, outstanding requests   (world)
+//! device, capi  emit(|| Event)  ->  Program: objects, outstanding requests (program)
 //!                                   rules: one state machine per subject   (rules/)
 //!                                   Report -> text, JSON, exit status      (report, sink)
 //! ```
@@ -9,7 +9,7 @@
 //! A rule is a pure function of the [`Event`]s, so its tests are lists of events. [`trace`] writes
 //! the same events as a time line; [`explain`] says why a verb or a work request failed. While the
 //! checker is off, an event costs one load and one branch. Begin reading at `observe`, then
-//! `world`, then one of `rules/`.
+//! `program`, then one of `rules/`.
 #![deny(unsafe_code)]
 
 mod event;
@@ -18,6 +18,7 @@ pub mod faults;
 mod id_map;
 mod listeners;
 pub mod outcome;
+mod program;
 mod report;
 mod rule;
 mod rules;
@@ -28,15 +29,15 @@ mod suppressions;
 mod testing;
 pub mod trace;
 mod tracked;
-mod world;
 
-pub use event::{Arrived, Event, Made, Memory, Pair};
+pub use event::{Arrived, Event, Memory, Object, Pair};
 pub use listeners::{is_checking, is_on};
 pub use rule::{Halt, Rule, Selection, Severity};
 pub use rules::note_fork_support;
 pub use suppressions::Suppressions;
 pub use tracked::{Tracked, for_library};
 
+use program::Program;
 use report::Report;
 use report::file::ReportFile;
 use roxe_base::config::{Config, ReportFormat, config, variable};
@@ -48,7 +49,6 @@ use rules::Rules;
 use sink::Sink;
 use stack::Stack;
 use std::path::Path;
-use world::World;
 
 /// The exit status of a program that exited with 0 and in which a rule of severity error fired.
 pub const EXIT_STATUS: i32 = 66;
@@ -58,7 +58,7 @@ static SINK: Mutex<rank::CheckReports, Option<Sink>> = Mutex::new(None);
 
 #[derive(Debug, Default)]
 struct Checker {
-    world: World,
+    program: Program,
     rules: Rules,
 }
 
@@ -163,10 +163,10 @@ fn observe(event: &Event<'_>) {
     let mut reports = Vec::new();
     {
         let mut checker = CHECKER.lock();
-        let Some(Checker { world, rules }) = &mut *checker else { return };
-        world.begin(event, &stack);
-        rules.observe(event, &stack, world, &mut reports);
-        world.end(event, &stack);
+        let Some(Checker { program, rules }) = &mut *checker else { return };
+        program.begin(event, &stack);
+        rules.observe(event, &stack, program, &mut reports);
+        program.end(event, &stack);
     }
     if !reports.is_empty() {
         stop_at_error(print(reports));

@@ -1,5 +1,5 @@
 //! The rules, one module per subject. Each rule is a state machine over events. It may read the
-//! [`World`], the checker's model of the program's objects, and adds reports.
+//! [`Program`], the checker's model of the program's objects, and adds reports.
 
 mod attributes;
 mod completions;
@@ -11,9 +11,9 @@ mod memory;
 mod queues;
 
 use crate::event::Event;
+use crate::program::{Observer, Program};
 use crate::report::Report;
 use crate::stack::Stack;
-use crate::world::{Observer, World};
 
 pub use life::note_fork_support;
 
@@ -42,7 +42,7 @@ impl Default for Rules {
 }
 
 impl Rules {
-    pub(crate) fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
-        self.0.iter_mut().for_each(|rule| rule.observe(event, stack, world, reports));
+    pub(crate) fn observe(&mut self, event: &Event<'_>, stack: &Stack, program: &Program, reports: &mut Vec<Report>) {
+        self.0.iter_mut().for_each(|rule| rule.observe(event, stack, program, reports));
     }
 }

@@ -1,10 +1,10 @@
 //! A program and its card as events, for tests of rules.
 
-use crate::event::{Arrived, Event, Made, Memory, Pair};
+use crate::event::{Arrived, Event, Memory, Object, Pair};
+use crate::program::Program;
 use crate::rule::Rule;
 use crate::rules::Rules;
 use crate::stack::Stack;
-use crate::world::World;
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::Side;
 use roxe_transport::qp::{PostError, QpCaps, Service};
@@ -13,7 +13,7 @@ use roxe_wire::{Bth, Deth, Gid, Header, Kind, LKey, Psn, Qkey, Qpn, RKey};
 
 /// A device with a domain, a completion queue and all rules.
 pub(crate) struct Card {
-    pub(crate) world: World,
+    pub(crate) program: Program,
     rules: Rules,
     pub(crate) context: ObjectId,
     pub(crate) pd: ObjectId,
@@ -24,19 +24,19 @@ pub(crate) struct Card {
 impl Card {
     pub(crate) fn new() -> Self {
         let [context, pd, cq] = [ObjectId::next(), ObjectId::next(), ObjectId::next()];
-        let mut card = Self { world: World::default(), rules: Rules::default(), context, pd, cq, qp_count: 0 };
-        card.emit(Event::Created(context, Made::Context));
-        card.emit(Event::Created(pd, Made::Pd { context }));
-        card.emit(Event::Created(cq, Made::Cq { context, channel: None, capacity: 16 }));
+        let mut card = Self { program: Program::default(), rules: Rules::default(), context, pd, cq, qp_count: 0 };
+        card.emit(Event::Created(context, Object::Context));
+        card.emit(Event::Created(pd, Object::Pd { context }));
+        card.emit(Event::Created(cq, Object::Cq { context, channel: None, capacity: 16 }));
         card
     }
 
     /// The rules that report an event.
     pub(crate) fn emit(&mut self, event: Event<'_>) -> Vec<Rule> {
         let (stack, mut reports) = (Stack::unknown(), Vec::new());
-        self.world.begin(&event, &stack);
-        self.rules.observe(&event, &stack, &self.world, &mut reports);
-        self.world.end(&event, &stack);
+        self.program.begin(&event, &stack);
+        self.rules.observe(&event, &stack, &self.program, &mut reports);
+        self.program.end(&event, &stack);
         reports.into_iter().map(|report| report.rule).collect()
     }
 
@@ -49,7 +49,7 @@ impl Card {
         let Self { context, pd, cq, .. } = *self;
         let pair = Pair { context, pd, send_cq: cq, recv_cq: cq, ..pair(self.qp_count, service) };
         let id = ObjectId::next();
-        self.emit(Event::Created(id, Made::Qp(pair)));
+        self.emit(Event::Created(id, Object::Qp(pair)));
         id
     }
 
@@ -58,7 +58,7 @@ impl Card {
         let Self { context, pd, .. } = *self;
         let id = ObjectId::next();
         let memory = Memory { context, pd, lkey: key, rkey: key, addr, base: addr, length, access };
-        self.emit(Event::Created(id, Made::Mr(memory)));
+        self.emit(Event::Created(id, Object::Mr(memory)));
         id
     }
 
@@ -71,7 +71,7 @@ impl Card {
     }
 
     fn cqe(&self, qp: ObjectId, wr_id: u64) -> Cqe {
-        let qpn = self.world.qp(qp).expect("the queue pair is alive").qpn;
+        let qpn = self.program.qp(qp).expect("the queue pair is alive").qpn;
         Cqe { wr_id, qpn, opcode: WcOpcode::RdmaWrite, ..Cqe::default() }
     }
 

@@ -1,6 +1,6 @@
 //! Reports the creation and the destruction of an object to the checker.
 
-use crate::event::{Event, Made};
+use crate::event::{Event, Object};
 use crate::{emit, is_on};
 use roxe_base::uses::ObjectId;
 use std::cell::Cell;
@@ -35,10 +35,10 @@ pub struct Tracked {
 
 impl Tracked {
     /// Reports that the object `id` was created.
-    pub fn new(id: ObjectId, made: impl FnOnce() -> Made) -> Self {
-        emit(|| Event::Created(id, made()));
+    pub fn new(id: ObjectId, describe: impl FnOnce() -> Object) -> Self {
+        emit(|| Event::Created(id, describe()));
         if is_on() && FOR_LIBRARY.get() > 0 {
-            emit(|| Event::MadeByLibrary(id));
+            emit(|| Event::OwnedByLibrary(id));
         }
         Self { id, is_alive: AtomicBool::new(is_on()) }
     }

@@ -5,7 +5,7 @@ use crate::context::{Context, check_port};
 use crate::pd::Pd;
 use roxe_base::error::Error;
 use roxe_base::uses::{ObjectId, Use};
-use roxe_check::{Event, Made, Tracked, emit};
+use roxe_check::{Event, Object, Tracked, emit};
 use roxe_net::group;
 use roxe_transport::cm::Route;
 use roxe_transport::wr::Av;
@@ -54,7 +54,7 @@ impl Pd {
         let av = self.context().resolve_av(attr)?;
         self.context().engine().await_next_hop(Route { local: av.sgid, remote: av.dgid })?;
         let _quota = self.context().device().quotas().ahs.take()?;
-        let _tracked = Tracked::new(ObjectId::next(), || Made::Ah { pd: self.object() });
+        let _tracked = Tracked::new(ObjectId::next(), || Object::Ah { pd: self.object() });
         Ok(Ah { av, pd: Arc::clone(self), _use: self.hold(), _quota, _tracked })
     }
 }

@@ -7,7 +7,7 @@ use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_base::lock::{RwLock, rank};
 use roxe_base::uses::{ObjectId, UseCount};
-use roxe_check::{Event, Made, Tracked, emit, is_on};
+use roxe_check::{Event, Object, Tracked, emit, is_on};
 use roxe_engine::engine::Engine;
 use roxe_engine::presence::Awaited;
 use roxe_engine::queue_pair::Deadline;
@@ -44,7 +44,7 @@ impl Context {
     /// Creates a completion channel.
     pub fn create_comp_channel(self: &Arc<Self>) -> Result<Arc<CompChannel>, Error> {
         let (context, events, uses) = (Arc::clone(self), Arc::new(EventQueue::new()?), UseCount::default());
-        let tracked = Tracked::new(ObjectId::next(), || Made::Channel { context: self.id() });
+        let tracked = Tracked::new(ObjectId::next(), || Object::Channel { context: self.id() });
         let engines = EngineSet::new(self.engine().of_this_thread());
         Ok(Arc::new(CompChannel { context, engines, events, uses, tracked }))
     }

@@ -8,7 +8,7 @@ use crate::sleepers::watch_unread;
 use roxe_base::error::Error;
 use roxe_base::limits;
 use roxe_base::uses::ObjectId;
-use roxe_check::{Event, Made, Tracked, emit, outcome};
+use roxe_check::{Event, Object, Tracked, emit, outcome};
 use roxe_engine::engine::Engine;
 use roxe_memory::table::MemoryTable;
 use roxe_observe::adapter::PortObserver;
@@ -45,7 +45,7 @@ impl Context {
     pub(crate) fn new(device: Arc<Device>, engine: Arc<Engine>) -> Result<Arc<Self>, Error> {
         let (memory, events, command) = (Arc::default(), Arc::new(EventQueue::new()?), command()?);
         let inventory = Inventory::new(device.ifindex(), &memory);
-        let tracked = Tracked::new(ObjectId::next(), || Made::Context);
+        let tracked = Tracked::new(ObjectId::next(), || Object::Context);
         Ok(Arc::new(Self { device, engine, memory, inventory, events, command, tracked }))
     }
 

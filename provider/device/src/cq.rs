@@ -21,7 +21,7 @@ use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use, UseCount};
 use roxe_base::{clock, instruments};
 use roxe_check::explain::{self, Cause};
-use roxe_check::{Event, Made, Tracked, emit, is_checking, is_on, outcome};
+use roxe_check::{Event, Object, Tracked, emit, is_checking, is_on, outcome};
 use roxe_engine::engine::Engine;
 use roxe_engine::presence::Awaited;
 use roxe_engine::queue_pair::Deadline;
@@ -87,7 +87,7 @@ impl Context {
         let id = ObjectId::next();
         let engine = self.engine().of_this_thread();
         let channel = init.channel.as_ref().map(|channel| channel.id());
-        let tracked = Tracked::new(id, || Made::Cq { context: self.id(), channel, capacity: init.cqe });
+        let tracked = Tracked::new(id, || Object::Cq { context: self.id(), channel, capacity: init.cqe });
         let uses = UseCount::default();
         let listing = self.inventory().enter(Facts::Cq { cqe: init.cqe, users: uses.clone() });
         Ok(Arc::new_cyclic(|me| Cq {

@@ -8,7 +8,7 @@ use roxe_base::error::Error;
 use roxe_base::limits::MAX_MR_SIZE;
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use};
-use roxe_check::{Event, Made, Memory, Tracked, emit, is_checking};
+use roxe_check::{Event, Memory, Object, Tracked, emit, is_checking};
 use roxe_memory::guard;
 use roxe_memory::mapped::{self, Mapping, page_size};
 use roxe_memory::region::{Region, Role, Users};
@@ -258,7 +258,7 @@ impl Mr {
         let is_marked = marked(attr, &backing);
         let registration =
             Registration { pd: Arc::clone(pd), attr, backing, uses: Some([pd.hold(), quota]), is_marked };
-        let tracked = Tracked::new(ObjectId::next(), || Made::Mr(attr.checker_facts(pd, keys)));
+        let tracked = Tracked::new(ObjectId::next(), || Object::Mr(attr.checker_facts(pd, keys)));
         let (context, registration) = (Arc::clone(pd.context()), Mutex::new(registration));
         Ok(Arc::new(Self { context, keys, registration, tracked }))
     }

@@ -5,7 +5,7 @@ use crate::pd::Pd;
 use roxe_base::error::Error;
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use};
-use roxe_check::{Made, Tracked};
+use roxe_check::{Object, Tracked};
 use roxe_memory::region::{MwKind, Window};
 use roxe_wire::RKey;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ impl Pd {
         let window = Window::new(kind, self.id());
         let key = self.context().memory().insert(window.closed())?;
         let uses = Mutex::new(Some([self.hold(), quota]));
-        let tracked = Tracked::new(ObjectId::next(), || Made::Mw { pd: self.object(), key });
+        let tracked = Tracked::new(ObjectId::next(), || Object::Mw { pd: self.object(), key });
         Ok(Arc::new(Mw { pd: Arc::clone(self), kind, key, uses, tracked }))
     }
 }

@@ -4,7 +4,7 @@ use crate::context::Context;
 use crate::inventory::{Facts, Listing};
 use roxe_base::error::Error;
 use roxe_base::uses::{ObjectId, Use, UseCount};
-use roxe_check::{Event, Made, Tracked, emit};
+use roxe_check::{Event, Object, Tracked, emit};
 use roxe_memory::region::PdId;
 use std::sync::Arc;
 
@@ -71,5 +71,5 @@ impl Pd {
 }
 
 fn tracked(context: &Context) -> Tracked {
-    Tracked::new(ObjectId::next(), || Made::Pd { context: context.id() })
+    Tracked::new(ObjectId::next(), || Object::Pd { context: context.id() })
 }

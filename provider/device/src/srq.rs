@@ -14,7 +14,7 @@ use roxe_base::limits::{self, MAX_TM_OPS, MAX_TM_SGE, MAX_TM_TAGS, MAX_XRC_SRQ};
 use roxe_base::lock::{Mutex, RwLock, rank};
 use roxe_base::uses::{ObjectId, Use, UseCount};
 use roxe_check::explain::because;
-use roxe_check::{Event, Made, Tracked, emit};
+use roxe_check::{Event, Object, Tracked, emit};
 use roxe_net::slot::Slot;
 use roxe_transport::cx::TagFit;
 use roxe_transport::qp::PostError;
@@ -230,7 +230,7 @@ impl Srq {
             listed: listing.number(),
             held: Mutex::new((held, Some(listing))),
             id,
-            tracked: Tracked::new(id, || Made::Srq { pd: pd.object(), max_wr: init.max_wr }),
+            tracked: Tracked::new(id, || Object::Srq { pd: pd.object(), max_wr: init.max_wr }),
             user: init.user,
             uses: UseCount::default(),
             kind,

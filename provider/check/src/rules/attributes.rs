@@ -3,10 +3,10 @@
 
 use crate::event::Event;
 use crate::id_map::{IdMap, IdSet};
+use crate::program::{Observer, Program};
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
-use crate::world::{Observer, World};
 use roxe_base::clock;
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::Side;
@@ -27,21 +27,21 @@ pub(super) struct Attributes {
 }
 
 impl Observer for Attributes {
-    fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, stack: &Stack, program: &Program, reports: &mut Vec<Report>) {
         // Cards accept some out-of-range values, so accepted calls are checked too.
         if let Event::Modified { qp, attr, mask } | Event::ModifyRefused { qp, attr, mask, .. } = *event {
-            reports.extend(out_of_range(qp, (attr, mask), stack, world));
+            reports.extend(out_of_range(qp, (attr, mask), stack, program));
         }
         match *event {
             Event::ModifyRefused { qp, attr, mask, .. } => {
-                reports.extend(mtu_over_port(qp, (attr, mask), stack, world));
+                reports.extend(mtu_over_port(qp, (attr, mask), stack, program));
             }
             Event::UndefinedValue { call, argument, value, accepted } => {
                 let sentence = format!("{argument} of {call} is {value:#x}; accepted are {accepted}.");
                 reports.push(garbage(sentence, stack));
             }
-            Event::Retried { qp, counts } => reports.extend(self.retried(qp, counts, world)),
-            Event::PostedSend { qp, .. } if has_no_ack_timer(qp, world) => {
+            Event::Retried { qp, counts } => reports.extend(self.retried(qp, counts, program)),
+            Event::PostedSend { qp, .. } if has_no_ack_timer(qp, program) => {
                 self.waits.entry(qp).or_insert_with(clock::now);
             }
             Event::Completed { qp, side: Side::Send, .. } => {
@@ -49,18 +49,18 @@ impl Observer for Attributes {
             }
             Event::Modified { qp, attr, mask } if mask.contains(AttrMask::STATE) => {
                 if attr.state == QpState::Err {
-                    reports.extend(self.unanswered(qp, world));
+                    reports.extend(self.unanswered(qp, program));
                 }
                 self.waits.remove(&qp);
             }
             Event::Destroyed(qp) => {
-                reports.extend(self.unanswered(qp, world));
+                reports.extend(self.unanswered(qp, program));
                 self.waits.remove(&qp);
                 self.reported.remove(&qp);
             }
             Event::Exit => {
                 let waiting: Vec<_> = self.waits.keys().copied().collect();
-                reports.extend(waiting.into_iter().filter_map(|qp| self.unanswered(qp, world)));
+                reports.extend(waiting.into_iter().filter_map(|qp| self.unanswered(qp, program)));
             }
             _ => {}
         }
@@ -68,8 +68,8 @@ impl Observer for Attributes {
 }
 
 impl Attributes {
-    fn retried(&mut self, qp: ObjectId, counts: RetryCounts, world: &World) -> Option<Report> {
-        let attributes = world.attributes(qp)?;
+    fn retried(&mut self, qp: ObjectId, counts: RetryCounts, program: &Program) -> Option<Report> {
+        let attributes = program.attributes(qp)?;
         let gaps = counts.packet_seq_err > 0 || counts.implied_nak_seq_err > 0;
         let lost = gaps || counts.local_ack_timeout_err > 0;
         let (timeout, retry_cnt) = (AttrMask::TIMEOUT, AttrMask::RETRY_CNT);
@@ -86,17 +86,17 @@ impl Attributes {
         };
         let stack = attributes.call(bit);
         self.reported.insert(qp).then(|| {
-            let report = Report::new(Rule::TimeoutZero, sentence).fact("queue pair", world.name(qp));
+            let report = Report::new(Rule::TimeoutZero, sentence).fact("queue pair", program.name(qp));
             report.at("set at", &stack).advice(advice)
         })
     }
 
     /// Reports a queue pair with timeout 0 that ends with a request unacknowledged for
     /// [`LOST_AFTER`].
-    fn unanswered(&mut self, qp: ObjectId, world: &World) -> Option<Report> {
+    fn unanswered(&mut self, qp: ObjectId, program: &Program) -> Option<Report> {
         let waited = clock::now().since(*self.waits.get(&qp)?);
-        let first = world.outstanding(Side::Send, qp).find(|work| work.signaled && !work.completed)?;
-        if waited < LOST_AFTER || !has_no_ack_timer(qp, world) || !self.reported.insert(qp) {
+        let first = program.outstanding(Side::Send, qp).find(|work| work.signaled && !work.completed)?;
+        if waited < LOST_AFTER || !has_no_ack_timer(qp, program) || !self.reported.insert(qp) {
             return None;
         }
         let (operation, wr_id, secs) = (first.operation(), first.wr_id, waited.as_secs_f64());
@@ -104,33 +104,33 @@ impl Attributes {
             "The {operation} with wr_id {wr_id} was not acknowledged for {secs:.1} s: with timeout 0 no timer \
              retransmits a lost packet."
         );
-        let report = Report::new(Rule::TimeoutZero, sentence).fact("queue pair", world.name(qp));
+        let report = Report::new(Rule::TimeoutZero, sentence).fact("queue pair", program.name(qp));
         let report = report.at("posted at", &first.posted);
-        Some(report.at("set at", &world.attributes(qp)?.call(AttrMask::TIMEOUT)).advice(TIMEOUT_ADVICE))
+        Some(report.at("set at", &program.attributes(qp)?.call(AttrMask::TIMEOUT)).advice(TIMEOUT_ADVICE))
     }
 }
 
 const TIMEOUT_ADVICE: &str = "Set timeout to 14 (67 ms), or to a value that suits the path.";
 
 /// Returns true if the queue pair is in RTS with timeout 0, so that no timer retransmits.
-fn has_no_ack_timer(qp: ObjectId, world: &World) -> bool {
-    world
+fn has_no_ack_timer(qp: ObjectId, program: &Program) -> bool {
+    program
         .attributes(qp)
         .is_some_and(|own| own.has(AttrMask::TIMEOUT) && own.values.timeout == 0 && own.state == QpState::Rts)
 }
 
-fn mtu_over_port(qp: ObjectId, (attr, mask): (&QpAttr, AttrMask), stack: &Stack, world: &World) -> Option<Report> {
-    let (requested, max) = (attr.path_mtu.bytes(), world.qp(qp)?.port_mtu);
+fn mtu_over_port(qp: ObjectId, (attr, mask): (&QpAttr, AttrMask), stack: &Stack, program: &Program) -> Option<Report> {
+    let (requested, max) = (attr.path_mtu.bytes(), program.qp(qp)?.port_mtu);
     (mask.contains(AttrMask::PATH_MTU) && requested > max).then(|| {
         let sentence = format!("path_mtu is {requested} bytes, but active_mtu of the port is {max} bytes.");
-        let report = Report::new(Rule::MtuOverPort, sentence).fact("queue pair", world.name(qp));
+        let report = Report::new(Rule::MtuOverPort, sentence).fact("queue pair", program.name(qp));
         let advice = "Use the smaller active_mtu of the two ports; ibv_query_port returns it.";
         report.at("set at", stack).advice(advice)
     })
 }
 
 /// Reports a number that exceeds its field in packets or on cards.
-fn out_of_range(qp: ObjectId, (attr, mask): (&QpAttr, AttrMask), stack: &Stack, world: &World) -> Option<Report> {
+fn out_of_range(qp: ObjectId, (attr, mask): (&QpAttr, AttrMask), stack: &Stack, program: &Program) -> Option<Report> {
     let values = [
         (AttrMask::TIMEOUT, "timeout", attr.timeout, 0..=31),
         (AttrMask::RETRY_CNT, "retry_cnt", attr.retry_cnt, 0..=7),
@@ -142,7 +142,7 @@ fn out_of_range(qp: ObjectId, (attr, mask): (&QpAttr, AttrMask), stack: &Stack, 
         values.into_iter().find(|(bit, _, value, range)| mask.contains(*bit) && !range.contains(value))?;
     let (low, high) = range.into_inner();
     let sentence = format!("{name} of ibv_modify_qp is {value}; it must be {low} to {high}.");
-    Some(garbage(sentence, stack).fact("queue pair", world.name(qp)))
+    Some(garbage(sentence, stack).fact("queue pair", program.name(qp)))
 }
 
 fn garbage(sentence: String, stack: &Stack) -> Report {

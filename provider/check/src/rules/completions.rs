@@ -1,12 +1,12 @@
 //! Completion queues: too small ones, threads that sleep while completions are queued, and
 //! completions that outlive their queue pair.
 
-use crate::event::{Event, Made};
+use crate::event::{Event, Object};
 use crate::id_map::{IdMap, IdSet};
+use crate::program::{Observer, Program, Work, side_of};
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
-use crate::world::{Observer, Work, World, side_of};
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::Side;
 use roxe_transport::qp::{AttrMask, QpState};
@@ -82,14 +82,14 @@ enum Armed {
 }
 
 impl Observer for Completions {
-    fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, stack: &Stack, program: &Program, reports: &mut Vec<Report>) {
         match *event {
             Event::Held { cq, held, capacity } => {
                 let queue = self.queues.entry(cq).or_default();
                 queue.held = held;
                 if held * 5 > capacity * 4 && !queue.is_reported {
-                    let producers = producers(cq, &self.used, world);
-                    let report = too_small(cq, held, capacity, &producers, world);
+                    let producers = producers(cq, &self.used, program);
+                    let report = too_small(cq, held, capacity, &producers, program);
                     queue.is_reported = report.is_some();
                     reports.extend(report);
                 }
@@ -101,7 +101,7 @@ impl Observer for Completions {
                 (queue.held, queue.user) = (queue.held.saturating_sub(1), Some(User::current()));
                 queue.missed = 0;
             }
-            Event::Overrun { cq } => reports.extend(overrun(cq, &producers(cq, &self.used, world), world)),
+            Event::Overrun { cq } => reports.extend(overrun(cq, &producers(cq, &self.used, program), program)),
             Event::Armed { cq, any, missed } => {
                 let queue = self.queues.entry(cq).or_default();
                 queue.armed = if any { Armed::Any } else { Armed::Some };
@@ -111,25 +111,28 @@ impl Observer for Completions {
             Event::Announced { cq } => {
                 self.queues.entry(cq).or_default().armed = Armed::Spent;
                 // The waiting thread has its event, even if it has not run yet.
-                if let Some(Made::Cq { channel: Some(channel), .. }) = world.object(cq).map(|known| known.made) {
+                if let Some(Object::Cq { channel: Some(channel), .. }) =
+                    program.live_object(cq).map(|known| known.object)
+                {
                     self.waits.remove(&channel);
                 }
             }
             Event::Waits { channel } => {
                 self.waits.insert(channel, (User::current(), stack.clone()));
-                reports.extend(self.armed_late(channel, stack, world));
+                reports.extend(self.armed_late(channel, stack, program));
             }
             Event::StillWaits { channel } => {
                 let Some((waiter, waits)) = self.waits.get(&channel) else { return };
                 let is_it = |user: &User| user.thread == waiter.thread;
-                let report = self.sleeps(channel, None, is_it, world);
+                let report = self.sleeps(channel, None, is_it, program);
                 reports.extend(report.map(|report| report.at("waits at", waits)));
             }
             Event::Sleeps { cq, thread, call } => {
-                let Some(Made::Cq { channel: Some(channel), .. }) = world.object(cq).map(|known| known.made) else {
+                let Some(Object::Cq { channel: Some(channel), .. }) = program.live_object(cq).map(|known| known.object)
+                else {
                     return;
                 };
-                let report = self.sleeps(channel, Some(cq), |user| user.number == thread, world);
+                let report = self.sleeps(channel, Some(cq), |user| user.number == thread, program);
                 reports.extend(report.map(|report| report.fact("sleeps in", format!("{call}, thread {thread}"))));
             }
             Event::Destroyed(id) => {
@@ -145,17 +148,17 @@ impl Observer for Completions {
 impl Completions {
     /// Reports a thread that waits without polling the completions that were queued when it armed.
     /// roxe raises an event for those, as many cards do; the standard does not require it.
-    fn armed_late(&mut self, channel: ObjectId, waits: &Stack, world: &World) -> Option<Report> {
+    fn armed_late(&mut self, channel: ObjectId, waits: &Stack, program: &Program) -> Option<Report> {
         let user = User::current();
         let is_it = |id: &ObjectId, queue: &Queue| {
-            queue.missed > 0 && !queue.is_late_reported && queue.user == Some(user) && is_of(*id, channel, world)
+            queue.missed > 0 && !queue.is_late_reported && queue.user == Some(user) && is_of(*id, channel, program)
         };
         let (cq, queue) = self.queues.iter_mut().find(|(id, queue)| is_it(id, queue))?;
         queue.is_late_reported = true;
         let sentence = format!(
             "A thread waits for an event of the {}, which it armed too late and has not polled since: {} already \
              queued, and a card need not raise an event for that.",
-            world.name(*cq),
+            program.name(*cq),
             counted(queue.missed)
         );
         let report = Report::new(Rule::SleepWithCompletions, sentence).warned().at("waits at", waits);
@@ -169,9 +172,9 @@ impl Completions {
         channel: ObjectId,
         wanted: Option<ObjectId>,
         is_waiter: impl Fn(&User) -> bool,
-        world: &World,
+        program: &Program,
     ) -> Option<Report> {
-        let ours = |id| is_of(id, channel, world);
+        let ours = |id| is_of(id, channel, program);
         let mut queues: Vec<_> = self.queues.iter().filter(|(id, _)| ours(**id)).collect();
         queues.sort_by_key(|(id, _)| **id);
         let is_slept_on = |queue: &Queue| {
@@ -192,7 +195,7 @@ impl Completions {
         let sentence = format!(
             "A thread waits for an event while {} in the {}, and no event is due: {why}.",
             counted(held),
-            world.name(*cq)
+            program.name(*cq)
         );
         Some(Report::new(Rule::SleepWithCompletions, sentence).at("armed at", &queue.armed_at).advice(ADVICE))
     }
@@ -206,18 +209,18 @@ const ADVICE: &str =
     "After each event call ibv_req_notify_cq, then ibv_poll_cq until it returns 0, and only then wait again.";
 
 /// Returns true if `cq` reports its events to `channel`.
-fn is_of(cq: ObjectId, channel: ObjectId, world: &World) -> bool {
-    let made = world.object(cq).map(|known| known.made);
-    matches!(made, Some(Made::Cq { channel: Some(of), .. }) if of == channel)
+fn is_of(cq: ObjectId, channel: ObjectId, program: &Program) -> bool {
+    let object = program.live_object(cq).map(|known| known.object);
+    matches!(object, Some(Object::Cq { channel: Some(of), .. }) if of == channel)
 }
 
 /// A queue, its side and the maximum number of requests in it.
 type Producer = (ObjectId, Side, u32);
 
-fn producers(cq: ObjectId, used: &IdSet<(ObjectId, Side)>, world: &World) -> Vec<Producer> {
+fn producers(cq: ObjectId, used: &IdSet<(ObjectId, Side)>, program: &Program) -> Vec<Producer> {
     let (mut found, mut shared) = (Vec::new(), BTreeSet::new());
-    for (id, known) in world.objects() {
-        let Made::Qp(pair) = known.made else { continue };
+    for (id, known) in program.objects() {
+        let Object::Qp(pair) = known.object else { continue };
         if pair.send_cq == cq {
             found.push((id, Side::Send, pair.caps.max_send_wr));
         }
@@ -227,8 +230,8 @@ fn producers(cq: ObjectId, used: &IdSet<(ObjectId, Side)>, world: &World) -> Vec
             Some(srq) => drop(shared.insert(srq)),
         }
     }
-    found.extend(shared.into_iter().filter_map(|srq| match world.object(srq)?.made {
-        Made::Srq { max_wr, .. } => Some((srq, Side::Recv, max_wr)),
+    found.extend(shared.into_iter().filter_map(|srq| match program.live_object(srq)?.object {
+        Object::Srq { max_wr, .. } => Some((srq, Side::Recv, max_wr)),
         _ => None,
     }));
     found.retain(|(id, side, _)| used.contains(&(*id, *side)));
@@ -236,7 +239,7 @@ fn producers(cq: ObjectId, used: &IdSet<(ObjectId, Side)>, world: &World) -> Vec
     found
 }
 
-fn too_small(cq: ObjectId, held: usize, capacity: usize, producers: &[Producer], world: &World) -> Option<Report> {
+fn too_small(cq: ObjectId, held: usize, capacity: usize, producers: &[Producer], program: &Program) -> Option<Report> {
     let max: u64 = producers.iter().map(|(_, _, max)| u64::from(*max)).sum();
     if max <= capacity as u64 {
         return None;
@@ -247,31 +250,31 @@ fn too_small(cq: ObjectId, held: usize, capacity: usize, producers: &[Producer],
     );
     let names = producers.iter().take(NAMED);
     let names: Vec<_> =
-        names.map(|(id, side, max)| format!("up to {max} {} of the {}", requests(*side), world.name(*id))).collect();
+        names.map(|(id, side, max)| format!("up to {max} {} of the {}", requests(*side), program.name(*id))).collect();
     Some(
         Report::new(Rule::CqTooSmall, sentence)
             .fact("attached", names.join("; "))
-            .at("created at", &world.object(cq)?.created)
+            .at("created at", &program.live_object(cq)?.created)
             .advice(format!("Create it with cqe = {max} or more, or attach smaller queues to it.")),
     )
 }
 
-fn overrun(cq: ObjectId, producers: &[Producer], world: &World) -> Option<Report> {
-    let Made::Cq { capacity, .. } = world.object(cq)?.made else { return None };
+fn overrun(cq: ObjectId, producers: &[Producer], program: &Program) -> Option<Report> {
+    let Object::Cq { capacity, .. } = program.live_object(cq)?.object else { return None };
     let sentence = format!(
         "A completion queue of {capacity} entries was full when another request completed: that completion is lost, \
          and so are all later ones."
     );
     let names = producers.iter().take(NAMED).map(|&(id, side, max)| {
-        let unpolled = world.outstanding(side, id).filter(|work| work.completed).count();
-        format!("{unpolled} unpolled {} of the {}, which can have {max}", requests(side), world.name(id))
+        let unpolled = program.outstanding(side, id).filter(|work| work.completed).count();
+        format!("{unpolled} unpolled {} of the {}, which can have {max}", requests(side), program.name(id))
     });
     let report = Report::new(Rule::CqOverrun, sentence).fact("filled by", names.collect::<Vec<_>>().join("; "));
     let is_unpolled = |(queue, work): &(ObjectId, &Work)| {
-        work.completed && world.qp(*queue).is_some_and(|pair| pair.send_cq == cq || pair.recv_cq == cq)
+        work.completed && program.qp(*queue).is_some_and(|pair| pair.send_cq == cq || pair.recv_cq == cq)
     };
-    let unpolled = world.all_outstanding().find(is_unpolled).map(|(_, work)| &work.posted);
-    Some(report.at("created at", &world.object(cq)?.created).at("unpolled", unpolled).advice(
+    let unpolled = program.all_outstanding().find(is_unpolled).map(|(_, work)| &work.posted);
+    Some(report.at("created at", &program.live_object(cq)?.created).at("unpolled", unpolled).advice(
         "Poll before the queue is full, or create it with cqe of at least the sum of max_send_wr and max_recv_wr of \
          all queue pairs that complete there.",
     ))
@@ -298,13 +301,13 @@ struct Left {
 }
 
 impl Observer for Dead {
-    fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, stack: &Stack, program: &Program, reports: &mut Vec<Report>) {
         match *event {
             Event::Completed { qp, side, .. } => self.unpolled.entry(qp).or_default()[side as usize] += 1,
             Event::Polled { cq, cqe } => {
                 // Cards that keep the completions of a destroyed queue pair return those first.
-                reports.extend(self.left.remove(&cq).map(|left| left.report(cq, world)));
-                let unpolled = world.qp_of(cq, cqe.qpn).and_then(|qp| self.unpolled.get_mut(&qp));
+                reports.extend(self.left.remove(&cq).map(|left| left.report(cq, program)));
+                let unpolled = program.qp_of(cq, cqe.qpn).and_then(|qp| self.unpolled.get_mut(&qp));
                 if let Some(unpolled) = unpolled {
                     let count = &mut unpolled[side_of(cqe) as usize];
                     *count = count.saturating_sub(1);
@@ -316,7 +319,7 @@ impl Observer for Dead {
             }
             Event::Destroyed(id) => {
                 self.left.remove(&id);
-                self.destroyed(id, stack, world);
+                self.destroyed(id, stack, program);
             }
             _ => {}
         }
@@ -324,13 +327,13 @@ impl Observer for Dead {
 }
 
 impl Dead {
-    fn destroyed(&mut self, qp: ObjectId, stack: &Stack, world: &World) -> Option<()> {
+    fn destroyed(&mut self, qp: ObjectId, stack: &Stack, program: &Program) -> Option<()> {
         let unpolled = self.unpolled.remove(&qp)?;
-        let (pair, created) = (world.qp(qp)?, &world.object(qp)?.created);
+        let (pair, created) = (program.qp(qp)?, &program.live_object(qp)?.created);
         for (side, cq) in [(Side::Send, pair.send_cq), (Side::Recv, pair.recv_cq)] {
             let count = unpolled[side as usize];
             if count > 0 {
-                let (name, created, destroyed) = (world.name(qp), created.clone(), stack.clone());
+                let (name, created, destroyed) = (program.name(qp), created.clone(), stack.clone());
                 self.left.entry(cq).or_insert(Left { count: 0, name, created, destroyed }).count += count;
             }
         }
@@ -339,7 +342,7 @@ impl Dead {
 }
 
 impl Left {
-    fn report(self, cq: ObjectId, world: &World) -> Report {
+    fn report(self, cq: ObjectId, program: &Program) -> Report {
         let Self { count, name, created, destroyed } = self;
         let what = if count == 1 { "completion" } else { "completions" };
         let sentence = format!(
@@ -347,7 +350,7 @@ impl Left {
              their completion queue: some cards keep them there, with the number of the destroyed queue pair."
         );
         Report::new(Rule::CompletionOfTheDead, sentence)
-            .fact("polled from", world.name(cq))
+            .fact("polled from", program.name(cq))
             .at("destroyed at", &destroyed)
             .at("created at", &created)
             .advice(
@@ -367,8 +370,8 @@ mod tests {
     fn card_with_events() -> (Card, ObjectId) {
         let mut card = Card::new();
         let (context, channel, cq) = (card.context, ObjectId::next(), ObjectId::next());
-        card.emit(Event::Created(channel, Made::Channel { context }));
-        card.emit(Event::Created(cq, Made::Cq { context, channel: Some(channel), capacity: 16 }));
+        card.emit(Event::Created(channel, Object::Channel { context }));
+        card.emit(Event::Created(cq, Object::Cq { context, channel: Some(channel), capacity: 16 }));
         card.cq = cq;
         (card, channel)
     }

@@ -6,10 +6,10 @@
 
 use crate::event::{Arrived, Event};
 use crate::id_map::{IdMap, IdSet};
+use crate::program::{Attributes, Observer, Program};
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
-use crate::world::{Attributes, Observer, World};
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::Side;
 use roxe_transport::qp::{AttrMask, DropReason, QpState};
@@ -36,23 +36,23 @@ pub(super) struct Connections {
 struct End<'a> {
     qp: ObjectId,
     own: &'a Attributes,
-    world: &'a World,
+    program: &'a Program,
 }
 
 impl Observer for Connections {
-    fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, stack: &Stack, program: &Program, reports: &mut Vec<Report>) {
         let found = match *event {
             Event::Dropped { qp, reason, packet: Some(packet) } => {
-                let Some(own) = world.attributes(qp) else { return };
-                self.dropped(End { qp, own, world }, reason, &packet)
+                let Some(own) = program.attributes(qp) else { return };
+                self.dropped(End { qp, own, program }, reason, &packet)
             }
             Event::WrongLength { qp, request, len } => {
-                world.attributes(qp).and_then(|own| Some((qp, mtu(End { qp, own, world }, request, len)?)))
+                program.attributes(qp).and_then(|own| Some((qp, mtu(End { qp, own, program }, request, len)?)))
             }
-            Event::TooManyReads { qp } => world.attributes(qp).map(|own| (qp, depth(End { qp, own, world }))),
-            Event::Retried { qp, counts } if counts.local_ack_timeout_err > 0 => dest(qp, world),
+            Event::TooManyReads { qp } => program.attributes(qp).map(|own| (qp, depth(End { qp, own, program }))),
+            Event::Retried { qp, counts } if counts.local_ack_timeout_err > 0 => dest(qp, program),
             Event::Completed { qp, side: Side::Send, cqe } if cqe.status == WcStatus::BadRespErr => {
-                mtu_of_read(qp, world)
+                mtu_of_read(qp, program)
             }
             Event::FamiliesDiffer { sgid, sgid_index, dgid } => {
                 let (sgid, dgid) = (sgid.to_ip(), dgid.to_ip());
@@ -105,7 +105,7 @@ impl Connections {
     /// Reports a peer that starts with another PSN. A lost packet is retransmitted; a missing start
     /// is not.
     fn psn(&mut self, end: End<'_>, packet: &Arrived) -> Option<Report> {
-        let End { qp, own, world } = end;
+        let End { qp, own, program } = end;
         let (psn, expected) = (packet.header.bth.psn, packet.expected);
         if !matches!(packet.header.kind, Kind::RcRequest(_)) || !end.is_new(packet) {
             return None;
@@ -116,8 +116,8 @@ impl Connections {
             return (start != expected).then(|| {
                 let sentence =
                     format!("rq_psn is {expected}, but sq_psn of the peer is {start}: every request is dropped.");
-                let report = Report::new(Rule::PsnMismatch, sentence).fact("queue pair", world.name(qp));
-                let report = report.fact("peer", world.name(id)).at("rq_psn set at", &own.call(AttrMask::RQ_PSN));
+                let report = Report::new(Rule::PsnMismatch, sentence).fact("queue pair", program.name(qp));
+                let report = report.fact("peer", program.name(id)).at("rq_psn set at", &own.call(AttrMask::RQ_PSN));
                 report.at("sq_psn set at", &peer.call(AttrMask::SQ_PSN)).advice(PSN_ADVICE)
             });
         }
@@ -137,7 +137,7 @@ impl Connections {
                 "rq_psn is {expected}, but the peer began with PSN {psn}: packets before rq_psn are \
                  dropped as duplicates, packets after it as out of sequence."
             );
-            let report = Report::new(Rule::PsnMismatch, sentence).fact("queue pair", world.name(qp));
+            let report = Report::new(Rule::PsnMismatch, sentence).fact("queue pair", program.name(qp));
             with_peer(report, end).at("rq_psn set at", &own.call(AttrMask::RQ_PSN)).advice(PSN_ADVICE)
         })
     }
@@ -161,8 +161,8 @@ const fn continues_message(kind: &Kind) -> bool {
 
 /// The peer, if it is in this process and each end is the other's destination.
 fn peer_of<'w>(end: End<'w>) -> Option<(ObjectId, &'w Attributes)> {
-    let End { qp, own, world } = end;
-    let number = world.qp(qp)?.qpn;
+    let End { qp, own, program } = end;
+    let number = program.qp(qp)?.qpn;
     destination(end).filter(|(_, peer)| {
         own.has(AttrMask::AV) && peer.values.dest_qpn == number && peer.values.av.dgid == own.values.av.sgid
     })
@@ -170,13 +170,13 @@ fn peer_of<'w>(end: End<'w>) -> Option<(ObjectId, &'w Attributes)> {
 
 /// The connected queue pair of this process that is the destination of `end`.
 fn destination<'w>(end: End<'w>) -> Option<(ObjectId, &'w Attributes)> {
-    let End { own, world, .. } = end;
+    let End { own, program, .. } = end;
     let is_destination = |(id, peer): &(ObjectId, &Attributes)| {
         is_connected(peer)
             && peer.values.av.sgid == own.values.av.dgid
-            && world.qp(*id).is_some_and(|pair| pair.qpn == own.values.dest_qpn)
+            && program.qp(*id).is_some_and(|pair| pair.qpn == own.values.dest_qpn)
     };
-    if own.has(AttrMask::DEST_QPN) { world.all_attributes().find(is_destination) } else { None }
+    if own.has(AttrMask::DEST_QPN) { program.all_attributes().find(is_destination) } else { None }
 }
 
 fn is_connected(attributes: &Attributes) -> bool {
@@ -186,7 +186,7 @@ fn is_connected(attributes: &Attributes) -> bool {
 /// Reports a packet whose length does not fit the path MTU.
 fn mtu(end: End<'_>, request: &Request, len: usize) -> Option<Report> {
     use Request::{SendFirst, SendLast, SendMiddle, SendOnly, WriteFirst, WriteLast, WriteMiddle, WriteOnly};
-    let End { qp, own, world } = end;
+    let End { qp, own, program } = end;
     let mtu = own.values.path_mtu.bytes() as usize;
     let is_wrong = match request {
         SendFirst | SendMiddle | WriteFirst(_) | WriteMiddle => len != mtu,
@@ -196,7 +196,7 @@ fn mtu(end: End<'_>, request: &Request, len: usize) -> Option<Report> {
     (is_wrong && own.has(AttrMask::PATH_MTU)).then(|| {
         let what = if len > mtu { "a packet" } else { "a FIRST or MIDDLE packet" };
         let sentence = format!("path_mtu is {mtu} bytes, but the peer sent {what} of {len} bytes.");
-        let report = Report::new(Rule::MtuMismatch, sentence).fact("queue pair", world.name(qp));
+        let report = Report::new(Rule::MtuMismatch, sentence).fact("queue pair", program.name(qp));
         with_peer(report, end).at("set at", &own.call(AttrMask::PATH_MTU)).advice(MTU_ADVICE)
     })
 }
@@ -206,7 +206,7 @@ const MTU_ADVICE: &str = "Set the same path_mtu at both ends: the smaller active
 /// Adds the peer, as far as it is known.
 fn with_peer(report: Report, end: End<'_>) -> Report {
     match peer_of(end) {
-        Some((id, _)) => report.fact("peer", end.world.name(id)),
+        Some((id, _)) => report.fact("peer", end.program.name(id)),
         None => {
             let (number, address) = (end.own.values.dest_qpn.get(), end.own.values.av.dgid.to_ip());
             report.fact("peer", format!("queue pair {number:#08x} at {address}"))
@@ -215,29 +215,29 @@ fn with_peer(report: Report, end: End<'_>) -> Report {
 }
 
 /// Reports a READ response of another path MTU.
-fn mtu_of_read(qp: ObjectId, world: &World) -> QpReport {
-    let own = world.attributes(qp)?;
-    let (id, peer) = peer_of(End { qp, own, world })?;
+fn mtu_of_read(qp: ObjectId, program: &Program) -> QpReport {
+    let own = program.attributes(qp)?;
+    let (id, peer) = peer_of(End { qp, own, program })?;
     let (ours, theirs) = (own.values.path_mtu.bytes(), peer.values.path_mtu.bytes());
     (ours != theirs).then(|| {
         let sentence =
             format!("path_mtu is {ours} bytes, but that of the peer, which responded to a READ, is {theirs} bytes.");
-        let report = Report::new(Rule::MtuMismatch, sentence).fact("queue pair", world.name(qp));
-        let report = report.fact("peer", world.name(id)).at("set at", &own.call(AttrMask::PATH_MTU));
+        let report = Report::new(Rule::MtuMismatch, sentence).fact("queue pair", program.name(qp));
+        let report = report.fact("peer", program.name(id)).at("set at", &own.call(AttrMask::PATH_MTU));
         (qp, report.at("peer set at", &peer.call(AttrMask::PATH_MTU)).advice(MTU_ADVICE))
     })
 }
 
 /// Reports more outstanding READs and atomics than max_dest_rd_atomic.
 fn depth(end: End<'_>) -> Report {
-    let End { qp, own, world } = end;
+    let End { qp, own, program } = end;
     let max = own.values.max_dest_rd_atomic;
     let peer = peer_of(end).filter(|(_, peer)| peer.has(AttrMask::MAX_QP_RD_ATOMIC));
     let theirs = peer.map(|(_, peer)| format!(", whose max_rd_atomic is {},", peer.values.max_rd_atomic));
     let theirs = theirs.unwrap_or_default();
     let sentence =
         format!("The peer{theirs} had more READs or atomics outstanding than max_dest_rd_atomic, which is {max}.");
-    let report = Report::new(Rule::DepthMismatch, sentence).fact("queue pair", world.name(qp));
+    let report = Report::new(Rule::DepthMismatch, sentence).fact("queue pair", program.name(qp));
     let report = with_peer(report, end).at("set at", &own.call(AttrMask::MAX_DEST_RD_ATOMIC));
     let peers = peer.map(|(_, peer)| peer.call(AttrMask::MAX_QP_RD_ATOMIC));
     report.at("peer set at", &peers).advice("Set max_rd_atomic of each end to at most max_dest_rd_atomic of the other.")
@@ -245,7 +245,7 @@ fn depth(end: End<'_>) -> Report {
 
 /// Reports a first request that has other addresses than the connection.
 fn gid(end: End<'_>, packet: &Arrived) -> Option<Report> {
-    let End { qp, own, world } = end;
+    let End { qp, own, program } = end;
     if !end.is_new(packet) || packet.header.bth.psn != packet.expected {
         return None;
     }
@@ -256,16 +256,16 @@ fn gid(end: End<'_>, packet: &Arrived) -> Option<Report> {
     let differences = [differs("from", packet.src, av.dgid), differs("to", packet.dst, av.sgid)];
     let differences: Vec<_> = differences.into_iter().flatten().collect();
     let sentence = format!("The first packet of the peer was dropped: it arrived {}.", differences.join(" and "));
-    let report = Report::new(Rule::GidMismatch, sentence).fact("queue pair", world.name(qp));
+    let report = Report::new(Rule::GidMismatch, sentence).fact("queue pair", program.name(qp));
     Some(report.at("set at", &own.call(AttrMask::AV)).advice(GID_ADVICE))
 }
 
 fn qkey(end: End<'_>, packet: &Arrived) -> Option<Report> {
-    let End { qp, own, world } = end;
+    let End { qp, own, program } = end;
     let Kind::Ud { deth, .. } = packet.header.kind else { return None };
     let (actual, ours) = (deth.qkey.0, own.values.qkey.0);
     let sentence = format!("A datagram with Q_Key {actual:#x} was dropped: the queue pair has Q_Key {ours:#x}.");
-    let report = Report::new(Rule::QkeyMismatch, sentence).fact("queue pair", world.name(qp));
+    let report = Report::new(Rule::QkeyMismatch, sentence).fact("queue pair", program.name(qp));
     let sender = format!("queue pair {:#08x} at {}", deth.src_qpn.get(), packet.src.to_ip());
     let advice = "Set remote_qkey of the send to the receiver's qkey (below 0x80000000), or set the same qkey at both \
                   ends.";
@@ -273,17 +273,17 @@ fn qkey(end: End<'_>, packet: &Arrived) -> Option<Report> {
 }
 
 /// Reports a timeout between two queue pairs of this process that are not each other's destination.
-fn dest(qp: ObjectId, world: &World) -> QpReport {
-    let own = world.attributes(qp)?;
-    let number = world.qp(qp)?.qpn;
-    let end = End { qp, own, world };
+fn dest(qp: ObjectId, program: &Program) -> QpReport {
+    let own = program.attributes(qp)?;
+    let number = program.qp(qp)?.qpn;
+    let end = End { qp, own, program };
     let names_qp = |(_, peer): &(ObjectId, &Attributes)| {
         is_connected(peer) && peer.values.dest_qpn == number && peer.values.av.dgid == own.values.av.sgid
     };
     let (id, peer) = match destination(end) {
         Some((_, peer)) if peer.values.dest_qpn == number => return None,
         Some(found) => found,
-        None if is_connected(own) => world.all_attributes().find(names_qp)?,
+        None if is_connected(own) => program.all_attributes().find(names_qp)?,
         None => return None,
     };
     let (ours, theirs) = (own.values.dest_qpn.get(), peer.values.dest_qpn.get());
@@ -291,10 +291,10 @@ fn dest(qp: ObjectId, world: &World) -> QpReport {
         "A request timed out: dest_qp_num of queue pair {:#08x} is {ours:#08x}, and that of queue pair {:#08x} is \
          {theirs:#08x}.",
         number.get(),
-        world.qp(id)?.qpn.get()
+        program.qp(id)?.qpn.get()
     );
-    let report = Report::new(Rule::DestMismatch, sentence).fact("queue pair", world.name(qp));
-    let report = report.fact("other one", world.name(id)).at("set at", &own.call(AttrMask::DEST_QPN));
+    let report = Report::new(Rule::DestMismatch, sentence).fact("queue pair", program.name(qp));
+    let report = report.fact("other one", program.name(id)).at("set at", &own.call(AttrMask::DEST_QPN));
     let report = report.at("other set at", &peer.call(AttrMask::DEST_QPN));
     Some((qp, report.advice("Set dest_qp_num of each end to qp_num of the other.")))
 }

@@ -1,12 +1,12 @@
 //! Events that a program reads without acknowledging them, and events that it does not read: while
 //! its thread sleeps, or although they report a failure.
 
-use crate::event::{Event, Made};
+use crate::event::{Event, Object};
 use crate::id_map::{IdMap, IdSet};
+use crate::program::{Observer, Program, describe};
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
-use crate::world::{Observer, World, describe};
 use roxe_base::uses::ObjectId;
 use roxe_transport::qp::{AttrMask, QpState};
 use roxe_transport::wr::WcStatus;
@@ -17,10 +17,10 @@ use std::fmt::Debug;
 pub(super) struct Events;
 
 impl Observer for Events {
-    fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, stack: &Stack, program: &Program, reports: &mut Vec<Report>) {
         match *event {
             Event::WaitsForAcks { object, kind, unacked } => {
-                let whose = whose(object, world);
+                let whose = whose(object, program);
                 let sentence = format!(
                     "A call that destroys an object waits and will not return: {unacked} {kind}{whose} were read and \
                      never acknowledged."
@@ -30,7 +30,7 @@ impl Observer for Events {
                 reports.push(Report::new(Rule::EventsUnacked, sentence).at("destroyed at", stack).advice(advice));
             }
             Event::AckedTooMany { object, kind, delivered, acked } => {
-                let whose = whose(object, world);
+                let whose = whose(object, program);
                 let sentence =
                     format!("{acked} {kind}{whose} were acknowledged, but the program had read only {delivered}.");
                 let advice = "Acknowledge as many events as ibv_get_cq_event or ibv_get_async_event returned. On other \
@@ -43,11 +43,11 @@ impl Observer for Events {
 }
 
 /// The source of the events in words. The object may be destroyed already.
-fn whose(object: Option<ObjectId>, world: &World) -> String {
+fn whose(object: Option<ObjectId>, program: &Program) -> String {
     let Some(id) = object else { return String::new() };
-    let alive = world.object(id).map(|known| &known.made);
-    let made = alive.or_else(|| world.gone().find(|gone| gone.id == id).map(|gone| &gone.made));
-    made.map_or_else(String::new, |made| format!(" of the {}", describe(made)))
+    let alive = program.live_object(id).map(|known| &known.object);
+    let object = alive.or_else(|| program.gone().find(|gone| gone.id == id).map(|gone| &gone.object));
+    object.map_or_else(String::new, |object| format!(" of the {}", describe(object)))
 }
 
 /// `event-unread`, `async-unread`.
@@ -60,11 +60,11 @@ pub(super) struct UnreadEvents {
 }
 
 impl Observer for UnreadEvents {
-    fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, stack: &Stack, program: &Program, reports: &mut Vec<Report>) {
         match *event {
             Event::Armed { cq, .. } => drop(self.armed.insert(cq, stack.clone())),
             Event::Polled { cq, cqe } if cqe.status != WcStatus::Success => {
-                self.failed.extend(world.qp_of(cq, cqe.qpn));
+                self.failed.extend(program.qp_of(cq, cqe.qpn));
             }
             Event::Modified { qp, attr, mask } if mask.contains(AttrMask::STATE) => {
                 match attr.state {
@@ -72,9 +72,9 @@ impl Observer for UnreadEvents {
                     _ => self.failed.remove(&qp),
                 };
             }
-            Event::Unread { channel, source, count } => reports.extend(self.unread(channel, source, count, world)),
+            Event::Unread { channel, source, count } => reports.extend(self.unread(channel, source, count, program)),
             Event::AsyncUnread { source, kind } if !self.failed.contains(&source) => {
-                reports.push(async_unread(source, kind, world));
+                reports.push(async_unread(source, kind, program));
             }
             Event::Destroyed(id) => {
                 self.armed.remove(&id);
@@ -86,9 +86,9 @@ impl Observer for UnreadEvents {
 }
 
 impl UnreadEvents {
-    fn unread(&self, channel: ObjectId, source: ObjectId, count: usize, world: &World) -> Option<Report> {
-        let known = world.object(channel)?;
-        let is_async = matches!(known.made, Made::Context);
+    fn unread(&self, channel: ObjectId, source: ObjectId, count: usize, program: &Program) -> Option<Report> {
+        let known = program.live_object(channel)?;
+        let is_async = matches!(known.object, Object::Context);
         let (place, call) = if is_async {
             ("async_fd of a device context", "ibv_get_async_event")
         } else {
@@ -100,18 +100,18 @@ impl UnreadEvents {
              with EPOLLET, and the thread did not read all events when the descriptor was last reported."
         );
         let report = Report::new(Rule::EventUnread, sentence);
-        let report = if is_async { report } else { report.fact("oldest of", world.name(source)) };
-        let made = if is_async { "opened at" } else { "channel made" };
-        Some(report.at("armed at", self.armed.get(&source)).at(made, &known.created).advice(format!(
+        let report = if is_async { report } else { report.fact("oldest of", program.name(source)) };
+        let label = if is_async { "opened at" } else { "channel made" };
+        Some(report.at("armed at", self.armed.get(&source)).at(label, &known.created).advice(format!(
             "With EPOLLET, make the descriptor non-blocking and call {call} until it fails with EAGAIN, or do not set \
              EPOLLET: each call returns one event, and several may be pending."
         )))
     }
 }
 
-fn async_unread(source: ObjectId, kind: &dyn Debug, world: &World) -> Report {
-    let known = world.object(source);
-    let what = known.map_or_else(|| "device".to_owned(), |_| world.name(source));
+fn async_unread(source: ObjectId, kind: &dyn Debug, program: &Program) -> Report {
+    let known = program.live_object(source);
+    let what = known.map_or_else(|| "device".to_owned(), |_| program.name(source));
     let sentence = format!("The {what} has failed ({kind:?}), and its asynchronous event was not read for a second.");
     let report = Report::new(Rule::AsyncUnread, sentence).at("created at", known.map(|known| &known.created));
     report.advice(
@@ -140,7 +140,7 @@ mod tests {
     fn unread_event_of_a_sleeping_thread_is_reported() {
         let mut card = Card::new();
         let (context, channel, cq) = (card.context, ObjectId::next(), card.cq);
-        card.emit(Event::Created(channel, Made::Channel { context }));
+        card.emit(Event::Created(channel, Object::Channel { context }));
         card.emit(Event::Armed { cq, any: true, missed: 0 });
         for channel in [channel, context] {
             assert_eq!(card.emit(Event::Unread { channel, source: cq, count: 1 }), [Rule::EventUnread]);

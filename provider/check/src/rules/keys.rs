@@ -4,12 +4,12 @@
 //! The mistake follows from the refused attempt and the known objects: a confused key, another
 //! domain, a dead key, a bad range or a missing right.
 
-use crate::event::{Event, Made, Memory};
+use crate::event::{Event, Memory, Object};
 use crate::id_map::IdMap;
+use crate::program::{DestroyedObject, LiveObject, Observer, Program, Work, describe};
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
-use crate::world::{DestroyedObject, LiveObject, Observer, Work, World, describe};
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::{MemError, Side};
 use roxe_transport::qp::{AttrMask, DropReason, Service};
@@ -32,13 +32,13 @@ pub(super) struct Keys {
 }
 
 impl Observer for Keys {
-    fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, stack: &Stack, program: &Program, reports: &mut Vec<Report>) {
         match *event {
             Event::LocalFault { qp, side, sges, access, error } => {
-                reports.extend(self.local_fault(qp, side, sges, (access, error), world));
+                reports.extend(self.local_fault(qp, side, sges, (access, error), program));
             }
             Event::RemoteFault { qp, rkey, va, len, access, error } => {
-                let report = self.remote_fault(qp, (rkey.0, va, len), (access, error), world);
+                let report = self.remote_fault(qp, (rkey.0, va, len), (access, error), program);
                 match report {
                     Some(report) => self.peer_faults.insert(qp, report),
                     None => self.peer_faults.remove(&qp),
@@ -48,10 +48,10 @@ impl Observer for Keys {
                 let is_refused = matches!(reason, DropReason::RemoteAccess | DropReason::LocalProtection);
                 reports.extend(self.peer_faults.remove(&qp).filter(|_| is_refused));
             }
-            Event::Denied { qp, right } => reports.push(denied(qp, right, world)),
-            Event::Unmapped { mr } => reports.push(unmapped(mr, stack, world)),
+            Event::Denied { qp, right } => reports.push(denied(qp, right, program)),
+            Event::Unmapped { mr } => reports.push(unmapped(mr, stack, program)),
             Event::DestroyBegun(id) => {
-                if let Some(report) = self.deregister(id, stack, world) {
+                if let Some(report) = self.deregister(id, stack, program) {
                     self.destroying.insert(id, report);
                 }
             }
@@ -66,7 +66,7 @@ impl Observer for Keys {
             }
             _ => {}
         }
-        self.windows.observe(event, stack, world);
+        self.windows.observe(event, stack, program);
     }
 }
 
@@ -77,22 +77,22 @@ impl Keys {
         side: Side,
         sges: &[Sge],
         (access, error): (Access, MemError),
-        world: &World,
+        program: &Program,
     ) -> Option<Report> {
-        let pair = world.qp(qp).filter(|pair| pair.service != Service::XrcTgt)?;
-        let queue = world.queue_of(qp, side);
-        let work = world.outstanding(side, queue).find(|work| !work.completed && work.sges == sges);
+        let pair = program.qp(qp).filter(|pair| pair.service != Service::XrcTgt)?;
+        let queue = program.queue_of(qp, side);
+        let work = program.outstanding(side, queue).find(|work| !work.completed && work.sges == sges);
         if work.is_some_and(|work| self.interrupted.contains_key(&(queue, work.wr_id))) {
             return None;
         }
-        let pd = match world.object(queue).map(|known| known.made) {
-            Some(Made::Srq { pd, .. }) => pd,
+        let pd = match program.live_object(queue).map(|known| known.object) {
+            Some(Object::Srq { pd, .. }) => pd,
             _ => pair.pd,
         };
         sges.iter().filter(|sge| sge.length > 0).find_map(|sge| {
             let (key, va, len) = (sge.lkey.0, sge.addr, sge.length.into());
             let attempt = Attempt { by: KeyUser::List, qp, pd, key, va, len, right: access, error, work };
-            explain(&attempt, &self.windows, world)
+            explain(&attempt, &self.windows, program)
         })
     }
 
@@ -101,30 +101,30 @@ impl Keys {
         qp: ObjectId,
         (key, va, len): (u32, u64, u64),
         (right, error): (Access, MemError),
-        world: &World,
+        program: &Program,
     ) -> Option<Report> {
-        let pair = world.qp(qp).filter(|pair| pair.service != Service::XrcTgt)?;
+        let pair = program.qp(qp).filter(|pair| pair.service != Service::XrcTgt)?;
         let is_match = |work: &&Work| work.op.as_ref().and_then(remote) == Some((va, key));
-        let work = world.all_outstanding().map(|(_, work)| work).find(is_match);
+        let work = program.all_outstanding().map(|(_, work)| work).find(is_match);
         let attempt = Attempt { by: KeyUser::Peer, qp, pd: pair.pd, key, va, len, right, error, work };
-        explain(&attempt, &self.windows, world)
+        explain(&attempt, &self.windows, program)
     }
 
     /// Builds the report for a region that is destroyed while requests use it. Unsignaled sends do
     /// not count: the program may know by other means that they are done.
-    fn deregister(&mut self, mr: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
-        let Made::Mr(memory) = world.object(mr)?.made else { return None };
+    fn deregister(&mut self, mr: ObjectId, stack: &Stack, program: &Program) -> Option<Report> {
+        let Object::Mr(memory) = program.live_object(mr)?.object else { return None };
         let names = |work: &Work| work.sges.iter().any(|sge| sge.length > 0 && sge.lkey.0 == memory.lkey);
         let is_open = |work: &Work| !work.completed && work.signaled && names(work);
-        let open: Vec<_> = world.all_outstanding().filter(|(_, work)| is_open(work)).collect();
-        let open: Vec<_> = open.into_iter().filter(|(queue, _)| is_served(*queue, world)).collect();
+        let open: Vec<_> = program.all_outstanding().filter(|(_, work)| is_open(work)).collect();
+        let open: Vec<_> = open.into_iter().filter(|(queue, _)| is_served(*queue, program)).collect();
         let (queue, first) = *open.first()?;
         self.interrupted.extend(open.iter().map(|(queue, work)| ((*queue, work.wr_id), mr)));
         let (count, what) = (open.len(), first.operation());
-        let sentence = format!("The {} was deregistered while {count} outstanding requests used it.", world.name(mr));
+        let sentence = format!("The {} was deregistered while {count} outstanding requests used it.", program.name(mr));
         Some(
             Report::new(Rule::MemoryGoneInFlight, sentence)
-                .fact("queue", world.name(queue))
+                .fact("queue", program.name(queue))
                 .fact("first request", format!("{what}, wr_id {}", first.wr_id))
                 .at("deregistered", stack)
                 .at("posted at", &first.posted)
@@ -135,29 +135,29 @@ impl Keys {
 
 /// Reports a region whose memory was unmapped first. A card keeps the pinned pages, and the program
 /// never sees data that peers write there.
-fn unmapped(mr: ObjectId, stack: &Stack, world: &World) -> Report {
+fn unmapped(mr: ObjectId, stack: &Stack, program: &Program) -> Report {
     let sentence = format!(
         "The memory of the {} was unmapped while it was registered: a card keeps the old pages, even if other memory \
          is mapped there now.",
-        world.name(mr)
+        program.name(mr)
     );
     let report = Report::new(Rule::MemoryGoneInFlight, sentence).warned().at("deregistered", stack);
-    let report = report.at("registered at", world.object(mr).map(|known| &known.created));
+    let report = report.at("registered at", program.live_object(mr).map(|known| &known.created));
     report.advice("Deregister the region before its memory is unmapped or freed.")
 }
 
-fn denied(qp: ObjectId, right: Access, world: &World) -> Report {
+fn denied(qp: ObjectId, right: Access, program: &Program) -> Report {
     let flags = rights(right);
     let sentence = format!("A peer's request needs {flags} in qp_access_flags of the queue pair, which lacks it.");
-    let report = Report::new(Rule::AccessMissing, sentence).fact("queue pair", world.name(qp));
-    let set = world.attributes(qp).map_or_else(Stack::unknown, |own| own.call(AttrMask::ACCESS_FLAGS));
+    let report = Report::new(Rule::AccessMissing, sentence).fact("queue pair", program.name(qp));
+    let set = program.attributes(qp).map_or_else(Stack::unknown, |own| own.call(AttrMask::ACCESS_FLAGS));
     report.at("flags set at", &set).advice(format!("Call ibv_modify_qp with {flags} in qp_access_flags."))
 }
 
 /// Returns true if messages can reach the requests of a queue; a shared one needs a queue pair.
-fn is_served(queue: ObjectId, world: &World) -> bool {
-    let serves = |made: &Made| matches!(made, Made::Qp(pair) if pair.srq == Some(queue));
-    world.qp(queue).is_some() || world.objects().any(|(_, known)| serves(&known.made))
+fn is_served(queue: ObjectId, program: &Program) -> bool {
+    let serves = |object: &Object| matches!(object, Object::Qp(pair) if pair.srq == Some(queue));
+    program.qp(queue).is_some() || program.objects().any(|(_, known)| serves(&known.object))
 }
 
 /// The party that uses a key.
@@ -191,112 +191,118 @@ struct Target<'a> {
     base: u64,
     length: u64,
     access: Access,
-    made: (&'static str, &'a Stack),
+    origin: (&'static str, &'a Stack),
 }
 
 /// Finds the mistake, if it is certain.
-fn explain(attempt: &Attempt<'_>, windows: &Windows, world: &World) -> Option<Report> {
-    let context = world.qp(attempt.qp)?.context;
+fn explain(attempt: &Attempt<'_>, windows: &Windows, program: &Program) -> Option<Report> {
+    let context = program.qp(attempt.qp)?.context;
     let key_of = |memory: &Memory| if attempt.by == KeyUser::List { memory.lkey } else { memory.rkey };
     let other_of = |memory: &Memory| if attempt.by == KeyUser::List { memory.rkey } else { memory.lkey };
-    let region = world.regions().find(|(_, memory, _)| memory.context == context && key_of(memory) == attempt.key);
+    let region = program.regions().find(|(_, memory, _)| memory.context == context && key_of(memory) == attempt.key);
     if let Some((id, memory, registered)) = region {
         let Memory { pd, base, length, access, .. } = *memory;
-        let name = format!("the {}", world.name(id));
-        let made = ("registered at", registered);
-        return attempt.fault(&Target { name, pd: Some(pd), base, length, access, made }, world);
+        let name = format!("the {}", program.name(id));
+        let origin = ("registered at", registered);
+        return attempt.fault(&Target { name, pd: Some(pd), base, length, access, origin }, program);
     }
-    if let Some((id, _, registered)) = world.regions().find(|(_, memory, _)| other_of(memory) == attempt.key) {
-        return Some(attempt.confused(&format!("that of the {}", world.name(id)), Some(registered), world));
+    if let Some((id, _, registered)) = program.regions().find(|(_, memory, _)| other_of(memory) == attempt.key) {
+        return Some(attempt.confused(&format!("that of the {}", program.name(id)), Some(registered), program));
     }
     if let Some(binding) = windows.find(context, attempt.key) {
         if let Some((how, at)) = &binding.ended {
             let name = format!("a memory window that was {how}");
-            return Some(attempt.stale(&name, ("bound at", &binding.posted), ("ended at", at), world));
+            return Some(attempt.stale(&name, ("bound at", &binding.posted), ("ended at", at), program));
         }
         let name = format!("the memory window of {} bytes at {:#x}", binding.bind.length, binding.bind.addr);
-        let made = ("bound at", &binding.posted);
+        let origin = ("bound at", &binding.posted);
         if attempt.by == KeyUser::List {
-            return Some(attempt.confused(&format!("that of {name}"), Some(&binding.posted), world));
+            return Some(attempt.confused(&format!("that of {name}"), Some(&binding.posted), program));
         }
         let base = if binding.bind.access.contains(Access::ZERO_BASED) { 0 } else { binding.bind.addr };
         let (length, access) = (binding.bind.length, binding.bind.access);
-        let pd = world.objects().find_map(|(_, known)| match known.made {
-            Made::Mw { pd, key } if key >> 8 == attempt.key >> 8 => Some(pd),
+        let pd = program.objects().find_map(|(_, known)| match known.object {
+            Object::Mw { pd, key } if key >> 8 == attempt.key >> 8 => Some(pd),
             _ => None,
         });
-        return attempt.fault(&Target { name, pd, base, length, access, made }, world);
+        return attempt.fault(&Target { name, pd, base, length, access, origin }, program);
     }
-    let had_key = |gone: &&DestroyedObject| match &gone.made {
-        Made::Mr(memory) => [memory.lkey, memory.rkey].contains(&attempt.key),
+    let had_key = |gone: &&DestroyedObject| match &gone.object {
+        Object::Mr(memory) => [memory.lkey, memory.rkey].contains(&attempt.key),
         _ => false,
     };
-    if let Some(gone) = world.gone().find(had_key) {
-        let name = format!("the {} that was deregistered", describe(&gone.made));
-        let (made, ended) = (("registered at", &gone.created), ("deregistered", &gone.destroyed));
-        return Some(attempt.stale(&name, made, ended, world));
+    if let Some(gone) = program.gone().find(had_key) {
+        let name = format!("the {} that was deregistered", describe(&gone.object));
+        let (origin, ended) = (("registered at", &gone.created), ("deregistered", &gone.destroyed));
+        return Some(attempt.stale(&name, origin, ended, program));
     }
     // The list uses a key that other requests use as a peer's rkey.
     let names = |work: &Work| work.op.as_ref().and_then(remote).is_some_and(|(_, key)| key == attempt.key);
-    let is_peers = attempt.by == KeyUser::List && world.all_outstanding().any(|(_, work)| names(work));
-    is_peers.then(|| attempt.confused("the one that requests use for a peer's region", None, world))
+    let is_peers = attempt.by == KeyUser::List && program.all_outstanding().any(|(_, work)| names(work));
+    is_peers.then(|| attempt.confused("the one that requests use for a peer's region", None, program))
 }
 
 impl Attempt<'_> {
     /// Reports a valid key whose target does not allow the access.
-    fn fault(&self, target: &Target<'_>, world: &World) -> Option<Report> {
+    fn fault(&self, target: &Target<'_>, program: &Program) -> Option<Report> {
         match self.error {
             MemError::BadKey => None,
-            MemError::WrongDomain if target.pd.is_some_and(|pd| pd != self.pd) => Some(self.other_pd(target, world)),
+            MemError::WrongDomain if target.pd.is_some_and(|pd| pd != self.pd) => Some(self.other_pd(target, program)),
             MemError::WrongDomain => None,
-            MemError::Access if !target.access.contains(self.right) => Some(self.missing(target, world)),
+            MemError::Access if !target.access.contains(self.right) => Some(self.missing(target, program)),
             MemError::Access => None,
-            MemError::Range => self.out_of_range(target, world),
-            MemError::Fault => Some(self.unmapped(target, world)),
+            MemError::Range => self.out_of_range(target, program),
+            MemError::Fault => Some(self.unmapped(target, program)),
         }
     }
 
-    fn confused(&self, whose: &str, registered: Option<&Stack>, world: &World) -> Report {
+    fn confused(&self, whose: &str, registered: Option<&Stack>, program: &Program) -> Report {
         let (is, used, right) = match self.by {
             KeyUser::List => ("a remote key", "the lkey of a list", "Use the lkey of the region in the sg_list"),
             KeyUser::Peer => ("a local key", "an rkey by a peer", "Give the peer the rkey of the region"),
         };
         let sentence = format!("The key {:#x} is {is}, {whose}, and was used as {used}.", self.key);
-        let report = self.report(Rule::KeyConfused, sentence, world).at("registered at", registered);
+        let report = self.report(Rule::KeyConfused, sentence, program).at("registered at", registered);
         report.advice(format!("{right}; the two keys of a region differ on most cards."))
     }
 
-    fn stale(&self, name: &str, made: (&'static str, &Stack), ended: (&'static str, &Stack), world: &World) -> Report {
+    fn stale(
+        &self,
+        name: &str,
+        origin: (&'static str, &Stack),
+        ended: (&'static str, &Stack),
+        program: &Program,
+    ) -> Report {
         let sentence = format!("{} uses the key {:#x} of {name}.", self.user(), self.key);
-        self.report(Rule::KeyStale, sentence, world).at(ended.0, ended.1).at(made.0, made.1).advice(
+        self.report(Rule::KeyStale, sentence, program).at(ended.0, ended.1).at(origin.0, origin.1).advice(
             "Let every request that uses the key complete, at both ends, before its memory is released; then drop the key.",
         )
     }
 
-    fn other_pd(&self, target: &Target<'_>, world: &World) -> Report {
-        let created = |pd| world.object(pd).map_or_else(Stack::unknown, |known| known.created.clone());
+    fn other_pd(&self, target: &Target<'_>, program: &Program) -> Report {
+        let created = |pd| program.live_object(pd).map_or_else(Stack::unknown, |known| known.created.clone());
         let sentence = format!(
             "{} uses the key {:#x} of {}, which is in another protection domain than the queue.",
             self.user(),
             self.key,
             target.name
         );
-        self.report(Rule::KeyOfOtherPd, sentence, world)
-            .at(target.made.0, target.made.1)
+        self.report(Rule::KeyOfOtherPd, sentence, program)
+            .at(target.origin.0, target.origin.1)
             .at("its domain", &target.pd.map_or_else(Stack::unknown, created))
             .at("queue's domain", &created(self.pd))
             .advice("Register the memory in the protection domain of the queue that uses it.")
     }
 
-    fn missing(&self, target: &Target<'_>, world: &World) -> Report {
+    fn missing(&self, target: &Target<'_>, program: &Program) -> Report {
         let flags = rights(self.right & !target.access);
         let sentence = format!("{} needs {flags}, which {} does not grant.", self.user(), target.name);
-        let report = self.report(Rule::AccessMissing, sentence, world).at(target.made.0, target.made.1);
-        let call = if target.made.0 == "bound at" { "Bind the window" } else { "Register the region" };
+        let report = self.report(Rule::AccessMissing, sentence, program).at(target.origin.0, target.origin.1);
+        let call = if target.origin.0 == "bound at" { "Bind the window" } else { "Register the region" };
         report.advice(format!("{call} with {flags}."))
     }
 
-    fn out_of_range(&self, target: &Target<'_>, world: &World) -> Option<Report> {
+    fn out_of_range(&self, target: &Target<'_>, program: &Program) -> Option<Report> {
         let (begin, end) = (target.base, target.base.saturating_add(target.length));
         let last = self.va.saturating_add(self.len);
         let by = match (self.va < begin, last > end) {
@@ -305,26 +311,26 @@ impl Attempt<'_> {
             (false, false) => return None,
         };
         let sentence = format!("The {} bytes at {:#x} of {} {by} {}.", self.len, self.va, self.whose(), target.name);
-        let report = self.report(Rule::KeyOutOfRange, sentence, world).at(target.made.0, target.made.1);
+        let report = self.report(Rule::KeyOutOfRange, sentence, program).at(target.origin.0, target.origin.1);
         let overlaps = |memory: &Memory| memory.base < last && self.va < memory.base.saturating_add(memory.length);
         let is_match = |memory: &Memory| (memory.base, memory.length) == (target.base, target.length);
-        let neighbour = world.regions().find(|(_, memory, _)| overlaps(memory) && !is_match(memory));
+        let neighbour = program.regions().find(|(_, memory, _)| overlaps(memory) && !is_match(memory));
         let report = match neighbour {
-            Some((id, ..)) => report.fact("would reach", world.name(id)),
+            Some((id, ..)) => report.fact("would reach", program.name(id)),
             None => report,
         };
         Some(report.advice("Keep address and length inside the memory of the key, or use the key of the other region."))
     }
 
-    fn unmapped(&self, target: &Target<'_>, world: &World) -> Report {
+    fn unmapped(&self, target: &Target<'_>, program: &Program) -> Report {
         let sentence = format!("The memory of {} is no longer mapped, but {} uses it.", target.name, self.whose());
-        self.report(Rule::MemoryGoneInFlight, sentence, world)
-            .at(target.made.0, target.made.1)
+        self.report(Rule::MemoryGoneInFlight, sentence, program)
+            .at(target.origin.0, target.origin.1)
             .advice("Unmap memory only once its region is deregistered and all requests that use it have completed.")
     }
 
-    fn report(&self, rule: Rule, sentence: String, world: &World) -> Report {
-        let report = Report::new(rule, sentence).fact("queue pair", world.name(self.qp));
+    fn report(&self, rule: Rule, sentence: String, program: &Program) -> Report {
+        let report = Report::new(rule, sentence).fact("queue pair", program.name(self.qp));
         let report = report.fact("bytes", format!("{} at {:#x}, key {:#x}", self.len, self.va, self.key));
         let Some(work) = self.work else { return report };
         report.fact("request", format!("{}, wr_id {}", work.operation(), work.wr_id)).at("posted at", &work.posted)
@@ -382,11 +388,11 @@ struct Windows(IdMap<(ObjectId, u32), VecDeque<Binding>>);
 
 impl Windows {
     /// Records bindings and their ends.
-    fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World) {
+    fn observe(&mut self, event: &Event<'_>, stack: &Stack, program: &Program) {
         match *event {
             Event::Bound { qp, bind } => {
-                let Some(pair) = world.qp(qp) else { return };
-                let posted = posted(world, |op| matches!(op, SendOp::BindWindow { rkey, .. } if *rkey == bind.rkey));
+                let Some(pair) = program.qp(qp) else { return };
+                let posted = posted(program, |op| matches!(op, SendOp::BindWindow { rkey, .. } if *rkey == bind.rkey));
                 let bindings = self.0.entry((pair.context, bind.rkey.0 >> 8)).or_default();
                 end_last(bindings, if bind.length == 0 { "closed" } else { "bound anew" }, &posted);
                 if bind.length > 0 {
@@ -397,16 +403,16 @@ impl Windows {
                 }
             }
             Event::Invalidated { qp, rkey } => {
-                let Some(pair) = world.qp(qp) else { return };
+                let Some(pair) = program.qp(qp) else { return };
                 let invalidates = |op: &SendOp| matches!(op, SendOp::LocalInvalidate(key) | SendOp::SendInvalidate(key) if *key == rkey);
-                let posted = posted(world, invalidates);
+                let posted = posted(program, invalidates);
                 if let Some(bindings) = self.0.get_mut(&(pair.context, rkey.0 >> 8)) {
                     end_last(bindings, "invalidated", &posted);
                 }
             }
             Event::Destroyed(id) => {
-                let Some(Made::Mw { pd, key }) = world.object(id).map(|known| known.made) else { return };
-                let Some(Made::Pd { context }) = world.object(pd).map(|known| known.made) else { return };
+                let Some(Object::Mw { pd, key }) = program.live_object(id).map(|known| known.object) else { return };
+                let Some(Object::Pd { context }) = program.live_object(pd).map(|known| known.object) else { return };
                 if let Some(bindings) = self.0.get_mut(&(context, key >> 8)) {
                     end_last(bindings, "deallocated", stack);
                 }
@@ -428,9 +434,9 @@ fn end_last(bindings: &mut VecDeque<Binding>, how: &'static str, stack: &Stack) 
 }
 
 /// The call that posted the request selected by `is_match`.
-fn posted(world: &World, is_match: impl Fn(&SendOp) -> bool) -> Stack {
+fn posted(program: &Program, is_match: impl Fn(&SendOp) -> bool) -> Stack {
     let is_match = |work: &&Work| work.op.as_ref().is_some_and(&is_match);
-    let work = world.all_outstanding().map(|(_, work)| work).find(is_match);
+    let work = program.all_outstanding().map(|(_, work)| work).find(is_match);
     work.map_or_else(Stack::unknown, |work| work.posted.clone())
 }
 
@@ -442,19 +448,19 @@ pub(super) struct Rights {
 }
 
 impl Observer for Rights {
-    fn observe(&mut self, event: &Event<'_>, _: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, _: &Stack, program: &Program, reports: &mut Vec<Report>) {
         match *event {
             Event::FirstUse { rkey, right } => *self.used.entry(rkey.0).or_default() |= right,
             Event::Destroyed(id) => {
-                if let Some(known) = world.object(id)
-                    && let Made::Mr(memory) = known.made
+                if let Some(known) = program.live_object(id)
+                    && let Object::Mr(memory) = known.object
                 {
                     reports.extend(self.unused(known, "it was deregistered"));
                     self.used.remove(&memory.rkey);
                 }
             }
             Event::Exit => {
-                reports.extend(world.objects().filter_map(|(_, known)| self.unused(known, "the program ended")));
+                reports.extend(program.objects().filter_map(|(_, known)| self.unused(known, "the program ended")));
             }
             _ => {}
         }
@@ -463,13 +469,13 @@ impl Observer for Rights {
 
 impl Rights {
     fn unused(&self, known: &LiveObject, until: &str) -> Option<Report> {
-        let Made::Mr(memory) = known.made else { return None };
+        let Object::Mr(memory) = known.object else { return None };
         let used = self.used.get(&memory.rkey).copied().unwrap_or_default();
         let unused = memory.access & Access::OF_PEERS & !used;
         if unused.is_empty() || known.of_library {
             return None;
         }
-        let (flags, name) = (rights(unused), describe(&known.made));
+        let (flags, name) = (rights(unused), describe(&known.object));
         let sentence = format!("The {name} grants {flags}, which no peer had used when {until}.");
         Some(Report::new(Rule::AccessUnused, sentence).at("registered at", &known.created).advice(format!(
             "Register it without {flags} unless another run needs it: any peer that learns or guesses the rkey can use \

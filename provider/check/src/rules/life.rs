@@ -1,12 +1,12 @@
 //! The life of objects: destruction in the wrong order or with outstanding requests, use after
 //! destruction, forks, and leaks.
 
-use crate::event::{Event, Made};
+use crate::event::{Event, Object};
 use crate::id_map::IdMap;
+use crate::program::{LiveObject, Observer, Program, Work, describe};
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
-use crate::world::{LiveObject, Observer, Work, World, describe};
 use roxe_base::config::variable;
 use roxe_base::error::Error;
 use roxe_base::uses::ObjectId;
@@ -27,26 +27,26 @@ pub(super) struct Life {
     handles: IdMap<usize, (String, Stack)>,
     /// The object destroyed last and the thread that destroyed it; the event with the handle of the
     /// object follows.
-    last: Option<(ThreadId, Made)>,
+    last: Option<(ThreadId, Object)>,
     /// Invalid handles, oldest first.
     ended: VecDeque<usize>,
 }
 
 impl Observer for Life {
-    fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, stack: &Stack, program: &Program, reports: &mut Vec<Report>) {
         match *event {
             Event::Destroyed(id) => {
-                self.last = world.object(id).map(|known| (thread::current().id(), known.made));
+                self.last = program.live_object(id).map(|known| (thread::current().id(), known.object));
                 // In ERR the card has completed all requests.
-                if !world.program_set_error(id) {
-                    reports.extend(with_outstanding(id, stack, world));
+                if !program.has_set_error(id) {
+                    reports.extend(with_outstanding(id, stack, program));
                 }
             }
-            Event::DestroyRefused(id, error) => reports.extend(refused(id, error, stack, world)),
+            Event::DestroyRefused(id, error) => reports.extend(refused(id, error, stack, program)),
             Event::HandleGone { handle, kind } => self.note_end(handle, kind, stack),
             Event::HandleUsed { handle } => reports.extend(self.used(handle, stack)),
-            Event::Fork if !has_fork_support() => reports.extend(in_flight(stack, world)),
-            Event::Exit => reports.extend(leak(world)),
+            Event::Fork if !has_fork_support() => reports.extend(in_flight(stack, program)),
+            Event::Exit => reports.extend(leak(program)),
             _ => {}
         }
     }
@@ -55,9 +55,9 @@ impl Observer for Life {
 impl Life {
     fn note_end(&mut self, handle: usize, structure: &'static str, stack: &Stack) {
         let structure = structure.rsplit("::").next().unwrap_or(structure);
-        let last = self.last.take().filter(|(by, made)| *by == thread::current().id() && kind(made).1 == structure);
+        let last = self.last.take().filter(|(by, object)| *by == thread::current().id() && kind(object).1 == structure);
         let name = match last {
-            Some((_, made)) => format!("{} (struct {structure} at {handle:#x})", describe(&made)),
+            Some((_, object)) => format!("{} (struct {structure} at {handle:#x})", describe(&object)),
             None => format!("struct {structure} at {handle:#x}"),
         };
         self.handles.insert(handle, (name, stack.clone()));
@@ -81,10 +81,10 @@ impl Life {
 }
 
 /// One report of all objects left.
-fn leak(world: &World) -> Option<Report> {
+fn leak(program: &Program) -> Option<Report> {
     let mut kinds: BTreeMap<&'static str, Vec<(ObjectId, &LiveObject)>> = BTreeMap::new();
-    for (id, known) in world.objects().filter(|(_, known)| !known.of_library) {
-        kinds.entry(kind(&known.made).0).or_default().push((id, known));
+    for (id, known) in program.objects().filter(|(_, known)| !known.of_library) {
+        kinds.entry(kind(&known.object).0).or_default().push((id, known));
     }
     let count: usize = kinds.values().map(Vec::len).sum();
     if count == 0 {
@@ -96,7 +96,7 @@ fn leak(world: &World) -> Option<Report> {
         objects.sort_by_key(|(id, _)| *id);
         let (_, first) = objects.first()?;
         let rest = if objects.len() == 1 { String::new() } else { format!(" and {} more", objects.len() - 1) };
-        report = report.fact(kind, format!("{}{rest}", describe(&first.made)));
+        report = report.fact(kind, format!("{}{rest}", describe(&first.object)));
     }
     for (kind, objects) in &kinds {
         report = report.at(kind, &objects.first()?.1.created);
@@ -123,9 +123,9 @@ fn has_fork_support() -> bool {
 }
 
 /// Reports a fork that shares pages which the card is using.
-fn in_flight(stack: &Stack, world: &World) -> Option<Report> {
+fn in_flight(stack: &Stack, program: &Program) -> Option<Report> {
     let uses_memory = |work: &&Work| !work.completed && work.sges.iter().any(|sge| sge.length > 0);
-    let open: Vec<_> = world.all_outstanding().map(|(_, work)| work).filter(uses_memory).collect();
+    let open: Vec<_> = program.all_outstanding().map(|(_, work)| work).filter(uses_memory).collect();
     let (first, count) = (open.iter().min_by_key(|work| work.serial)?, open.len());
     let what = if count == 1 { "request was" } else { "requests were" };
     let sentence = format!(
@@ -145,40 +145,40 @@ fn in_flight(stack: &Stack, world: &World) -> Option<Report> {
 }
 
 /// The label of a kind of objects, and the structure of its handle.
-const fn kind(made: &Made) -> (&'static str, &'static str) {
-    match made {
-        Made::Context => ("context", "ibv_context"),
-        Made::Pd { .. } => ("domain", "ibv_pd"),
-        Made::Channel { .. } => ("channel", "ibv_comp_channel"),
-        Made::Cq { .. } => ("cq", "ibv_cq"),
-        Made::Srq { .. } => ("srq", "ibv_srq"),
-        Made::Qp(_) => ("queue pair", "ibv_qp"),
-        Made::Mr(_) => ("region", "ibv_mr"),
-        Made::Mw { .. } => ("window", "ibv_mw"),
-        Made::Ah { .. } => ("address handle", "ibv_ah"),
+const fn kind(object: &Object) -> (&'static str, &'static str) {
+    match object {
+        Object::Context => ("context", "ibv_context"),
+        Object::Pd { .. } => ("domain", "ibv_pd"),
+        Object::Channel { .. } => ("channel", "ibv_comp_channel"),
+        Object::Cq { .. } => ("cq", "ibv_cq"),
+        Object::Srq { .. } => ("srq", "ibv_srq"),
+        Object::Qp(_) => ("queue pair", "ibv_qp"),
+        Object::Mr(_) => ("region", "ibv_mr"),
+        Object::Mw { .. } => ("window", "ibv_mw"),
+        Object::Ah { .. } => ("address handle", "ibv_ah"),
     }
 }
 
-/// Returns true if `made` uses the object `of` directly.
-fn uses(made: &Made, of: ObjectId) -> bool {
-    match made {
-        Made::Context => false,
-        Made::Pd { context } | Made::Channel { context } => *context == of,
-        Made::Cq { context, channel, .. } => *context == of || *channel == Some(of),
-        Made::Srq { pd, .. } | Made::Mw { pd, .. } | Made::Ah { pd } => *pd == of,
-        Made::Qp(pair) => [pair.context, pair.pd, pair.send_cq, pair.recv_cq].contains(&of) || pair.srq == Some(of),
-        Made::Mr(memory) => memory.context == of || memory.pd == of,
+/// Returns true if `object` directly uses the object with the id `of`.
+fn uses(object: &Object, of: ObjectId) -> bool {
+    match object {
+        Object::Context => false,
+        Object::Pd { context } | Object::Channel { context } => *context == of,
+        Object::Cq { context, channel, .. } => *context == of || *channel == Some(of),
+        Object::Srq { pd, .. } | Object::Mw { pd, .. } | Object::Ah { pd } => *pd == of,
+        Object::Qp(pair) => [pair.context, pair.pd, pair.send_cq, pair.recv_cq].contains(&of) || pair.srq == Some(of),
+        Object::Mr(memory) => memory.context == of || memory.pd == of,
     }
 }
 
 /// Reports a destroy call that was refused because of users.
-fn refused(id: ObjectId, error: &Error, stack: &Stack, world: &World) -> Option<Report> {
-    let known = world.object(id)?;
-    let mut users: Vec<_> = world.objects().filter(|(_, user)| uses(&user.made, id)).collect();
+fn refused(id: ObjectId, error: &Error, stack: &Stack, program: &Program) -> Option<Report> {
+    let known = program.live_object(id)?;
+    let mut users: Vec<_> = program.objects().filter(|(_, user)| uses(&user.object, id)).collect();
     users.sort_by_key(|(user, _)| *user);
-    let sentence = format!("The {} was to be destroyed, but other objects use it: {error}.", describe(&known.made));
+    let sentence = format!("The {} was to be destroyed, but other objects use it: {error}.", describe(&known.object));
     let mut report = Report::new(Rule::DestroyOrder, sentence);
-    let names: Vec<_> = users.iter().take(MAX_NAMED).map(|(_, user)| describe(&user.made)).collect();
+    let names: Vec<_> = users.iter().take(MAX_NAMED).map(|(_, user)| describe(&user.object)).collect();
     if !names.is_empty() {
         report = report.fact("used by", names.join("; "));
     }
@@ -189,14 +189,14 @@ fn refused(id: ObjectId, error: &Error, stack: &Stack, world: &World) -> Option<
 
 /// Reports a queue pair that was destroyed with unfinished sends, whose outcome stays unknown.
 /// Unused receives do no harm.
-fn with_outstanding(id: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
-    world.qp(id)?;
-    let open: Vec<_> = world.outstanding(Side::Send, id).filter(|work| work.signaled && !work.completed).collect();
+fn with_outstanding(id: ObjectId, stack: &Stack, program: &Program) -> Option<Report> {
+    program.qp(id)?;
+    let open: Vec<_> = program.outstanding(Side::Send, id).filter(|work| work.signaled && !work.completed).collect();
     let (first, count) = (open.first()?, open.len());
     let what = if count == 1 { "request was" } else { "requests were" };
     let sentence = format!(
         "The {} was destroyed while {count} send {what} outstanding: the peer may have received any part of the data.",
-        world.name(id)
+        program.name(id)
     );
     Some(
         Report::new(Rule::DestroyWithOutstanding, sentence)
@@ -223,7 +223,7 @@ mod tests {
         let left = [card.context, card.pd, card.cq];
         assert_eq!(card.emit(Event::Exit), [Rule::Leak]);
         for id in left {
-            card.emit(Event::MadeByLibrary(id));
+            card.emit(Event::OwnedByLibrary(id));
         }
         assert_eq!(card.emit(Event::Exit), []);
         let qp = card.qp();

@@ -2,12 +2,12 @@
 //! accesses to a peer's memory; words that both atomics and the processor change.
 
 use super::keys::remote;
-use crate::event::{Event, Made, Memory};
+use crate::event::{Event, Memory, Object};
 use crate::id_map::{IdMap, IdSet};
+use crate::program::{Observer, Program, Work};
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
-use crate::world::{Observer, Work, World};
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::Side;
 use roxe_transport::qp::{AttrMask, QpState};
@@ -39,24 +39,24 @@ pub(super) struct Buffers {
 }
 
 impl Observer for Buffers {
-    fn observe(&mut self, event: &Event<'_>, _: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, _: &Stack, program: &Program, reports: &mut Vec<Report>) {
         match *event {
-            Event::Written { addr, len } => self.written(addr, len, world.posted()),
-            Event::Atomic { addr, .. } => self.written(addr, 8, world.posted()),
-            Event::BytesChanged { qp, side, wr_id } => reports.extend(self.changed(qp, side, wr_id, world)),
+            Event::Written { addr, len } => self.written(addr, len, program.posted()),
+            Event::Atomic { addr, .. } => self.written(addr, 8, program.posted()),
+            Event::BytesChanged { qp, side, wr_id } => reports.extend(self.changed(qp, side, wr_id, program)),
             Event::PostedSend { qp, .. } if !self.overlapping.contains(&qp) => {
-                let Some(work) = world.outstanding(Side::Send, qp).next_back() else { return };
+                let Some(work) = program.outstanding(Side::Send, qp).next_back() else { return };
                 if work.is_written() {
-                    reports.extend(self.overlap(qp, work, u64::MAX, world));
+                    reports.extend(self.overlap(qp, work, u64::MAX, program));
                 }
             }
             // A receive counts once it is written; a WRITE with immediate data never writes it.
             Event::Completed { qp, side: Side::Recv, cqe } if is_written(cqe) => {
-                let queue = world.queue_of(qp, Side::Recv);
+                let queue = program.queue_of(qp, Side::Recv);
                 let matches_request = |work: &&Work| work.completed && work.wr_id == cqe.wr_id;
-                let work = world.outstanding(Side::Recv, queue).find(matches_request);
+                let work = program.outstanding(Side::Recv, queue).find(matches_request);
                 if let Some(work) = work.filter(|_| !self.overlapping.contains(&queue)) {
-                    reports.extend(self.overlap(queue, work, cqe.byte_len.into(), world));
+                    reports.extend(self.overlap(queue, work, cqe.byte_len.into(), program));
                 }
             }
             Event::Destroyed(id) => drop(self.overlapping.remove(&id)),
@@ -86,19 +86,19 @@ impl Buffers {
     }
 
     /// Returns true if the card may have changed the bytes of a request since its post.
-    fn may_be_card_write(&self, work: &Work, world: &World) -> bool {
+    fn may_be_card_write(&self, work: &Work, program: &Program) -> bool {
         let wrote = |(begin, end): (u64, u64)| {
             let since = self.written.iter().filter(|written| written.posted >= work.serial);
             since.into_iter().any(|written| written.begin < end && begin < written.end)
         };
-        work.serial <= self.forgotten || work.sges.iter().any(|sge| place(sge, world).is_none_or(wrote))
+        work.serial <= self.forgotten || work.sges.iter().any(|sge| place(sge, program).is_none_or(wrote))
     }
 
-    fn changed(&self, qp: ObjectId, side: Side, wr_id: u64, world: &World) -> Option<Report> {
-        let queue = world.queue_of(qp, side);
+    fn changed(&self, qp: ObjectId, side: Side, wr_id: u64, program: &Program) -> Option<Report> {
+        let queue = program.queue_of(qp, side);
         let matches_request = |work: &&Work| !work.completed && work.wr_id == wr_id && !work.sges.is_empty();
-        let work = world.outstanding(side, queue).find(matches_request)?;
-        if self.may_be_card_write(work, world) {
+        let work = program.outstanding(side, queue).find(matches_request)?;
+        if self.may_be_card_write(work, program) {
             return None;
         }
         let (rule, sentence, advice) = if work.is_written() {
@@ -114,16 +114,16 @@ impl Buffers {
                 "Poll the completion before the buffer is written again, or use IBV_SEND_INLINE.",
             )
         };
-        Some(describe(Report::new(rule, sentence), qp, work, world).at("posted at", &work.posted).advice(advice))
+        Some(describe(Report::new(rule, sentence), qp, work, program).at("posted at", &work.posted).advice(advice))
     }
 
     /// Finds another request that uses the first `len` bytes of one that the card writes.
-    fn overlap(&mut self, queue: ObjectId, work: &Work, len: u64, world: &World) -> Option<Report> {
+    fn overlap(&mut self, queue: ObjectId, work: &Work, len: u64, program: &Program) -> Option<Report> {
         // It is unknown whether an unsignaled send is done.
         let is_open = |other: &Work| !other.completed && other.signaled && other.serial != work.serial;
-        let all = world.all_outstanding().filter(|(_, other)| is_open(other)).take(MAX_COMPARED);
+        let all = program.all_outstanding().filter(|(_, other)| is_open(other)).take(MAX_COMPARED);
         let (other_queue, other, at) = all.into_iter().find_map(|(queue, other)| {
-            let at = common_byte(&work.sges, len, &other.sges, world)?;
+            let at = common_byte(&work.sges, len, &other.sges, program)?;
             Some((queue, other, at))
         })?;
         self.overlapping.insert(queue);
@@ -133,8 +133,8 @@ impl Buffers {
             other.operation()
         );
         Some(
-            describe(Report::new(Rule::BufferOverlapInFlight, sentence), queue, work, world)
-                .fact("other queue", world.name(other_queue))
+            describe(Report::new(Rule::BufferOverlapInFlight, sentence), queue, work, program)
+                .fact("other queue", program.name(other_queue))
                 .fact("other request", format!("{}, wr_id {}", other.operation(), other.wr_id))
                 .at("posted at", &work.posted)
                 .at("other posted", &other.posted)
@@ -143,10 +143,10 @@ impl Buffers {
     }
 }
 
-fn describe(report: Report, queue: ObjectId, work: &Work, world: &World) -> Report {
+fn describe(report: Report, queue: ObjectId, work: &Work, program: &Program) -> Report {
     let bytes = work.sges.iter().map(|sge| format!("{} at {:#x}", sge.length, sge.addr));
     report
-        .fact("queue", world.name(queue))
+        .fact("queue", program.name(queue))
         .fact("request", format!("{}, wr_id {}", work.operation(), work.wr_id))
         .fact("bytes", bytes.collect::<Vec<_>>().join(", "))
 }
@@ -157,7 +157,7 @@ fn is_written(cqe: &Cqe) -> bool {
 }
 
 /// The first byte common to the first `len` bytes of `written` and to `other`.
-fn common_byte(written: &[Sge], len: u64, other: &[Sge], world: &World) -> Option<u64> {
+fn common_byte(written: &[Sge], len: u64, other: &[Sge], program: &Program) -> Option<u64> {
     let mut left = len;
     written.iter().find_map(|sge| {
         let used = left.min(sge.length.into());
@@ -166,14 +166,14 @@ fn common_byte(written: &[Sge], len: u64, other: &[Sge], world: &World) -> Optio
         let overlaps = |other: &&Sge| sge.addr < other.addr.saturating_add(other.length.into()) && other.addr < end;
         let other = other.iter().find(overlaps)?;
         // Equal addresses of different regions may be different bytes.
-        let shift = |sge: &Sge| place(sge, world).map(|(begin, _)| begin.wrapping_sub(sge.addr));
+        let shift = |sge: &Sge| place(sge, program).map(|(begin, _)| begin.wrapping_sub(sge.addr));
         (used > 0 && (sge.lkey == other.lkey || shift(sge)? == shift(other)?)).then(|| sge.addr.max(other.addr))
     })
 }
 
 /// The memory of a list element: begin and end.
-fn place(sge: &Sge, world: &World) -> Option<(u64, u64)> {
-    let (_, region, _) = world.regions().find(|(_, memory, _)| memory.lkey == sge.lkey.0)?;
+fn place(sge: &Sge, program: &Program) -> Option<(u64, u64)> {
+    let (_, region, _) = program.regions().find(|(_, memory, _)| memory.lkey == sge.lkey.0)?;
     let begin = region.addr.wrapping_add(sge.addr.wrapping_sub(region.base));
     Some((begin, begin.saturating_add(sge.length.into())))
 }
@@ -191,17 +191,18 @@ pub(super) struct Remote {
 }
 
 impl Observer for Remote {
-    fn observe(&mut self, event: &Event<'_>, _: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, _: &Stack, program: &Program, reports: &mut Vec<Report>) {
         match *event {
             Event::PostedSend { qp, request } => {
-                let Some(work) = world.outstanding(Side::Send, qp).next_back() else { return };
+                let Some(work) = program.outstanding(Side::Send, qp).next_back() else { return };
                 let Some(place) = RemoteRange::from_work(work).filter(|_| !self.reported.contains(&qp)) else { return };
                 let is_fenced = request.flags.contains(SendFlags::FENCE);
-                let own = if is_fenced || !self.reads.contains(&qp) { None } else { find_reordered(qp, &place, world) };
-                let other = own.map(|other| (qp, other)).or_else(|| find_on_other_qp(qp, &place, world));
+                let own =
+                    if is_fenced || !self.reads.contains(&qp) { None } else { find_reordered(qp, &place, program) };
+                let other = own.map(|other| (qp, other)).or_else(|| find_on_other_qp(qp, &place, program));
                 if let Some((queue, other)) = other {
                     self.reported.insert(qp);
-                    reports.push(unordered((qp, work), (queue, other), &place, world));
+                    reports.push(unordered((qp, work), (queue, other), &place, program));
                 }
                 if place.has_result() {
                     self.reads.insert(qp);
@@ -222,17 +223,17 @@ const fn is_open(work: &Work) -> bool {
 }
 
 /// Finds an earlier READ or atomic of the queue pair that may be executed after its last request.
-fn find_reordered<'w>(qp: ObjectId, place: &RemoteRange, world: &'w World) -> Option<&'w Work> {
+fn find_reordered<'w>(qp: ObjectId, place: &RemoteRange, program: &'w Program) -> Option<&'w Work> {
     // READs and atomics are executed in order among themselves.
     let overtakes = |earlier: &RemoteRange| earlier.has_result() && !place.has_result();
-    let earlier = world.outstanding(Side::Send, qp).rev().skip(1).take(MAX_COMPARED).filter(|work| is_open(work));
+    let earlier = program.outstanding(Side::Send, qp).rev().skip(1).take(MAX_COMPARED).filter(|work| is_open(work));
     let mut earlier = earlier.filter_map(|work| Some((work, RemoteRange::from_work(work)?)));
     earlier.find(|(_, at)| overtakes(at) && place.conflicts(at)).map(|(work, _)| work)
 }
 
 /// Finds a conflicting request of another queue pair.
-fn find_on_other_qp<'w>(qp: ObjectId, place: &RemoteRange, world: &'w World) -> Option<(ObjectId, &'w Work)> {
-    let others = world.sends().filter(|(queue, _)| *queue != qp);
+fn find_on_other_qp<'w>(qp: ObjectId, place: &RemoteRange, program: &'w Program) -> Option<(ObjectId, &'w Work)> {
+    let others = program.sends().filter(|(queue, _)| *queue != qp);
     let open = others.flat_map(|(queue, works)| works.iter().map(move |work| (queue, work)));
     let mut open = open.take(MAX_COMPARED).filter(|(_, work)| is_open(work));
     open.find(|(_, work)| RemoteRange::from_work(work).is_some_and(|at| place.conflicts(&at)))
@@ -242,7 +243,7 @@ fn unordered(
     (qp, work): (ObjectId, &Work),
     (queue, other): (ObjectId, &Work),
     place: &RemoteRange,
-    world: &World,
+    program: &Program,
 ) -> Report {
     let (whose, why) = if queue == qp {
         ("of the same queue pair", "without IBV_SEND_FENCE the new request may be executed first")
@@ -258,9 +259,9 @@ fn unordered(
         place.key
     );
     Report::new(Rule::RemoteOverlap, sentence)
-        .fact("queue pair", world.name(qp))
+        .fact("queue pair", program.name(qp))
         .fact("request", format!("{operation}, wr_id {}", work.wr_id))
-        .fact("other queue", world.name(queue))
+        .fact("other queue", program.name(queue))
         .fact("other request", format!("{earlier}, wr_id {}", other.wr_id))
         .at("posted at", &work.posted)
         .at("other posted", &other.posted)
@@ -346,10 +347,10 @@ struct Word {
 }
 
 impl Observer for Atomics {
-    fn observe(&mut self, event: &Event<'_>, _: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, _: &Stack, program: &Program, reports: &mut Vec<Report>) {
         match *event {
             Event::PostedSend { qp, .. } => {
-                let work = world.outstanding(Side::Send, qp).next_back();
+                let work = program.outstanding(Side::Send, qp).next_back();
                 let is_atomic =
                     |work: &&Work| matches!(work.op, Some(SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }));
                 if let Some(work) = work.filter(is_atomic) {
@@ -357,17 +358,17 @@ impl Observer for Atomics {
                 }
             }
             Event::Atomic { qp, rkey, va, addr, found, left } => {
-                let request = requester(qp, world).and_then(|requester| self.take(requester, (va, rkey.0)));
+                let request = requester(qp, program).and_then(|requester| self.take(requester, (va, rkey.0)));
                 if self.words.len() == MAX_WORDS {
                     self.words.clear();
                 }
-                let before = self.words.insert(addr, Word { left, posted: world.posted() });
+                let before = self.words.insert(addr, Word { left, posted: program.posted() });
                 if let (Some(before), Some(request)) = (before, request)
                     && found != before.left
                     && request.serial <= before.posted
                     && self.reported.insert(addr)
                 {
-                    reports.push(mixed(&request, addr, (before.left, found), (qp, world)));
+                    reports.push(mixed(&request, addr, (before.left, found), (qp, program)));
                 }
             }
             Event::Written { addr, len } if !self.words.is_empty() => self.forget(addr, len),
@@ -378,7 +379,7 @@ impl Observer for Atomics {
             }
             Event::Destroyed(id) => {
                 self.posted.remove(&id);
-                if let Some(Made::Mr(memory)) = world.object(id).map(|known| known.made) {
+                if let Some(Object::Mr(memory)) = program.live_object(id).map(|known| known.object) {
                     self.forget(memory.addr, memory.length);
                 }
             }
@@ -411,25 +412,25 @@ impl Atomics {
 }
 
 /// The queue pair of this process that is connected to `qp`.
-fn requester(qp: ObjectId, world: &World) -> Option<ObjectId> {
-    let own = (world.qp(qp)?.qpn, world.attributes(qp)?.values.dest_qpn);
-    let is_peer = |id| world.qp(id).is_some_and(|pair| pair.qpn == own.1);
-    let mut all = world.all_attributes();
+fn requester(qp: ObjectId, program: &Program) -> Option<ObjectId> {
+    let own = (program.qp(qp)?.qpn, program.attributes(qp)?.values.dest_qpn);
+    let is_peer = |id| program.qp(id).is_some_and(|pair| pair.qpn == own.1);
+    let mut all = program.all_attributes();
     all.find(|(id, attributes)| attributes.values.dest_qpn == own.0 && is_peer(*id)).map(|(id, _)| id)
 }
 
-fn mixed(request: &Work, addr: u64, (left, found): (u64, u64), (qp, world): (ObjectId, &World)) -> Report {
+fn mixed(request: &Work, addr: u64, (left, found): (u64, u64), (qp, program): (ObjectId, &Program)) -> Report {
     let sentence = format!(
         "The processor changed the word at {addr:#x} from {left:#x} to {found:#x} while the {} on it was outstanding: \
          the request was posted before the previous atomic was executed.",
         request.operation()
     );
     let report = Report::new(Rule::AtomicMixed, sentence)
-        .fact("executed by", world.name(qp))
+        .fact("executed by", program.name(qp))
         .fact("request", format!("{}, wr_id {}", request.operation(), request.wr_id))
         .at("posted at", &request.posted);
     let holds = |memory: &Memory| addr.wrapping_sub(memory.addr) < memory.length;
-    let region = world.regions().find(|(_, memory, _)| holds(memory));
+    let region = program.regions().find(|(_, memory, _)| holds(memory));
     report.at("registered at", region.map(|(_, _, registered)| registered)).advice(
         "Change the word with atomics of the card only; on its own host, use a queue pair that is connected to \
          itself. Or let all atomics complete before the processor writes the word.",

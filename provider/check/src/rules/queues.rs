@@ -4,10 +4,10 @@
 
 use crate::event::{Arrived, Event};
 use crate::id_map::{IdMap, IdSet};
+use crate::program::{Observer, Program, Work, length};
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
-use crate::world::{Observer, Work, World, length};
 use roxe_base::clock;
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::Side;
@@ -25,72 +25,72 @@ pub(super) struct Queues {
 }
 
 impl Observer for Queues {
-    fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, stack: &Stack, program: &Program, reports: &mut Vec<Report>) {
         match *event {
             Event::Modified { qp, mask, .. } if mask.contains(AttrMask::STATE) => {
                 self.refused_posts.remove(&qp);
             }
             Event::Destroyed(id) => {
-                reports.extend(self.refused_posts.remove(&id).and_then(|stack| unpolled(id, &stack, world)));
+                reports.extend(self.refused_posts.remove(&id).and_then(|stack| unpolled(id, &stack, program)));
             }
             Event::PostRefused { queue, side: Side::Send, error: PostError::QueueFull, .. } => {
-                if world.outstanding(Side::Send, queue).all(|work| !work.signaled) {
-                    reports.extend(never_signaled(queue, stack, world));
+                if program.outstanding(Side::Send, queue).all(|work| !work.signaled) {
+                    reports.extend(never_signaled(queue, stack, program));
                 } else if self.refused_posts.insert(queue, stack.clone()).is_some() {
-                    reports.extend(unpolled(queue, stack, world));
+                    reports.extend(unpolled(queue, stack, program));
                 }
             }
             Event::PostRefused { queue, error: PostError::InlineTooLong, inline, wr_id, .. } => {
-                reports.extend(inline_over_grant(queue, inline, wr_id, stack, world));
+                reports.extend(inline_over_grant(queue, inline, wr_id, stack, program));
             }
-            Event::PostedSend { qp, .. } => reports.extend(send_posted(qp, stack, world)),
+            Event::PostedSend { qp, .. } => reports.extend(send_posted(qp, stack, program)),
             // A program that polls after a refused post is correct.
             Event::Polled { cq, .. } => {
-                self.refused_posts.retain(|qp, _| world.qp(*qp).is_some_and(|pair| pair.send_cq != cq))
+                self.refused_posts.retain(|qp, _| program.qp(*qp).is_some_and(|pair| pair.send_cq != cq))
             }
             _ => {}
         }
     }
 }
 
-fn send_posted(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
-    if world.program_set_error(qp) {
+fn send_posted(qp: ObjectId, stack: &Stack, program: &Program) -> Option<Report> {
+    if program.has_set_error(qp) {
         let report = Report::new(Rule::PostInError, "A send was posted to a queue pair in the error state.");
-        let report = report.fact("queue pair", world.name(qp)).at("posted at", stack);
+        let report = report.fact("queue pair", program.name(qp)).at("posted at", stack);
         return Some(report.advice("Move the queue pair to RESET and connect it anew, or destroy it."));
     }
     // roxe frees the slot of a completed request at once; other cards free it when the completion
     // is polled.
-    let count = world.depth(Side::Send, qp);
-    if count <= world.qp(qp)?.caps.max_send_wr as usize {
+    let count = program.depth(Side::Send, qp);
+    if count <= program.qp(qp)?.caps.max_send_wr as usize {
         return None;
     }
-    if world.outstanding(Side::Send, qp).all(|work| !work.signaled) {
-        return never_signaled(qp, stack, world);
+    if program.outstanding(Side::Send, qp).all(|work| !work.signaled) {
+        return never_signaled(qp, stack, program);
     }
     let sentence =
         format!("{count} requests are in the send queue without a polled completion, more than max_send_wr.");
-    let oldest = world.outstanding(Side::Send, qp).next();
-    full_queue_report(Rule::SlotsWithoutCompletion, sentence, POLL, oldest, (qp, stack, world))
+    let oldest = program.outstanding(Side::Send, qp).next();
+    full_queue_report(Rule::SlotsWithoutCompletion, sentence, POLL, oldest, (qp, stack, program))
 }
 
 const SIGNAL: &str = "Post at least one request in max_send_wr with IBV_SEND_SIGNALED, and poll its completion.";
 const POLL: &str = "Poll the completion queue before more than max_send_wr requests are posted.";
 
 /// Reports a send queue that stays full, because no request in it generates a completion.
-fn never_signaled(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
-    let count = world.depth(Side::Send, qp);
+fn never_signaled(qp: ObjectId, stack: &Stack, program: &Program) -> Option<Report> {
+    let count = program.depth(Side::Send, qp);
     let sentence = format!("All {count} slots of the send queue hold unsignaled requests.");
-    let oldest = world.outstanding(Side::Send, qp).next();
-    full_queue_report(Rule::NeverSignaled, sentence, SIGNAL, oldest, (qp, stack, world))
+    let oldest = program.outstanding(Side::Send, qp).next();
+    full_queue_report(Rule::NeverSignaled, sentence, SIGNAL, oldest, (qp, stack, program))
 }
 
 /// Reports a full send queue whose completions are not polled.
-fn unpolled(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
-    let completed = || world.outstanding(Side::Send, qp).filter(|work| work.completed);
+fn unpolled(qp: ObjectId, stack: &Stack, program: &Program) -> Option<Report> {
+    let completed = || program.outstanding(Side::Send, qp).filter(|work| work.completed);
     let count = completed().count();
     let sentence = format!("The send queue is full, and {count} completions that would free slots are unpolled.");
-    full_queue_report(Rule::SlotsWithoutCompletion, sentence, POLL, completed().next(), (qp, stack, world))
+    full_queue_report(Rule::SlotsWithoutCompletion, sentence, POLL, completed().next(), (qp, stack, program))
 }
 
 /// Returns a report about a full send queue; `None` if no request is outstanding.
@@ -99,23 +99,23 @@ fn full_queue_report(
     sentence: String,
     advice: &str,
     oldest: Option<&Work>,
-    (qp, stack, world): (ObjectId, &Stack, &World),
+    (qp, stack, program): (ObjectId, &Stack, &Program),
 ) -> Option<Report> {
-    let report = Report::new(rule, sentence).fact("queue pair", world.name(qp)).at("posted at", stack);
+    let report = Report::new(rule, sentence).fact("queue pair", program.name(qp)).at("posted at", stack);
     Some(report.at("oldest request", &oldest?.posted).advice(advice))
 }
 
 /// Reports inline data longer than the program requested, although this device accepts more.
-fn inline_over_grant(qp: ObjectId, inline: usize, wr_id: u64, stack: &Stack, world: &World) -> Option<Report> {
-    let granted = world.qp(qp)?.caps.max_inline_data;
+fn inline_over_grant(qp: ObjectId, inline: usize, wr_id: u64, stack: &Stack, program: &Program) -> Option<Report> {
+    let granted = program.qp(qp)?.caps.max_inline_data;
     let sentence =
         format!("A request has {inline} bytes of inline data, but the queue pair was created for {granted}.");
-    let report = Report::new(Rule::InlineOverGrant, sentence).fact("queue pair", world.name(qp));
+    let report = Report::new(Rule::InlineOverGrant, sentence).fact("queue pair", program.name(qp));
     Some(
         report
             .fact("wr_id", format!("{wr_id}"))
             .at("posted at", stack)
-            .at("created at", &world.object(qp)?.created)
+            .at("created at", &program.live_object(qp)?.created)
             .advice(format!(
                 "Create the queue pair with cap.max_inline_data = {inline}, read the granted value there after \
                  ibv_create_qp, and post longer data without IBV_SEND_INLINE. Some cards grant more than requested."
@@ -137,32 +137,32 @@ pub(super) struct Receives {
 }
 
 impl Observer for Receives {
-    fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, stack: &Stack, program: &Program, reports: &mut Vec<Report>) {
         match *event {
             Event::Dropped { qp, reason: DropReason::NoReceive, .. } => {
-                reports.extend(self.zero_rnr_timer(qp, world));
-                reports.extend(self.late(qp, clock::now(), world));
+                reports.extend(self.zero_rnr_timer(qp, program));
+                reports.extend(self.late(qp, clock::now(), program));
             }
-            Event::MessageWaits { qp } => reports.extend(self.late(qp, clock::now(), world)),
+            Event::MessageWaits { qp } => reports.extend(self.late(qp, clock::now(), program)),
             Event::Dropped { qp, reason: DropReason::InvalidRequest, packet: Some(packet) } => {
-                reports.extend(self.too_small(qp, &packet, world));
+                reports.extend(self.too_small(qp, &packet, program));
             }
             Event::PostedRecv { queue, request } => {
-                reports.extend(self.receive_posted(queue, stack, world));
-                reports.extend(self.no_room_for_grh(queue, request, stack, world));
+                reports.extend(self.receive_posted(queue, stack, program));
+                reports.extend(self.no_room_for_grh(queue, request, stack, program));
             }
             Event::Modified { qp, attr, mask } if mask.contains(AttrMask::STATE) => {
                 if matches!(attr.state, QpState::Reset | QpState::Err) {
-                    reports.extend(self.without_receive(qp, world));
+                    reports.extend(self.without_receive(qp, program));
                 }
             }
             Event::Destroyed(qp) => {
-                reports.extend(self.without_receive(qp, world));
+                reports.extend(self.without_receive(qp, program));
                 self.reported.retain(|(of, _)| *of != qp);
             }
             Event::Exit => {
                 let late: Vec<_> = self.late_since.keys().copied().collect();
-                reports.extend(late.into_iter().filter_map(|qp| self.without_receive(qp, world)));
+                reports.extend(late.into_iter().filter_map(|qp| self.without_receive(qp, program)));
             }
             _ => {}
         }
@@ -172,9 +172,9 @@ impl Observer for Receives {
 impl Receives {
     /// Notes that a message found no receive. Reports the queue pair if none was posted for long:
     /// with rnr_retry 7 the sender retransmits forever, and both programs hang.
-    fn late(&mut self, qp: ObjectId, now: Instant, world: &World) -> Option<Report> {
+    fn late(&mut self, qp: ObjectId, now: Instant, program: &Program) -> Option<Report> {
         // The packet, not the XRC target, selects the queue of the receive.
-        let is_known = world.qp(qp).is_some_and(|pair| pair.service != Service::XrcTgt);
+        let is_known = program.qp(qp).is_some_and(|pair| pair.service != Service::XrcTgt);
         if !is_known || self.reported.contains(&(qp, Rule::ReceiveLate)) {
             return None;
         }
@@ -184,35 +184,35 @@ impl Receives {
         }
         self.late_since.remove(&qp);
         let end = format!("none was posted in {} ms, and the program still runs", waited.as_millis());
-        Some(self.late_report(qp, &end, world)?.at("created at", &world.object(qp)?.created))
+        Some(self.late_report(qp, &end, program)?.at("created at", &program.live_object(qp)?.created))
     }
 
     /// Reports the queue pairs whose messages waited for the receive that is now posted.
-    fn receive_posted(&mut self, queue: ObjectId, stack: &Stack, world: &World) -> Vec<Report> {
+    fn receive_posted(&mut self, queue: ObjectId, stack: &Stack, program: &Program) -> Vec<Report> {
         if self.late_since.is_empty() {
             return vec![];
         }
-        let waited = self.late_since.keys().copied().filter(|qp| world.queue_of(*qp, Side::Recv) == queue);
+        let waited = self.late_since.keys().copied().filter(|qp| program.queue_of(*qp, Side::Recv) == queue);
         let waited: Vec<_> = waited.collect();
         let report = |qp| {
             let since = self.late_since.remove(&qp)?;
             let time = clock::now().since(since).as_micros();
             let end = format!("the next one was posted {time} µs later");
-            Some(self.late_report(qp, &end, world)?.at("posted at", stack))
+            Some(self.late_report(qp, &end, program)?.at("posted at", stack))
         };
         waited.into_iter().filter_map(report).collect()
     }
 
     /// Reports a queue pair that still waits for a receive when it or its program ends.
-    fn without_receive(&mut self, qp: ObjectId, world: &World) -> Option<Report> {
+    fn without_receive(&mut self, qp: ObjectId, program: &Program) -> Option<Report> {
         let time = clock::now().since(self.late_since.remove(&qp)?).as_micros();
         let end = format!("none was posted in the {time} µs until the queue pair or the program ended");
-        let created = &world.object(qp)?.created;
-        Some(self.late_report(qp, &end, world)?.at("created at", created))
+        let created = &program.live_object(qp)?.created;
+        Some(self.late_report(qp, &end, program)?.at("created at", created))
     }
 
-    fn late_report(&mut self, qp: ObjectId, end: &str, world: &World) -> Option<Report> {
-        let service = world.qp(qp)?.service;
+    fn late_report(&mut self, qp: ObjectId, end: &str, program: &Program) -> Option<Report> {
+        let service = program.qp(qp)?.service;
         let consequence = if service.is_reliable() {
             "the sender got an RNR NAK and has to wait and retransmit it"
         } else {
@@ -220,7 +220,7 @@ impl Receives {
         };
         self.reported.insert((qp, Rule::ReceiveLate)).then(|| {
             let sentence = format!("A message found no receive posted: {consequence}; {end}.");
-            Report::new(Rule::ReceiveLate, sentence).fact("queue pair", world.name(qp)).advice(
+            Report::new(Rule::ReceiveLate, sentence).fact("queue pair", program.name(qp)).advice(
                 "Post receives before the peer can send: the first before it learns of the queue pair, and each new \
                  one before it learns that the previous one was used.",
             )
@@ -228,13 +228,13 @@ impl Receives {
     }
 
     /// Reports a queue pair whose sender has to wait because of min_rnr_timer 0.
-    fn zero_rnr_timer(&mut self, qp: ObjectId, world: &World) -> Option<Report> {
-        let (attributes, pair) = (world.attributes(qp)?, world.qp(qp)?);
+    fn zero_rnr_timer(&mut self, qp: ObjectId, program: &Program) -> Option<Report> {
+        let (attributes, pair) = (program.attributes(qp)?, program.qp(qp)?);
         let is_zero = attributes.has(AttrMask::MIN_RNR_TIMER) && attributes.values.min_rnr_timer & 31 == 0;
         (is_zero && pair.service.is_reliable() && self.reported.insert((qp, Rule::RnrTimerZero))).then(|| {
             let sentence = "A message found no receive posted, and the sender has to wait for 655.36 ms, because \
                             the lower five bits of min_rnr_timer are 0.";
-            let report = Report::new(Rule::RnrTimerZero, sentence).fact("queue pair", world.name(qp));
+            let report = Report::new(Rule::RnrTimerZero, sentence).fact("queue pair", program.name(qp));
             let advice = "Set min_rnr_timer to 1, which is 10 µs, or to what the program needs; 12 is 640 µs.";
             report.at("set at", &attributes.call(AttrMask::MIN_RNR_TIMER)).advice(advice)
         })
@@ -246,24 +246,24 @@ impl Receives {
         queue: ObjectId,
         request: &RecvRequest<'_>,
         stack: &Stack,
-        world: &World,
+        program: &Program,
     ) -> Option<Report> {
         let (wr_id, room) = (request.wr_id, length(request.sges));
-        if world.qp(queue)?.service != Service::Ud || room >= GRH {
+        if program.qp(queue)?.service != Service::Ud || room >= GRH {
             return None;
         }
         let sentence = format!(
             "The receive with wr_id {wr_id} has room for {room} bytes, but the GRH before each datagram takes 40."
         );
-        self.too_small_report(queue, sentence, stack, world)
+        self.too_small_report(queue, sentence, stack, program)
     }
 
     /// Reports a datagram that was dropped because its receive is too short.
-    fn too_small(&mut self, qp: ObjectId, packet: &Arrived, world: &World) -> Option<Report> {
-        if world.qp(qp)?.service != Service::Ud {
+    fn too_small(&mut self, qp: ObjectId, packet: &Arrived, program: &Program) -> Option<Report> {
+        if program.qp(qp)?.service != Service::Ud {
             return None;
         }
-        let next = world.outstanding(Side::Recv, world.queue_of(qp, Side::Recv)).find(|work| !work.completed)?;
+        let next = program.outstanding(Side::Recv, program.queue_of(qp, Side::Recv)).find(|work| !work.completed)?;
         let (room, len, wr_id) = (length(&next.sges), packet.len, next.wr_id);
         let needed = GRH + len as u64;
         if room >= needed {
@@ -274,12 +274,12 @@ impl Receives {
             "A datagram of {len} bytes needs {needed} with its GRH, but the receive with wr_id {wr_id} has room for \
              {room}: {missing} too few."
         );
-        self.too_small_report(qp, sentence, &next.posted, world)
+        self.too_small_report(qp, sentence, &next.posted, program)
     }
 
-    fn too_small_report(&mut self, qp: ObjectId, sentence: String, stack: &Stack, world: &World) -> Option<Report> {
+    fn too_small_report(&mut self, qp: ObjectId, sentence: String, stack: &Stack, program: &Program) -> Option<Report> {
         self.reported.insert((qp, Rule::UdReceiveTooSmall)).then(|| {
-            let report = Report::new(Rule::UdReceiveTooSmall, sentence).fact("queue pair", world.name(qp));
+            let report = Report::new(Rule::UdReceiveTooSmall, sentence).fact("queue pair", program.name(qp));
             let advice = "Post receives that are 40 bytes longer than the longest message; the message begins after \
                           those 40 bytes.";
             report.at("posted at", stack).advice(advice)
@@ -346,7 +346,7 @@ mod tests {
     fn missing_receive_is_reported_while_program_hangs() {
         let mut card = Card::new();
         let (qp, mut receives) = (card.qp(), Receives::default());
-        let mut late = |time| receives.late(qp, Instant(1).after(time), &card.world).map(|report| report.rule);
+        let mut late = |time| receives.late(qp, Instant(1).after(time), &card.program).map(|report| report.rule);
         assert_eq!(late(Duration::from_millis(1)), None);
         assert_eq!(late(Duration::from_millis(1000)), None);
         assert_eq!(late(Duration::from_millis(1001)), Some(Rule::ReceiveLate));

@@ -5,10 +5,10 @@
 //! overlap, so they are asynchronous slices. A line is one event of Chrome's Trace Event format;
 //! times are microseconds of CLOCK_MONOTONIC, which all processes of a host share.
 
-use crate::event::{Event, Made, Pair};
+use crate::event::{Event, Object, Pair};
 use crate::explain;
 use crate::id_map::IdMap;
-use crate::world::{length, operation};
+use crate::program::{length, operation};
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::{PacketNote, Side, TxReason};
 use roxe_transport::qp::{AttrMask, QpAttr, QpState, RetryCounts};
@@ -56,7 +56,7 @@ impl Tracks {
     pub(super) fn event(&mut self, lines: &mut Lines, event: &Event<'_>, at: Instant) {
         self.name(lines, at);
         match *event {
-            Event::Created(id, Made::Qp(pair)) => {
+            Event::Created(id, Object::Qp(pair)) => {
                 self.numbers.insert(pair.qpn, id);
                 self.pairs.insert(id, PairTrack::new(lines, at, pair));
             }

@@ -13,7 +13,7 @@ use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use};
 use roxe_base::{clock, instruments};
 use roxe_check::explain::because;
-use roxe_check::{Event, Made, Pair, Tracked, emit, is_checking, is_on};
+use roxe_check::{Event, Object, Pair, Tracked, emit, is_checking, is_on};
 use roxe_engine::engine::Engine;
 use roxe_engine::queue_pair::QueuePair;
 use roxe_transport::cm::Route;
@@ -108,7 +108,7 @@ impl Qp {
             }
         }
         let flows = FlowUses::default();
-        let tracked = Tracked::new(core.resources.id, || Made::Qp(checker_facts(&core, pd, &init)));
+        let tracked = Tracked::new(core.resources.id, || Object::Qp(checker_facts(&core, pd, &init)));
         Ok(Arc::new(Self { core, pd: Arc::clone(pd), uses: Mutex::new(uses), flows, rss, tracked }))
     }
 

@@ -1,6 +1,6 @@
 //! Refused keys and unused rights.
 
-use crate::event::{Event, Made, Memory};
+use crate::event::{Event, Memory, Object};
 use crate::rule::Rule;
 use crate::testing::{Card, write};
 use roxe_base::error::Error;
@@ -18,7 +18,7 @@ const WRITABLE: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 fn region(card: &mut Card, pd: ObjectId, access: Access) -> ObjectId {
     let (context, id) = (card.context, ObjectId::next());
     let memory = Memory { context, pd, lkey: LKEY, rkey: RKEY, addr: 4096, base: 4096, length: 64, access };
-    card.emit(Event::Created(id, Made::Mr(memory)));
+    card.emit(Event::Created(id, Object::Mr(memory)));
     id
 }
 
@@ -67,7 +67,7 @@ fn missing_right_of_region_or_qp_is_reported() {
 fn key_of_another_domain_is_reported() {
     let mut card = Card::new();
     let (qp, pd, context) = (card.qp(), ObjectId::next(), card.context);
-    card.emit(Event::Created(pd, Made::Pd { context }));
+    card.emit(Event::Created(pd, Object::Pd { context }));
     region(&mut card, pd, WRITABLE);
     assert_eq!(peer(&mut card, qp, RKEY, (4096, 8), MemError::WrongDomain), [Rule::KeyOfOtherPd]);
 }
@@ -164,7 +164,7 @@ mod unused_rights {
         assert_eq!(card.emit(Event::Exit), [Rule::Leak]);
         let mr = card.mr(6, 4096, 64, GRANTED);
         assert_eq!(card.emit(Event::Exit), [Rule::Leak, Rule::AccessUnused]);
-        card.emit(Event::MadeByLibrary(mr));
+        card.emit(Event::OwnedByLibrary(mr));
         assert_eq!(card.emit(Event::Exit), [Rule::Leak]);
     }
 }

@@ -20,7 +20,7 @@ impl Traced {
     fn new() -> Self {
         let qp = ObjectId::next();
         let mut traced = Self { qp, tracks: Tracks::default(), lines: Lines::new(7), now: 0 };
-        traced.emit(&Event::Created(qp, Made::Qp(testing::pair(0x11, Service::Rc))));
+        traced.emit(&Event::Created(qp, Object::Qp(testing::pair(0x11, Service::Rc))));
         traced
     }
 

@@ -1,8 +1,8 @@
-//! The checker's model of the program ([`World`]): its objects and the stack that created each, the
-//! attributes of its queue pairs, and the outstanding requests. Events update it; rules
+//! The checker's model of the program ([`Program`]): its objects and the stack that created each,
+//! the attributes of its queue pairs, and the outstanding requests. Events update it; rules
 //! ([`Observer`]s) read it.
 
-use crate::event::{Event, Made, Memory, Pair};
+use crate::event::{Event, Memory, Object, Pair};
 use crate::id_map::IdMap;
 use crate::report::Report;
 use crate::stack::Stack;
@@ -20,7 +20,7 @@ const MAX_DESTROYED: usize = 4096;
 /// A live object.
 #[derive(Clone, Debug)]
 pub(crate) struct LiveObject {
-    pub(crate) made: Made,
+    pub(crate) object: Object,
     pub(crate) created: Stack,
     /// True if a library owns it.
     pub(crate) of_library: bool,
@@ -29,7 +29,7 @@ pub(crate) struct LiveObject {
 #[derive(Clone, Debug)]
 pub(crate) struct DestroyedObject {
     pub(crate) id: ObjectId,
-    pub(crate) made: Made,
+    pub(crate) object: Object,
     pub(crate) created: Stack,
     pub(crate) destroyed: Stack,
 }
@@ -55,13 +55,13 @@ pub(crate) struct Work {
 
 /// One or several rules that share state.
 pub(crate) trait Observer: fmt::Debug + Send {
-    /// Judges `event`, which the program caused at `stack`. `world` already contains the objects
+    /// Judges `event`, which the program caused at `stack`. `program` already contains the objects
     /// and requests that the event adds, and still contains those that it ends.
-    fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>);
+    fn observe(&mut self, event: &Event<'_>, stack: &Stack, program: &Program, reports: &mut Vec<Report>);
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct World {
+pub(crate) struct Program {
     objects: IdMap<ObjectId, LiveObject>,
     gone: VecDeque<DestroyedObject>,
     numbers: IdMap<(ObjectId, Qpn), ObjectId>,
@@ -71,23 +71,23 @@ pub(crate) struct World {
     posted: u64,
 }
 
-impl World {
+impl Program {
     /// Adds the objects and requests that `event` begins, before the rules observe it.
     pub(crate) fn begin(&mut self, event: &Event<'_>, stack: &Stack) {
         match *event {
             Event::Modified { qp, attr, mask } => self.attributes.entry(qp).or_default().modify(attr, mask, stack),
-            Event::Created(id, made) => {
-                self.objects.insert(id, LiveObject { made, created: stack.clone(), of_library: false });
-                if let Made::Qp(pair) = made {
+            Event::Created(id, object) => {
+                self.objects.insert(id, LiveObject { object, created: stack.clone(), of_library: false });
+                if let Object::Qp(pair) = object {
                     self.numbers.insert((pair.context, pair.qpn), id);
                 }
             }
             Event::Reregistered(id, memory) => {
                 if let Some(known) = self.objects.get_mut(&id) {
-                    (known.made, known.created) = (Made::Mr(memory), stack.clone());
+                    (known.object, known.created) = (Object::Mr(memory), stack.clone());
                 }
             }
-            Event::MadeByLibrary(id) => {
+            Event::OwnedByLibrary(id) => {
                 if let Some(known) = self.objects.get_mut(&id) {
                     known.of_library = true;
                 }
@@ -118,8 +118,8 @@ impl World {
     pub(crate) fn end(&mut self, event: &Event<'_>, stack: &Stack) {
         match *event {
             Event::Destroyed(id) => {
-                let Some(LiveObject { made, created, .. }) = self.objects.remove(&id) else { return };
-                if let Made::Qp(pair) = made {
+                let Some(LiveObject { object, created, .. }) = self.objects.remove(&id) else { return };
+                if let Object::Qp(pair) = object {
                     self.numbers.remove(&(pair.context, pair.qpn));
                 }
                 self.works.iter_mut().for_each(|works| drop(works.remove(&id)));
@@ -127,7 +127,7 @@ impl World {
                 if self.gone.len() == MAX_DESTROYED {
                     self.gone.pop_front();
                 }
-                self.gone.push_back(DestroyedObject { id, made, created, destroyed: stack.clone() });
+                self.gone.push_back(DestroyedObject { id, object, created, destroyed: stack.clone() });
             }
             Event::TakenBack { qp, count } => {
                 if let Some(works) = self.works[Side::Send as usize].get_mut(&qp) {
@@ -192,7 +192,7 @@ impl World {
         srq.filter(|_| side == Side::Recv).unwrap_or(qp)
     }
 
-    pub(crate) fn object(&self, id: ObjectId) -> Option<&LiveObject> {
+    pub(crate) fn live_object(&self, id: ObjectId) -> Option<&LiveObject> {
         self.objects.get(&id)
     }
 
@@ -206,8 +206,8 @@ impl World {
     }
 
     pub(crate) fn qp(&self, id: ObjectId) -> Option<&Pair> {
-        match &self.objects.get(&id)?.made {
-            Made::Qp(pair) => Some(pair),
+        match &self.objects.get(&id)?.object {
+            Object::Qp(pair) => Some(pair),
             _ => None,
         }
     }
@@ -217,7 +217,7 @@ impl World {
     }
 
     /// Returns true if the program moved the queue pair to ERR.
-    pub(crate) fn program_set_error(&self, qp: ObjectId) -> bool {
+    pub(crate) fn has_set_error(&self, qp: ObjectId) -> bool {
         self.attributes(qp).is_some_and(|attributes| attributes.state == QpState::Err)
     }
 
@@ -226,20 +226,20 @@ impl World {
     }
 
     pub(crate) fn qp_of(&self, cq: ObjectId, qpn: Qpn) -> Option<ObjectId> {
-        let Made::Cq { context, .. } = self.objects.get(&cq)?.made else { return None };
+        let Object::Cq { context, .. } = self.objects.get(&cq)?.object else { return None };
         self.numbers.get(&(context, qpn)).copied()
     }
 
     pub(crate) fn regions(&self) -> impl Iterator<Item = (ObjectId, &Memory, &Stack)> {
-        self.objects.iter().filter_map(|(id, known)| match &known.made {
-            Made::Mr(memory) => Some((*id, memory, &known.created)),
+        self.objects.iter().filter_map(|(id, known)| match &known.object {
+            Object::Mr(memory) => Some((*id, memory, &known.created)),
             _ => None,
         })
     }
 
     /// The kind of an object and the numbers by which the program knows it.
     pub(crate) fn name(&self, id: ObjectId) -> String {
-        self.objects.get(&id).map_or_else(|| "a destroyed object".to_owned(), |known| describe(&known.made))
+        self.objects.get(&id).map_or_else(|| "a destroyed object".to_owned(), |known| describe(&known.object))
     }
 }
 
@@ -339,20 +339,20 @@ pub(crate) const fn operation(op: &SendOp) -> &'static str {
     }
 }
 
-pub(crate) fn describe(made: &Made) -> String {
-    match made {
-        Made::Context => "device context".to_owned(),
-        Made::Pd { .. } => "protection domain".to_owned(),
-        Made::Channel { .. } => "completion channel".to_owned(),
-        Made::Cq { capacity, .. } => format!("completion queue of {capacity} entries"),
-        Made::Srq { max_wr, .. } => format!("shared receive queue of {max_wr} requests"),
-        Made::Qp(Pair { qpn, service, .. }) => format!("queue pair {:#08x} ({})", qpn.get(), service.name()),
-        Made::Mr(Memory { lkey, rkey, addr, length, .. }) => {
+pub(crate) fn describe(object: &Object) -> String {
+    match object {
+        Object::Context => "device context".to_owned(),
+        Object::Pd { .. } => "protection domain".to_owned(),
+        Object::Channel { .. } => "completion channel".to_owned(),
+        Object::Cq { capacity, .. } => format!("completion queue of {capacity} entries"),
+        Object::Srq { max_wr, .. } => format!("shared receive queue of {max_wr} requests"),
+        Object::Qp(Pair { qpn, service, .. }) => format!("queue pair {:#08x} ({})", qpn.get(), service.name()),
+        Object::Mr(Memory { lkey, rkey, addr, length, .. }) => {
             let keys = if lkey == rkey { format!("key {lkey:#x}") } else { format!("lkey {lkey:#x}, rkey {rkey:#x}") };
             format!("region of {length} bytes at {addr:#x} ({keys})")
         }
-        Made::Mw { .. } => "memory window".to_owned(),
-        Made::Ah { .. } => "address handle".to_owned(),
+        Object::Mw { .. } => "memory window".to_owned(),
+        Object::Ah { .. } => "address handle".to_owned(),
     }
 }
 
