@@ -51,7 +51,7 @@ use std::io;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
-use work::World;
+use work::OptionalParts;
 
 /// Options of the command line.
 #[derive(Default)]
@@ -141,8 +141,8 @@ fn compare(options: &Options) -> io::Result<bool> {
     let most = options.rounds.unwrap_or(if options.quick { 9 } else { 5 });
     let rounds = Rounds { time: options.time, each: work::TIME, least: most.min(3), most, server: None };
     let namespaces = options.veth.then(Namespaces::build).transpose()?;
-    let world = World { before: options.against.clone(), namespaces };
-    let all = rounds::run(lines, &rounds, &mut |line, messages| work::once(&world, line, messages));
+    let parts = OptionalParts { before: options.against.clone(), namespaces };
+    let all = rounds::run(lines, &rounds, &mut |line, messages| work::once(&parts, line, messages));
     match (&options.against, options.veth) {
         (Some(_), _) => conclude("against", &all, &promises::against(&all), &skipped),
         (None, true) => conclude("veth", &all, &promises::over_veth(&all), &skipped),

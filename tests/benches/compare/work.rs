@@ -31,7 +31,7 @@ const MIB: f64 = 1_048_576.0 / 1e9;
 
 /// Parts that some lines use in addition to this tree's build of roxe, if they exist.
 #[derive(Default)]
-pub(crate) struct World {
+pub(crate) struct OptionalParts {
     /// The program `roxe` of the other build.
     pub(crate) before: Option<PathBuf>,
     pub(crate) namespaces: Option<Namespaces>,
@@ -55,13 +55,13 @@ impl From<f64> for Sample {
 }
 
 /// Runs a line's work with this number of messages, or for [`TIME`] if the program accepts a time.
-pub(crate) fn once(world: &World, line: &Line, messages: u64) -> Result<Sample, String> {
+pub(crate) fn once(parts: &OptionalParts, line: &Line, messages: u64) -> Result<Sample, String> {
     let Line { size, unit, .. } = *line;
-    let site = Site::ready(world.namespaces.as_ref(), line.network).map_err(|e| e.to_string())?;
+    let site = Site::ready(parts.namespaces.as_ref(), line.network).map_err(|e| e.to_string())?;
     let own = |figure: io::Result<f64>| figure.map(Sample::from).map_err(|e| e.to_string());
     let timed = |times: io::Result<Sample>| times.map_err(|e| e.to_string());
     match &line.work {
-        Work::Verbs(verbs) => self::verbs(world, &site, verbs, [size as u64, messages], unit),
+        Work::Verbs(verbs) => self::verbs(parts, &site, verbs, [size as u64, messages], unit),
         Work::Ucx(test, tls) => ucx(&site, [test, tls], [size as u64, messages], unit),
         Work::Mpi(link) => middleware::mpi(*link, [size as u64, messages]),
         Work::Fio(link) => middleware::fio(*link, size as u64),
@@ -117,8 +117,14 @@ pub(crate) fn port() -> u16 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-fn verbs(world: &World, site: &Site, verbs: &Verbs, [size, messages]: [u64; 2], unit: Unit) -> Result<Sample, String> {
-    let roxe = world.before.clone().filter(|_| verbs.before);
+fn verbs(
+    parts: &OptionalParts,
+    site: &Site,
+    verbs: &Verbs,
+    [size, messages]: [u64; 2],
+    unit: Unit,
+) -> Result<Sample, String> {
+    let roxe = parts.before.clone().filter(|_| verbs.before);
     let mut launch = Launch { envs: verbs.link.envs(), roxe, ..Launch::default() };
     launch.envs.extend(site.netdev.map(|name| ("ROXE_NETDEV".to_owned(), name.to_owned())));
     let (program, args) = match verbs.tool {

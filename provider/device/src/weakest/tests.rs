@@ -64,11 +64,11 @@ fn outcomes<O: Ord>(program: impl Fn(Litmus, &mut BTreeSet<O>)) -> BTreeSet<O> {
 // neither its own last byte nor a later WRITE does.
 #[test]
 fn flag_may_be_visible_before_earlier_data() {
-    let seen = outcomes(|mut world, outcomes| {
-        world.receive(DATA, &[7; LEN]);
-        world.receive(FLAG, &[1]);
-        world.watch(|world| {
-            outcomes.insert((world.byte(FLAG) == 1, world.visible().iter().all(|visible| *visible)));
+    let seen = outcomes(|mut litmus, outcomes| {
+        litmus.receive(DATA, &[7; LEN]);
+        litmus.receive(FLAG, &[1]);
+        litmus.watch(|litmus| {
+            outcomes.insert((litmus.byte(FLAG) == 1, litmus.visible().iter().all(|visible| *visible)));
         });
     });
     assert_eq!(seen.len(), 4, "every combination: {seen:?}");
@@ -76,10 +76,10 @@ fn flag_may_be_visible_before_earlier_data() {
 
 #[test]
 fn last_byte_may_be_visible_before_first() {
-    let seen = outcomes(|mut world, outcomes| {
-        world.receive(DATA, &[7; LEN]);
-        world.watch(|world| {
-            let visible = world.visible();
+    let seen = outcomes(|mut litmus, outcomes| {
+        litmus.receive(DATA, &[7; LEN]);
+        litmus.watch(|litmus| {
+            let visible = litmus.visible();
             outcomes.insert((visible[0], visible[LEN - 1]));
         });
     });
@@ -88,10 +88,10 @@ fn last_byte_may_be_visible_before_first() {
 
 #[test]
 fn word_may_be_visible_in_part() {
-    let seen = outcomes(|mut world, outcomes| {
-        world.receive(FLAG, &[0xff; 8]);
-        world.watch(|world| {
-            outcomes.insert((0..8).filter(|at| world.byte(FLAG + at) != 0).count());
+    let seen = outcomes(|mut litmus, outcomes| {
+        litmus.receive(FLAG, &[0xff; 8]);
+        litmus.watch(|litmus| {
+            outcomes.insert((0..8).filter(|at| litmus.byte(FLAG + at) != 0).count());
         });
     });
     assert!(seen.contains(&0) && seen.contains(&8) && seen.iter().any(|count| (1..8).contains(count)), "{seen:?}");
@@ -99,16 +99,16 @@ fn word_may_be_visible_in_part() {
 
 #[test]
 fn settle_places_all_payload_of_one_side() {
-    let seen = outcomes(|mut world, outcomes| {
-        let addr = world.pages.addr();
-        world.placement.delay(Side::Send, &[(addr + FLAG, &[1; LEN])]);
-        world.receive(DATA, &[7; LEN]);
-        world.placement.settle(Side::Recv);
-        assert!(world.visible().iter().all(|visible| *visible));
-        outcomes.insert(world.placement.is_settled(Side::Send));
-        world.placement.settle(Side::Send);
-        assert_eq!(world.byte(FLAG + LEN as u64 - 1), 1);
-        assert_eq!(world.placement.waiting, 0);
+    let seen = outcomes(|mut litmus, outcomes| {
+        let addr = litmus.pages.addr();
+        litmus.placement.delay(Side::Send, &[(addr + FLAG, &[1; LEN])]);
+        litmus.receive(DATA, &[7; LEN]);
+        litmus.placement.settle(Side::Recv);
+        assert!(litmus.visible().iter().all(|visible| *visible));
+        outcomes.insert(litmus.placement.is_settled(Side::Send));
+        litmus.placement.settle(Side::Send);
+        assert_eq!(litmus.byte(FLAG + LEN as u64 - 1), 1);
+        assert_eq!(litmus.placement.waiting, 0);
     });
     assert_eq!(seen.len(), 2);
 }
@@ -117,13 +117,13 @@ fn settle_places_all_payload_of_one_side() {
 // one remains, and no byte changes back to the earlier one.
 #[test]
 fn overlapping_writes_keep_order() {
-    let seen = outcomes(|mut world, outcomes| {
-        world.receive(DATA, &[1; LEN]);
-        world.receive(DATA + 50, &[2; LEN]);
+    let seen = outcomes(|mut litmus, outcomes| {
+        litmus.receive(DATA, &[1; LEN]);
+        litmus.receive(DATA + 50, &[2; LEN]);
         let mut newest = vec![0; LEN + 50];
-        world.watch(|world| {
+        litmus.watch(|litmus| {
             for (at, newest) in newest.iter_mut().enumerate() {
-                let now = world.byte(DATA + at as u64);
+                let now = litmus.byte(DATA + at as u64);
                 assert!(now >= *newest, "byte {at} was {newest} and is {now}");
                 *newest = now;
             }
@@ -138,11 +138,11 @@ fn overlapping_writes_keep_order() {
 #[test]
 fn scattered_payload_is_placed_whole() {
     for seed in 0..SEEDS {
-        let mut world = Litmus::new(seed);
-        let addr = world.pages.addr();
-        world.placement.delay(Side::Recv, &[(addr + 300, &[1; 40]), (addr, &[2; 60]), (addr + 100, &[3])]);
-        world.placement.place_where(|_| true);
-        let at = |at| world.byte(at);
+        let mut litmus = Litmus::new(seed);
+        let addr = litmus.pages.addr();
+        litmus.placement.delay(Side::Recv, &[(addr + 300, &[1; 40]), (addr, &[2; 60]), (addr + 100, &[3])]);
+        litmus.placement.place_where(|_| true);
+        let at = |at| litmus.byte(at);
         assert_eq!([at(299), at(300), at(339), at(340)], [0, 1, 1, 0], "seed {seed}");
         assert_eq!([at(0), at(59), at(60), at(99), at(100), at(101)], [2, 2, 0, 0, 3, 0], "seed {seed}");
     }
@@ -151,9 +151,9 @@ fn scattered_payload_is_placed_whole() {
 #[test]
 fn choices_depend_on_seed() {
     let run = |seed| {
-        let (mut world, mut seen) = (Litmus::new(seed), vec![]);
-        (0..4).for_each(|at| world.receive(at * 256, &[9; LEN]));
-        world.watch(|world| seen.push((0..1024).map(|at| world.byte(at)).collect::<Vec<_>>()));
+        let (mut litmus, mut seen) = (Litmus::new(seed), vec![]);
+        (0..4).for_each(|at| litmus.receive(at * 256, &[9; LEN]));
+        litmus.watch(|litmus| seen.push((0..1024).map(|at| litmus.byte(at)).collect::<Vec<_>>()));
         seen
     };
     assert_eq!(run(3), run(3));
@@ -162,12 +162,12 @@ fn choices_depend_on_seed() {
 
 #[test]
 fn delayed_payload_is_bounded() {
-    let mut world = Litmus::new(5);
-    let addr = world.pages.addr();
+    let mut litmus = Litmus::new(5);
+    let addr = litmus.pages.addr();
     for _ in 0..10_000 {
         let parts: Vec<_> = (0..16).map(|part| (addr + part * 256, &[1u8; 200][..])).collect();
-        world.placement.delay(Side::Recv, &parts);
-        assert!(world.placement.waiting <= MAX_DELAYED);
+        litmus.placement.delay(Side::Recv, &parts);
+        assert!(litmus.placement.waiting <= MAX_DELAYED);
     }
 }
 

@@ -20,7 +20,7 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Connections between two nodes, each with a completion queue; the receivers take from `srqs`
 /// shared receive queues.
-struct World {
+struct Connections {
     context: Arc<Context>,
     /// Memory per thread.
     sges: Vec<Sge>,
@@ -33,7 +33,7 @@ struct World {
     start: Barrier,
 }
 
-impl World {
+impl Connections {
     fn new(srqs: usize) -> Self {
         let node = Node::open();
         let srq = || node.pd.create_srq(SrqInit { max_wr: 8192, max_sge: 1, ..SrqInit::default() }).unwrap();
@@ -110,14 +110,17 @@ impl World {
 }
 
 fn all_complete(srqs: usize) {
-    let (world, started) = (World::new(srqs), Instant::now());
+    let (connections, started) = (Connections::new(srqs), Instant::now());
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
-            let world = &world;
-            scope.spawn(move || world.run(thread));
+            let connections = &connections;
+            scope.spawn(move || connections.run(thread));
         }
     });
-    assert_eq!((world.sent.into_inner(), world.received.into_inner()), (THREADS * MESSAGES, THREADS * MESSAGES));
+    assert_eq!(
+        (connections.sent.into_inner(), connections.received.into_inner()),
+        (THREADS * MESSAGES, THREADS * MESSAGES)
+    );
     println!("{srqs} SRQs: {:.2} s", started.elapsed().as_secs_f32());
 }
 

@@ -22,13 +22,13 @@ const INBOX: usize = 8192;
 const SEEDS: u64 = 2000;
 
 /// Two ends on a weak card, with one or two connections.
-struct World {
+struct WeakNodes {
     a: Node,
     b: Node,
     pairs: Vec<(Arc<Qp>, Arc<Qp>)>,
 }
 
-impl World {
+impl WeakNodes {
     fn new() -> Self {
         turn_on(0, Weakness::all());
         Self { a: Node::open(), b: Node::open(), pairs: vec![] }
@@ -123,30 +123,30 @@ fn see<O: Ord + std::fmt::Debug>(wanted: &[O], mut program: impl FnMut(u64, &mut
 
 #[test]
 fn polled_flag_may_precede_data_but_not_completion() {
-    let mut world = World::new();
+    let mut nodes = WeakNodes::new();
     see(&[(Amount::None, true), (Amount::Some, true), (Amount::All, false)], |seed, outcomes| {
-        world.begin(seed, 1);
-        silent(world.qa(0), write_to(&world.b, DATA), world.a.sge(DATA, LEN), SendFlags::empty()).unwrap();
-        post(world.qa(0), 1, write_to(&world.b, FLAG), world.a.sge(DATA, 1));
-        world.until([1, 0], |world, _| _ = outcomes.insert(world.seen()));
-        assert_eq!(world.seen(), (Amount::All, true), "seed {seed}");
+        nodes.begin(seed, 1);
+        silent(nodes.qa(0), write_to(&nodes.b, DATA), nodes.a.sge(DATA, LEN), SendFlags::empty()).unwrap();
+        post(nodes.qa(0), 1, write_to(&nodes.b, FLAG), nodes.a.sge(DATA, 1));
+        nodes.until([1, 0], |nodes, _| _ = outcomes.insert(nodes.seen()));
+        assert_eq!(nodes.seen(), (Amount::All, true), "seed {seed}");
     });
 }
 
 #[test]
 fn receive_completion_orders_earlier_writes() {
-    let mut world = World::new();
+    let mut nodes = WeakNodes::new();
     see(&[Amount::None, Amount::Some], |seed, outcomes| {
-        world.begin(seed, 1);
-        post_recv(&world.pairs[0].1, 9, world.b.sge(INBOX, LEN));
-        silent(world.qa(0), write_to(&world.b, DATA), world.a.sge(DATA, LEN), SendFlags::empty()).unwrap();
-        post(world.qa(0), 1, SendOp::Send, world.a.sge(DATA, LEN));
-        world.until([1, 1], |world, received| {
-            let (data, _) = world.seen();
+        nodes.begin(seed, 1);
+        post_recv(&nodes.pairs[0].1, 9, nodes.b.sge(INBOX, LEN));
+        silent(nodes.qa(0), write_to(&nodes.b, DATA), nodes.a.sge(DATA, LEN), SendFlags::empty()).unwrap();
+        post(nodes.qa(0), 1, SendOp::Send, nodes.a.sge(DATA, LEN));
+        nodes.until([1, 1], |nodes, received| {
+            let (data, _) = nodes.seen();
             assert!(received.is_empty() || data == Amount::All, "seed {seed}: {data:?} after the receive");
             outcomes.insert(data);
         });
-        assert_eq!(world.b.bytes(INBOX, LEN), [7; LEN]);
+        assert_eq!(nodes.b.bytes(INBOX, LEN), [7; LEN]);
     });
 }
 
@@ -154,14 +154,14 @@ fn receive_completion_orders_earlier_writes() {
 // in one visit of the queue pair, which no program can observe in part.
 #[test]
 fn read_follows_writes_and_is_whole_at_completion() {
-    let mut world = World::new();
+    let mut nodes = WeakNodes::new();
     see(&[Amount::None, Amount::All], |seed, outcomes| {
-        world.begin(seed, 1);
-        silent(world.qa(0), write_to(&world.b, DATA), world.a.sge(DATA, LEN), SendFlags::empty()).unwrap();
-        post(world.qa(0), 1, read_from(&world.b, DATA), world.a.sge(INBOX, LEN));
+        nodes.begin(seed, 1);
+        silent(nodes.qa(0), write_to(&nodes.b, DATA), nodes.a.sge(DATA, LEN), SendFlags::empty()).unwrap();
+        post(nodes.qa(0), 1, read_from(&nodes.b, DATA), nodes.a.sge(INBOX, LEN));
         let mut last = Amount::None;
-        world.until([1, 0], |world, _| {
-            last = Amount::of(world.a.bytes(INBOX, LEN).iter().filter(|byte| **byte == 7).count());
+        nodes.until([1, 0], |nodes, _| {
+            last = Amount::of(nodes.a.bytes(INBOX, LEN).iter().filter(|byte| **byte == 7).count());
             outcomes.insert(last);
         });
         assert_eq!(last, Amount::All, "seed {seed}");
@@ -171,45 +171,45 @@ fn read_follows_writes_and_is_whole_at_completion() {
 // man ibv_post_send: with IBV_SEND_FENCE a request waits for the READs before it.
 #[test]
 fn fenced_send_carries_read_data() {
-    let mut world = World::new();
+    let mut nodes = WeakNodes::new();
     for seed in 0..50 {
-        world.begin(seed, 1);
-        (0..LEN).for_each(|at| set(&world.b, at, 5));
-        post_recv(&world.pairs[0].1, 9, world.b.sge(INBOX, LEN));
-        silent(world.qa(0), read_from(&world.b, DATA), world.a.sge(FLAG, LEN), SendFlags::empty()).unwrap();
+        nodes.begin(seed, 1);
+        (0..LEN).for_each(|at| set(&nodes.b, at, 5));
+        post_recv(&nodes.pairs[0].1, 9, nodes.b.sge(INBOX, LEN));
+        silent(nodes.qa(0), read_from(&nodes.b, DATA), nodes.a.sge(FLAG, LEN), SendFlags::empty()).unwrap();
         let fence = SendFlags::SIGNALED | SendFlags::FENCE;
-        silent(world.qa(0), SendOp::Send, world.a.sge(FLAG, LEN), fence).unwrap();
-        world.until([1, 1], |_, _| {});
-        assert_eq!(world.b.bytes(INBOX, LEN), [5; LEN], "seed {seed}");
+        silent(nodes.qa(0), SendOp::Send, nodes.a.sge(FLAG, LEN), fence).unwrap();
+        nodes.until([1, 1], |_, _| {});
+        assert_eq!(nodes.b.bytes(INBOX, LEN), [5; LEN], "seed {seed}");
     }
 }
 
 #[test]
 fn order_holds_within_one_queue_pair_only() {
-    let mut world = World::new();
+    let mut nodes = WeakNodes::new();
     see(&[(Amount::None, true), (Amount::Some, true), (Amount::All, false)], |seed, outcomes| {
-        world.begin(seed, 2);
-        post_recv(&world.pairs[1].1, 9, world.b.sge(INBOX, LEN));
-        post(world.qa(0), 1, write_to(&world.b, DATA), world.a.sge(DATA, LEN));
-        post(world.qa(1), 2, SendOp::Send, world.a.sge(DATA, LEN));
-        world.until([2, 1], |world, received| _ = outcomes.insert((world.seen().0, !received.is_empty())));
-        assert_eq!(world.seen().0, Amount::All, "seed {seed}");
+        nodes.begin(seed, 2);
+        post_recv(&nodes.pairs[1].1, 9, nodes.b.sge(INBOX, LEN));
+        post(nodes.qa(0), 1, write_to(&nodes.b, DATA), nodes.a.sge(DATA, LEN));
+        post(nodes.qa(1), 2, SendOp::Send, nodes.a.sge(DATA, LEN));
+        nodes.until([2, 1], |nodes, received| _ = outcomes.insert((nodes.seen().0, !received.is_empty())));
+        assert_eq!(nodes.seen().0, Amount::All, "seed {seed}");
     });
 }
 
 /// Executes `times` FETCH_ADDs of 1 on the word after the flag, by each queue pair.
-fn add(world: &World, times: usize) {
+fn add(nodes: &WeakNodes, times: usize) {
     for _ in 0..times {
-        for (index, (qa, _)) in world.pairs.iter().enumerate() {
-            let op = SendOp::FetchAdd { remote_addr: world.b.addr(FLAG), rkey: world.b.mr.rkey(), add: 1 };
-            post(qa, 1, op, world.a.sge(INBOX + 8 * index, 8));
+        for (index, (qa, _)) in nodes.pairs.iter().enumerate() {
+            let op = SendOp::FetchAdd { remote_addr: nodes.b.addr(FLAG), rkey: nodes.b.mr.rkey(), add: 1 };
+            post(qa, 1, op, nodes.a.sge(INBOX + 8 * index, 8));
         }
-        world.until([world.pairs.len(), 0], |_, _| {});
+        nodes.until([nodes.pairs.len(), 0], |_, _| {});
     }
 }
 
-fn word(world: &World) -> &AtomicU64 {
-    let word = world.b.addr(FLAG) as *mut u64;
+fn word(nodes: &WeakNodes) -> &AtomicU64 {
+    let word = nodes.b.addr(FLAG) as *mut u64;
     assert!(word.is_aligned());
     // SAFETY: aligned and inside the leaked buffer; all access while the reference lives is atomic,
     // or by the card, which reaches memory as another process would.
@@ -219,13 +219,13 @@ fn word(world: &World) -> &AtomicU64 {
 // IBV_ATOMIC_HCA: man ibv_query_device.
 #[test]
 fn card_atomics_are_atomic_only_among_themselves() {
-    let mut world = World::new();
-    world.begin(1, 2);
-    add(&world, 200);
-    assert_eq!(word(&world).load(Ordering::SeqCst), 400, "two queue pairs");
+    let mut nodes = WeakNodes::new();
+    nodes.begin(1, 2);
+    add(&nodes, 200);
+    assert_eq!(word(&nodes).load(Ordering::SeqCst), 400, "two queue pairs");
     let is_lost = (0..50).any(|_| {
-        world.begin(2, 1);
-        let (word, ends) = (word(&world), AtomicBool::new(false));
+        nodes.begin(2, 1);
+        let (word, ends) = (word(&nodes), AtomicBool::new(false));
         let added = std::thread::scope(|scope| {
             let processor = scope.spawn(|| {
                 let mut added = 0;
@@ -235,7 +235,7 @@ fn card_atomics_are_atomic_only_among_themselves() {
                 }
                 added
             });
-            add(&world, 100);
+            add(&nodes, 100);
             ends.store(true, Ordering::Relaxed);
             processor.join().unwrap()
         });
@@ -246,11 +246,11 @@ fn card_atomics_are_atomic_only_among_themselves() {
 
 #[test]
 fn send_place_is_free_after_later_completion_is_polled() {
-    let mut world = World::new();
-    world.begin(3, 1);
-    let cq = world.a.context.create_cq(CqInit { cqe: 64, ..CqInit::default() }).unwrap();
-    let (qa, _qb) = world.connect_to(&cq, 4);
-    let write = |flags| silent(&qa, write_to(&world.b, DATA), world.a.sge(DATA, 8), flags);
+    let mut nodes = WeakNodes::new();
+    nodes.begin(3, 1);
+    let cq = nodes.a.context.create_cq(CqInit { cqe: 64, ..CqInit::default() }).unwrap();
+    let (qa, _qb) = nodes.connect_to(&cq, 4);
+    let write = |flags| silent(&qa, write_to(&nodes.b, DATA), nodes.a.sge(DATA, 8), flags);
     for _ in 0..3 {
         (0..3).for_each(|_| write(SendFlags::empty()).unwrap());
         write(SendFlags::SIGNALED).unwrap();
@@ -273,24 +273,24 @@ fn send_place_is_free_after_later_completion_is_polled() {
 // man ibv_get_cq_event: extra events may come.
 #[test]
 fn spurious_event_follows_polled_completion_once() {
-    let mut world = World::new();
+    let mut nodes = WeakNodes::new();
     see(&[true, false], |seed, seen| {
-        world.begin(seed, 1);
-        let channel = world.a.context.create_comp_channel().unwrap();
+        nodes.begin(seed, 1);
+        let channel = nodes.a.context.create_comp_channel().unwrap();
         let init = CqInit { cqe: 64, channel: Some(Arc::clone(&channel)), ..CqInit::default() };
-        let cq = world.a.context.create_cq(init).unwrap();
-        let (qa, _qb) = world.connect_to(&cq, 16);
+        let cq = nodes.a.context.create_cq(init).unwrap();
+        let (qa, _qb) = nodes.connect_to(&cq, 16);
         cq.req_notify(false);
         assert!(channel.try_get_event().is_none(), "nothing has ever completed");
-        post(&qa, 1, write_to(&world.b, DATA), world.a.sge(DATA, LEN));
+        post(&qa, 1, write_to(&nodes.b, DATA), nodes.a.sge(DATA, LEN));
         channel.get_event().unwrap();
         while cq.poll(16, |_| ()).unwrap() == 0 {}
         cq.req_notify(false);
         assert!(channel.try_get_event().is_none(), "it was for the completion that was polled");
-        post(&qa, 2, write_to(&world.b, DATA), world.a.sge(DATA, LEN));
+        post(&qa, 2, write_to(&nodes.b, DATA), nodes.a.sge(DATA, LEN));
         channel.get_event().unwrap();
         // Another completion arrives and is polled before the next arming.
-        post(&qa, 3, write_to(&world.b, DATA), world.a.sge(DATA, LEN));
+        post(&qa, 3, write_to(&nodes.b, DATA), nodes.a.sge(DATA, LEN));
         let mut done = 0;
         while done < 2 {
             done += cq.poll(16, |_| ()).unwrap();
@@ -308,11 +308,11 @@ fn spurious_event_follows_polled_completion_once() {
 
 #[test]
 fn ud_qpn_is_reused_and_connected_qpn_is_not() {
-    let mut world = World::new();
-    world.begin(5, 0);
+    let mut nodes = WeakNodes::new();
+    nodes.begin(5, 0);
     let again = |service| {
-        let first = world.a.qp(service).qpn();
-        world.a.qp(service).qpn() == first
+        let first = nodes.a.qp(service).qpn();
+        nodes.a.qp(service).qpn() == first
     };
     assert!(again(Service::Ud));
     assert!(!again(Service::Rc) && !again(Service::Uc));
@@ -321,15 +321,15 @@ fn ud_qpn_is_reused_and_connected_qpn_is_not() {
 // IBA §11.4.2.2: the event is for the next completion.
 #[test]
 fn armed_queue_ignores_earlier_entries() {
-    let mut world = World::new();
-    world.begin(4, 1);
-    let channel = world.a.context.create_comp_channel().unwrap();
-    let cq = world.a.context.create_cq(CqInit { cqe: 64, channel: Some(Arc::clone(&channel)), ..CqInit::default() });
+    let mut nodes = WeakNodes::new();
+    nodes.begin(4, 1);
+    let channel = nodes.a.context.create_comp_channel().unwrap();
+    let cq = nodes.a.context.create_cq(CqInit { cqe: 64, channel: Some(Arc::clone(&channel)), ..CqInit::default() });
     let cq = cq.unwrap();
-    let (qa, _qb) = world.connect_to(&cq, 16);
+    let (qa, _qb) = nodes.connect_to(&cq, 16);
     // The usual loop (arm, poll until empty, wait) never hangs.
     for _ in 0..20 {
-        post(&qa, 1, write_to(&world.b, DATA), world.a.sge(DATA, LEN));
+        post(&qa, 1, write_to(&nodes.b, DATA), nodes.a.sge(DATA, LEN));
         let mut done = 0;
         while done == 0 {
             cq.req_notify(false);

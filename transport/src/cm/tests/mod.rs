@@ -1,6 +1,6 @@
 //! Tests: scripts of one `Cm` (`active`, `passive`, `alternate`, `ending`, `lookups`, `strangers`),
 //! every message in every state (`reactions`), recorded packets (`captures`), a hostile peer
-//! (`hostile`), and two of them over a lossy network (`world`).
+//! (`hostile`), and two of them over a lossy network (`lossy_network`).
 
 mod active;
 mod alternate;
@@ -8,10 +8,10 @@ mod captures;
 mod ending;
 mod hostile;
 mod lookups;
+mod lossy_network;
 mod passive;
 mod reactions;
 mod strangers;
-mod world;
 
 use super::*;
 use crate::time::Instant;

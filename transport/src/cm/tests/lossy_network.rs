@@ -70,7 +70,7 @@ struct History {
     taken: u32,
 }
 
-struct World {
+struct Simulation {
     conditions: Conditions,
     rng: Rng,
     now: Instant,
@@ -86,7 +86,7 @@ fn address_of(end: usize) -> Gid {
     address(end as u8 + 1)
 }
 
-impl World {
+impl Simulation {
     fn new(conditions: Conditions, seed: u64) -> Self {
         let machine = |guid| {
             let mut cm = Cm::new(Settings::new(guid));
@@ -349,17 +349,17 @@ impl World {
 }
 
 /// Runs `connections` connections, half of them from either end.
-fn simulate(conditions: Conditions, seed: u64, connections: u32) -> World {
-    let mut world = World::new(conditions, seed);
+fn simulate(conditions: Conditions, seed: u64, connections: u32) -> Simulation {
+    let mut simulation = Simulation::new(conditions, seed);
     for n in 0..connections {
-        world.schedule_within(20_000, Occurrence::Program(n as usize % 2, CommId::NONE, Action::Connect));
+        simulation.schedule_within(20_000, Occurrence::Program(n as usize % 2, CommId::NONE, Action::Connect));
     }
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        world.run();
-        world.check();
+        simulation.run();
+        simulation.check();
     }));
     assert!(outcome.is_ok(), "seed {seed} in {conditions:?}");
-    world
+    simulation
 }
 
 // clause: CM-RETRIES, CM-TIMEWAIT
@@ -368,14 +368,14 @@ fn lossless_network_establishes_every_connection() {
     // Equal delays prevent overtaking.
     let conditions = Conditions { loss: 0, duplicates: 0, delay: 1, program_delay: 50, refusals: 0, lookups: 0 };
     for seed in 0..200 {
-        let world = simulate(conditions, seed, 6);
-        for history in world.histories.iter().flat_map(BTreeMap::values) {
+        let simulation = simulate(conditions, seed, 6);
+        for history in simulation.histories.iter().flat_map(BTreeMap::values) {
             assert!(history.established, "seed {seed}: {history:?}");
             let disconnected =
                 matches!(history.ends[..], [End::Event(EventKind::Disconnected(Ending::Requested | Ending::Agreed))]);
             assert!(disconnected, "seed {seed}: {history:?}");
         }
-        assert_eq!(world.histories.iter().map(BTreeMap::len).sum::<usize>(), 12);
+        assert_eq!(simulation.histories.iter().map(BTreeMap::len).sum::<usize>(), 12);
     }
 }
 
@@ -394,9 +394,9 @@ fn lossy_network_ends_every_connection_once() {
             refusals: rng.pick(&[0, 100, 300]),
             lookups: 200,
         };
-        let world = simulate(conditions, seed, 8);
-        successes += world.successes();
-        loaded += world.loaded();
+        let simulation = simulate(conditions, seed, 8);
+        successes += simulation.successes();
+        loaded += simulation.loaded();
     }
     assert!(loaded > 100, "{loaded} alternate paths: nothing was tried");
     assert!(successes > 3000, "{successes} of 12000: nothing was tried");
