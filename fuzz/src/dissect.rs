@@ -1,7 +1,7 @@
 //! Fuzz target: the dissector and judge of capture files.
 
 use roxe_dissect::judge::{Vantage, judge};
-use roxe_dissect::{Analysis, Counts, Item, items, page, render, sections, words};
+use roxe_dissect::{Analysis, Counts, Item, describe, items, page, render, sections};
 
 /// The input is a capture file.
 ///
@@ -17,7 +17,7 @@ pub fn dissect(data: &[u8]) {
         let Item::Packet(captured) = item else { continue };
         let finding = analysis.take(&captured);
         counts.add(&captured, &finding);
-        let _ = (words(&captured, &finding), sections(&captured));
+        let _ = (describe(&captured, &finding), sections(&captured));
         findings.push((captured, finding));
     }
     assert_eq!(counts.packets, findings.len());

@@ -23,8 +23,8 @@ macro_rules! reasons {
                 }
             }
 
-            /// Returns the meaning of the reason in words.
-            pub const fn words(self) -> &'static str {
+            /// Returns the meaning of the reason, for users.
+            pub const fn meaning(self) -> &'static str {
                 match self {
                     $(Self::$variant => concat!($($doc),+),)+
                 }

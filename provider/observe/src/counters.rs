@@ -273,9 +273,9 @@ impl Counters {
         let dropped = |words| Words { about: "Packets dropped: ", words };
         let ignored = |words| Words { about: "Connection messages ignored: ", words };
         let bad = |words| Words { about: "Datagrams to queue pair 1 dropped: ", words };
-        let drops = DropReason::ALL.iter().zip(&self.drops).map(move |(r, n)| (r.name(), dropped(r.words()), n));
-        let ignored = Ignored::ALL.iter().zip(&self.ignored).map(move |(r, n)| (r.name(), ignored(r.words()), n));
-        let bad = MadError::ALL.iter().zip(&self.bad_mads).map(move |(r, n)| (r.name(), bad(r.words()), n));
+        let drops = DropReason::ALL.iter().zip(&self.drops).map(move |(r, n)| (r.name(), dropped(r.meaning()), n));
+        let ignored = Ignored::ALL.iter().zip(&self.ignored).map(move |(r, n)| (r.name(), ignored(r.meaning()), n));
+        let bad = MadError::ALL.iter().zip(&self.bad_mads).map(move |(r, n)| (r.name(), bad(r.meaning()), n));
         self.named().chain(drops).chain(ignored).chain(bad)
     }
 }

@@ -250,9 +250,9 @@ impl fmt::Display for Line<'_> {
                 write!(f, "{packet}  ")?;
                 self.fmt_mad(&packet, f)?;
                 if !integrity.is_bad()
-                    && let Some(words) = self.finding.event.words(packet.header.bth.psn)
+                    && let Some(explanation) = self.finding.event.describe(packet.header.bth.psn)
                 {
-                    write!(f, "{words}  ")?;
+                    write!(f, "{explanation}  ")?;
                 }
                 write!(f, "{integrity}")?;
             }

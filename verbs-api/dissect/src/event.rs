@@ -135,7 +135,7 @@ impl Event {
     }
 
     /// Explains the verdict on the packet with this PSN; `None` for [`Self::New`].
-    pub fn words(self, psn: Psn) -> Option<String> {
+    pub fn describe(self, psn: Psn) -> Option<String> {
         Some(match self {
             Self::New => return None,
             Self::Malformed(error) => format!("not a valid packet: {error}"),

@@ -5,10 +5,10 @@
 //! markup.
 
 use crate::analysis::{Analysis, Finding, Message, Outcome};
+use crate::describe::describe;
 use crate::event::{Event, Tone};
 use crate::fields::{Section, sections};
 use crate::reader::{Captured, Others};
-use crate::words::words;
 use roxe_wire::capture::Direction;
 use roxe_wire::{Gid, Header, Kind, Packet, Qpn, Syndrome};
 use serde_json::{Value, json};
@@ -194,8 +194,8 @@ fn row(
         None => "",
     };
     let sections: Vec<Value> = sections(captured).iter().map(|section| shapes.value(section)).collect();
-    let words = words(captured, finding);
-    json!([frame, time, from, to, label, verdict, tone, words, remark, message, flags, direction, sections])
+    let description = describe(captured, finding);
+    json!([frame, time, from, to, label, verdict, tone, description, remark, message, flags, direction, sections])
 }
 
 /// Returns the label of an arrow: opcode, PSN, MSN, length.
@@ -226,7 +226,7 @@ fn message_row(message: &Message, analysis: &Analysis, columns: &mut Columns) ->
         Outcome::Done if repeats > 0 => ("complete, after retransmissions".to_owned(), Tone::Warning),
         Outcome::Done => ("complete".to_owned(), Tone::Good),
         Outcome::Sent => ("sent; not acknowledged by this service".to_owned(), Tone::Good),
-        Outcome::Refused(code) => (Event::Nak(code).words(psn).unwrap_or_default(), Tone::Bad),
+        Outcome::Refused(code) => (Event::Nak(code).describe(psn).unwrap_or_default(), Tone::Bad),
     };
     let name = operation.properties().name;
     let operation = ["_FIRST", "_MIDDLE", "_LAST", "_ONLY", "_REQUEST"]

@@ -79,8 +79,8 @@ impl Tape {
         self.analyse().0.iter().map(|(_, finding)| finding.event.name()).collect()
     }
 
-    fn words(&self) -> Vec<String> {
-        self.analyse().0.iter().map(|(captured, finding)| words(captured, finding)).collect()
+    fn descriptions(&self) -> Vec<String> {
+        self.analyse().0.iter().map(|(captured, finding)| describe(captured, finding)).collect()
     }
 }
 
@@ -96,12 +96,12 @@ fn lost_packet_is_explained_from_nak_to_acknowledgement() {
     [11, 12].into_iter().for_each(|psn| tape.send(psn));
     tape.send(12);
     tape.ack(12, Syndrome::ACK_UNLIMITED);
-    let words = tape.words();
-    assert_eq!(words[3], "NAK: PSN sequence error, expects PSN 11: packets are missing");
-    assert_eq!(words[4], "retransmission of PSN 11, 2nd time, after the NAK; a SEND of 8 bytes");
-    assert_eq!(words[5], "retransmission of PSN 12, 2nd time, after the NAK; a SEND of 8 bytes");
-    assert_eq!(words[6], "retransmission of PSN 12, 3rd time, no response seen in time; a SEND of 8 bytes");
-    assert_eq!(words[7], "acknowledges everything up to PSN 12, which completes 2 messages");
+    let descriptions = tape.descriptions();
+    assert_eq!(descriptions[3], "NAK: PSN sequence error, expects PSN 11: packets are missing");
+    assert_eq!(descriptions[4], "retransmission of PSN 11, 2nd time, after the NAK; a SEND of 8 bytes");
+    assert_eq!(descriptions[5], "retransmission of PSN 12, 2nd time, after the NAK; a SEND of 8 bytes");
+    assert_eq!(descriptions[6], "retransmission of PSN 12, 3rd time, no response seen in time; a SEND of 8 bytes");
+    assert_eq!(descriptions[7], "acknowledges everything up to PSN 12, which completes 2 messages");
     let messages = tape.analyse().1.messages().to_vec();
     assert_eq!(messages.iter().map(|m| (m.psn.get(), m.repeats)).collect::<Vec<_>>(), [(10, 0), (11, 1), (12, 2)]);
     assert!(messages.iter().all(|message| message.outcome == Outcome::Done));
@@ -112,7 +112,7 @@ fn gap_and_late_packet_are_explained() {
     let mut tape = Tape::new();
     [1, 4, 2, 3, 5].into_iter().for_each(|psn| tape.send(psn));
     assert_eq!(tape.verdicts(), ["ok", "PSN gap", "fills gap", "fills gap", "ok"]);
-    assert!(tape.words()[1].starts_with("PSN gap: 2 packets are missing before 4, from 2 on"));
+    assert!(tape.descriptions()[1].starts_with("PSN gap: 2 packets are missing before 4, from 2 on"));
 }
 
 #[test]
@@ -133,12 +133,12 @@ fn rnr_nak_and_its_retransmission_are_explained() {
     tape.ack(7, Syndrome::RnrNak { timer: 12 });
     tape.send(7);
     tape.ack(7, Syndrome::ACK_UNLIMITED);
-    let words = tape.words();
-    assert_eq!(words[1], "RNR NAK: no receive is posted for PSN 7; retransmit after 640µs");
-    assert!(words[2].starts_with("retransmission of PSN 7, 2nd time, after the RNR NAK"), "{}", words[2]);
-    assert!(words[3].starts_with("RNR NAK, 2nd time: "), "{}", words[3]);
-    assert!(words[4].starts_with("retransmission of PSN 7, 3rd time, after the RNR NAK"), "{}", words[4]);
-    assert!(words[5].ends_with("which completes a message"), "{}", words[5]);
+    let descriptions = tape.descriptions();
+    assert_eq!(descriptions[1], "RNR NAK: no receive is posted for PSN 7; retransmit after 640µs");
+    assert!(descriptions[2].starts_with("retransmission of PSN 7, 2nd time, after the RNR NAK"), "{}", descriptions[2]);
+    assert!(descriptions[3].starts_with("RNR NAK, 2nd time: "), "{}", descriptions[3]);
+    assert!(descriptions[4].starts_with("retransmission of PSN 7, 3rd time, after the RNR NAK"), "{}", descriptions[4]);
+    assert!(descriptions[5].ends_with("which completes a message"), "{}", descriptions[5]);
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn read_takes_a_psn_for_each_response() {
     tape.send(27);
     let expected = ["ok", "ok", "response gap", "repeated response", "ok", "ok", "PSN gap"];
     assert_eq!(tape.verdicts(), expected);
-    assert_eq!(tape.words()[0], "an RDMA READ requests 700 bytes at 0x1000");
+    assert_eq!(tape.descriptions()[0], "an RDMA READ requests 700 bytes at 0x1000");
     assert_eq!(tape.analyse().0[2].1.message, Some(0));
 }
 
@@ -166,7 +166,7 @@ fn nak_ends_its_message() {
     let (found, analysis) = tape.analyse();
     assert_eq!(found[1].1.event.tone(), Tone::Bad);
     assert_eq!(analysis.messages()[0].outcome, Outcome::Refused(NakCode::RemoteAccess));
-    assert!(tape.words()[1].contains("remote access error"));
+    assert!(tape.descriptions()[1].contains("remote access error"));
 }
 
 #[test]
@@ -192,8 +192,8 @@ fn acknowledgement_dropped_by_a_rule_completes_nothing() {
     tape.record(REQUESTER, &ack, "");
     let (found, _) = tape.analyse();
     assert_eq!((found[1].1.completes, found[3].1.completes), (0, 1));
-    assert!(tape.words()[1].ends_with("; a fault rule dropped it"));
-    assert!(!tape.words()[2].contains("acknowledged already"));
+    assert!(tape.descriptions()[1].ends_with("; a fault rule dropped it"));
+    assert!(!tape.descriptions()[2].contains("acknowledged already"));
 }
 
 #[test]
@@ -318,7 +318,7 @@ fn judged(file: &[u8]) -> (Counts, Vec<String>) {
             Item::Packet(captured) => {
                 let finding = analysis.take(&captured);
                 counts.add(&captured, &finding);
-                found.push(words(&captured, &finding));
+                found.push(describe(&captured, &finding));
             }
             Item::Other(other) => counts.others.add(other),
             Item::Broken(..) => panic!("{item:?}"),
@@ -328,7 +328,7 @@ fn judged(file: &[u8]) -> (Counts, Vec<String>) {
 }
 
 #[test]
-fn cut_packets_are_checked_by_their_headers() {
+fn truncated_packets_are_checked_by_their_headers() {
     let mut tape = Tape::new();
     tape.request(10, Request::WriteFirst(reth(2048)), 1024);
     tape.request(12, Request::WriteLast(None), 1024);
@@ -351,7 +351,7 @@ fn cut_packets_are_checked_by_their_headers() {
 }
 
 #[test]
-fn bad_headers_of_cut_packets_are_bad() {
+fn bad_headers_of_truncated_packets_are_bad() {
     let mut tape = Tape::new();
     let mut packet = Tape::packet(RESPONDER, 10, Kind::RcRequest(Request::SendOnly(SendTail::Plain)), 400);
     packet[0] = 0x1f;

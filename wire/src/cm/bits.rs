@@ -217,8 +217,8 @@ impl MadError {
         self.texts().0
     }
 
-    /// Returns the meaning of the reason in words.
-    pub const fn words(self) -> &'static str {
+    /// Returns the meaning of the reason, for users.
+    pub const fn meaning(self) -> &'static str {
         self.texts().1
     }
 
@@ -237,7 +237,7 @@ impl MadError {
 
 impl fmt::Display for MadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.words())
+        f.write_str(self.meaning())
     }
 }
 

@@ -7,7 +7,7 @@
   const SVG = "http:" + "//www.w3.org/2000/svg";
   const at = (id) => document.getElementById(id);
   // Indexes of a row's fields.
-  const [NUMBER, TIME, FROM, TO, LABEL, VERDICT, TONE, WORDS, REMARK, MESSAGE, FLAGS, WAY, SECTIONS] = Array(13).keys();
+  const [NUMBER, TIME, FROM, TO, LABEL, VERDICT, TONE, DESCRIPTION, REMARK, MESSAGE, FLAGS, WAY, SECTIONS] = Array(13).keys();
   const [M_OPERATION, M_FROM, M_TO, M_PSN, M_BYTES, M_PACKETS, M_REPEATS, M_BEGIN, M_END, M_OUTCOME, M_TONE] =
     Array(11).keys();
 
@@ -78,7 +78,7 @@
       shown = data.rows.filter((row) => (qp === "" || row[FROM] == qp || row[TO] == qp)
         && (verdict === "" || (verdict === "*" ? row[VERDICT] !== "ok" || row[FLAGS] & 2 : row[VERDICT] === verdict))
         && (way === "" || row[WAY] === way) && (message === "" || row[MESSAGE] == message - 1)
-        && (!words.length || has((row[LABEL] + " " + row[WORDS] + " " + row[REMARK]).toLowerCase())));
+        && (!words.length || has((row[LABEL] + " " + row[DESCRIPTION] + " " + row[REMARK]).toLowerCase())));
     } else {
       shown = data.messages.map((row, index) => [index, row]).filter(([index, row]) =>
         (qp === "" || row[M_FROM] == qp || row[M_TO] == qp) && (message === "" || index == message - 1)
@@ -101,7 +101,7 @@
     pick(0);
   };
 
-  // Wide enough for the text of an arrow, and narrow enough for the words next to it.
+  // Wide enough for the text of an arrow, and narrow enough for the description next to it.
   const laneWidth = () => Math.max(90, Math.min(230, Math.floor(460 / Math.max(1, lanes.length))));
   const CHAR = 6.7;
   // The text of an arrow, around `middle` or from `start` on: it stays inside of the lanes, and what
@@ -139,7 +139,7 @@
       cell.append(make("b", "", "QP " + page.columns[column][1]));
       line.append(cell);
     }
-    line.append(make("div", "words", "what it means"));
+    line.append(make("div", "description", "what it means"));
   };
 
   // The lanes and the arrow of a row.
@@ -176,11 +176,11 @@
     const before = index > 0 ? shown[index - 1][TIME] : row[TIME];
     line.append(make("div", "number", row[NUMBER]), make("div", "time", seconds(row[TIME])));
     line.append(make("div", "delta", index > 0 ? "+" + span(Math.max(0, row[TIME] - before)) : ""));
-    const words = make("div", "words");
-    if (row[FLAGS] & 2) words.append(make("span", "verdict", "lost"));
-    words.append(row[WORDS]);
-    words.title = row[WORDS];
-    line.append(arrow(row), words);
+    const description = make("div", "description");
+    if (row[FLAGS] & 2) description.append(make("span", "verdict", "lost"));
+    description.append(row[DESCRIPTION]);
+    description.title = row[DESCRIPTION];
+    line.append(arrow(row), description);
     return line;
   };
 
@@ -228,7 +228,7 @@
   };
 
   const packetDetail = (row) => {
-    const parts = [make("h2", "", "Frame " + row[NUMBER] + ": " + row[LABEL]), make("p", "", row[WORDS])];
+    const parts = [make("h2", "", "Frame " + row[NUMBER] + ": " + row[LABEL]), make("p", "", row[DESCRIPTION])];
     if (row[REMARK]) parts.push(make("h3", "", "REMARK IN THE FILE"), make("p", "", row[REMARK]));
     if (row[MESSAGE] >= 0) parts.push(act("Message " + (row[MESSAGE] + 1) + " only", () => only("f-message", row[MESSAGE] + 1)));
     if (page.columns.length > 2) parts.push(act("QP " + page.columns[row[TO]][1] + " only", () => only("f-qp", row[TO])));

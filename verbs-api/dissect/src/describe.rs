@@ -6,15 +6,15 @@ use roxe_wire::cm::Mad;
 use roxe_wire::{Kind, Packet, Request, Response, SendTail, Syndrome};
 
 /// Describes a packet and its verdict.
-pub fn words(captured: &Captured<'_>, finding: &Finding) -> String {
+pub fn describe(captured: &Captured<'_>, finding: &Finding) -> String {
     let Some(packet) = captured.packet() else {
-        return finding.event.words(roxe_wire::Psn::default()).unwrap_or_default();
+        return finding.event.describe(roxe_wire::Psn::default()).unwrap_or_default();
     };
-    let verdict = finding.event.words(packet.header.bth.psn);
+    let verdict = finding.event.describe(packet.header.bth.psn);
     let operation = if captured.is_truncated() && Mad::of_packet(&packet).is_some() {
         Some("connection manager: not captured".to_owned())
     } else {
-        operation_of(&packet, finding)
+        describe_operation(&packet, finding)
     };
     let mut text = match (verdict, operation) {
         (Some(verdict), Some(operation)) => format!("{verdict}; {operation}"),
@@ -32,15 +32,17 @@ pub fn words(captured: &Captured<'_>, finding: &Finding) -> String {
 }
 
 /// Describes the operation of a packet; `None` if the verdict is enough.
-fn operation_of(packet: &Packet<'_>, finding: &Finding) -> Option<String> {
+fn describe_operation(packet: &Packet<'_>, finding: &Finding) -> Option<String> {
     let len = packet.payload.len();
     Some(match packet.header.kind {
-        Kind::RcRequest(request) => of_request(request, len),
+        Kind::RcRequest(request) => describe_request(request, len),
         Kind::XrcRequest(xrc, request) => {
-            format!("{}, for the shared receive queue {:#x}", of_request(request, len), xrc.0)
+            format!("{}, for the shared receive queue {:#x}", describe_request(request, len), xrc.0)
         }
-        Kind::UcRequest(request) => of_request(request.into(), len),
-        Kind::RcResponse(response) | Kind::XrcResponse(response) => return of_response(response, packet, finding),
+        Kind::UcRequest(request) => describe_request(request.into(), len),
+        Kind::RcResponse(response) | Kind::XrcResponse(response) => {
+            return describe_response(response, packet, finding);
+        }
         Kind::Ud { deth, imm } => match Mad::of_packet(packet) {
             Some(Ok(mad)) => format!("connection manager: {}", mad.message),
             Some(Err(error)) => format!("datagram to queue pair 1: {error}"),
@@ -50,13 +52,13 @@ fn operation_of(packet: &Packet<'_>, finding: &Finding) -> Option<String> {
     })
 }
 
-fn of_request(request: Request, len: usize) -> String {
+fn describe_request(request: Request, len: usize) -> String {
     let bytes = bytes(len);
     match request {
         Request::SendFirst => format!("a SEND begins: {bytes}, more to come"),
         Request::SendMiddle => format!("a SEND goes on: {bytes}"),
-        Request::SendLast(tail) => format!("a SEND ends: {bytes}{}", of_tail(tail)),
-        Request::SendOnly(tail) => format!("a SEND of {bytes}{}", of_tail(tail)),
+        Request::SendLast(tail) => format!("a SEND ends: {bytes}{}", describe_tail(tail)),
+        Request::SendOnly(tail) => format!("a SEND of {bytes}{}", describe_tail(tail)),
         Request::WriteFirst(reth) => format!("an RDMA WRITE of {} to {:#x} begins: {bytes}", reth.dma_len, reth.va),
         Request::WriteMiddle => format!("an RDMA WRITE goes on: {bytes}"),
         Request::WriteLast(imm) => format!("an RDMA WRITE ends: {bytes}{}", with_imm(imm.is_some())),
@@ -73,7 +75,7 @@ fn of_request(request: Request, len: usize) -> String {
     }
 }
 
-fn of_tail(tail: SendTail) -> String {
+fn describe_tail(tail: SendTail) -> String {
     match tail {
         SendTail::Plain => String::new(),
         SendTail::Imm(_) => with_imm(true).to_owned(),
@@ -86,7 +88,7 @@ const fn with_imm(has: bool) -> &'static str {
 }
 
 /// Describes a response; `None` for NAKs, which the verdict explains.
-fn of_response(response: Response, packet: &Packet<'_>, finding: &Finding) -> Option<String> {
+fn describe_response(response: Response, packet: &Packet<'_>, finding: &Finding) -> Option<String> {
     let (psn, bytes) = (packet.header.bth.psn, bytes(packet.payload.len()));
     let text = match response {
         Response::Ack(aeth) => match aeth.syndrome {
