@@ -68,17 +68,17 @@ pub trait Memory {
     fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError>;
 
     /// Records for diagnostics that a packet was refused because of its payload length `len`.
-    fn wrong_length(&mut self, request: &Request, len: usize) {
+    fn note_wrong_length(&mut self, request: &Request, len: usize) {
         let _ = (request, len);
     }
 
-    /// Records for diagnostics that a request was refused because too many of its kind are
-    /// outstanding.
-    fn too_many(&mut self) {}
+    /// Records for diagnostics that a READ, an atomic, an ATOMIC WRITE or a FLUSH was refused
+    /// because too many of them are outstanding.
+    fn note_too_many_reads(&mut self) {}
 
     /// Records for diagnostics that a request was refused because the queue pair does not grant
     /// this right.
-    fn denied(&mut self, right: Access) {
+    fn note_missing_right(&mut self, right: Access) {
         let _ = right;
     }
 
@@ -193,12 +193,12 @@ pub trait SharedReceives {
 /// socket are bounded by this trait. When `reserve` refuses, the QP stops, and the host calls
 /// `poll_transmit` again once there is room.
 pub trait FlowControl {
-    /// Returns the bytes charged for a packet of a longer message, with `payload` bytes of payload:
+    /// Returns the cost in bytes of a packet of a longer message, with `payload` bytes of payload:
     /// about its size in the receive buffer. Constant for equal arguments.
-    fn charge(payload: u32) -> u32;
+    fn packet_cost(payload: u32) -> u32;
 
-    /// Returns the bytes charged for a packet that is a whole message, and mostly arrives alone.
-    fn charge_alone(payload: u32) -> u32;
+    /// Returns the cost in bytes of a packet that is a whole message, and mostly arrives alone.
+    fn lone_packet_cost(payload: u32) -> u32;
 
     /// Reserves `bytes` at the receiver `(av.dgid, qpn)` for one packet. `own` is the number of
     /// bytes that this QP has reserved and not released; a host that refuses with `own` = 0 must

@@ -164,7 +164,7 @@ pub enum Event<'a> {
         right: Access,
     },
     /// A peer's request needs a right that the queue pair does not grant.
-    Denied {
+    MissingRight {
         /// The queue pair that would execute the request.
         qp: ObjectId,
         /// The right.

@@ -282,9 +282,9 @@ mod tests {
         let (flows, rcvbuf) = (Flows::default(), 425_984);
         flows.set_window(None, rcvbuf);
         let flow = flows.get(key(1), T0, || Receiver::Credits);
-        let charge = roxe_net::rcvbuf_cost::charge(4096);
-        let most = (0..1000).take_while(|_| flow.reserve_datagram(charge, T0, || Receiver::Credits, || false)).count();
-        // The memory charge of Linux 6.18 for a single packet of 4112 bytes.
+        let cost = roxe_net::rcvbuf_cost::packet_cost(4096);
+        let most = (0..1000).take_while(|_| flow.reserve_datagram(cost, T0, || Receiver::Credits, || false)).count();
+        // The memory that Linux 6.18 accounts for a single packet of 4112 bytes.
         assert!((30..=rcvbuf / 4953 / 2).contains(&most), "{most} each way");
     }
 

@@ -1,13 +1,13 @@
-//! The bytes that a packet is charged in the receive buffer of a UDP socket, as Linux accounts them
+//! The bytes that a packet costs in the receive buffer of a UDP socket, as Linux accounts them
 //! (`truesize` in the kernel, `SO_RCVBUF` in `man 7 socket`).
 
 use roxe_wire::{Kind, Request};
 
-/// Bytes charged in addition to the payload of a coalesced packet: the longest header (BTH, RETH,
+/// Cost in bytes of a coalesced packet in addition to its payload: the longest header (BTH, RETH,
 /// ImmDt) and 64 bytes of the kernel's bookkeeping.
 const COALESCED_OVERHEAD: u32 = 96;
-/// Minimum charge of a packet in bytes: the kernel's smallest buffer and its descriptor.
-const MIN_CHARGE: u32 = 832;
+/// Minimum cost of a packet in bytes: the kernel's smallest buffer and its descriptor.
+const MIN_COST: u32 = 832;
 /// Maximum payload in bytes of a packet that arrives alone and fits the smallest buffer.
 const MAX_SMALL_PAYLOAD: u32 = 128;
 /// Bytes of headers and kernel data in the buffer of a larger packet that arrives alone.
@@ -15,27 +15,27 @@ const ALONE_OVERHEAD: u32 = 410;
 /// Size in bytes of the kernel's descriptor of a packet (`struct sk_buff`).
 const DESCRIPTOR: u32 = 256;
 
-/// Returns the charge in bytes of a packet that the kernel coalesces with others of its message.
+/// Returns the cost in bytes of a packet that the kernel coalesces with others of its message.
 #[inline]
-pub fn charge(payload: u32) -> u32 {
-    (payload.next_multiple_of(4) + COALESCED_OVERHEAD).max(MIN_CHARGE)
+pub fn packet_cost(payload: u32) -> u32 {
+    (payload.next_multiple_of(4) + COALESCED_OVERHEAD).max(MIN_COST)
 }
 
-/// Returns the charge in bytes of a packet that is a whole message, and so mostly arrives alone.
-/// The kernel rounds its buffer up to a power of two: a payload of 4096 bytes is charged 8448.
+/// Returns the cost in bytes of a packet that is a whole message, and so mostly arrives alone. The
+/// kernel rounds its buffer up to a power of two: a payload of 4096 bytes costs 8448.
 #[inline]
-pub fn charge_alone(payload: u32) -> u32 {
-    if payload <= MAX_SMALL_PAYLOAD { MIN_CHARGE } else { (payload + ALONE_OVERHEAD).next_power_of_two() + DESCRIPTOR }
+pub fn lone_packet_cost(payload: u32) -> u32 {
+    if payload <= MAX_SMALL_PAYLOAD { MIN_COST } else { (payload + ALONE_OVERHEAD).next_power_of_two() + DESCRIPTOR }
 }
 
-/// Returns the charge in bytes of a packet of UC or UD, whose receiver returns it as credit.
+/// Returns the cost in bytes of a packet of UC or UD, whose receiver returns it as credit.
 #[inline]
-pub fn charge_of(kind: &Kind, payload: usize) -> u32 {
+pub fn cost_of(kind: &Kind, payload: usize) -> u32 {
     let payload = u32::try_from(payload).unwrap_or(0);
     match (kind, kind.request()) {
-        (Kind::Ud { .. }, _) => charge_alone(payload),
-        (Kind::UcRequest(_), Some(Request::SendOnly(_) | Request::WriteOnly(..))) => charge_alone(payload),
-        _ => charge(payload),
+        (Kind::Ud { .. }, _) => lone_packet_cost(payload),
+        (Kind::UcRequest(_), Some(Request::SendOnly(_) | Request::WriteOnly(..))) => lone_packet_cost(payload),
+        _ => packet_cost(payload),
     }
 }
 
@@ -45,17 +45,17 @@ mod tests {
     use roxe_wire::{Deth, Qkey, Qpn, Reth, SendTail};
 
     #[test]
-    fn coalesced_packet_is_charged_at_least_the_minimum() {
-        assert_eq!(charge(0), 832);
-        assert_eq!(charge(736), 832);
-        assert_eq!(charge(737), 836);
-        assert_eq!(charge(4096), 4192);
+    fn coalesced_packet_costs_at_least_the_minimum() {
+        assert_eq!(packet_cost(0), 832);
+        assert_eq!(packet_cost(736), 832);
+        assert_eq!(packet_cost(737), 836);
+        assert_eq!(packet_cost(4096), 4192);
     }
 
     /// The expected values were measured on Linux 6.18.
     #[test]
-    fn lone_packet_is_charged_its_rounded_buffer() {
-        for (payload, charge) in [
+    fn lone_packet_costs_its_rounded_buffer() {
+        for (payload, cost) in [
             (0, 832),
             (128, 832),
             (192, 1280),
@@ -66,7 +66,7 @@ mod tests {
             (3600, 4352),
             (4096, 8448),
         ] {
-            assert_eq!(charge_alone(payload), charge, "{payload}");
+            assert_eq!(lone_packet_cost(payload), cost, "{payload}");
         }
     }
 
@@ -75,18 +75,18 @@ mod tests {
     }
 
     #[test]
-    fn only_single_packet_messages_are_charged_as_alone() {
+    fn only_single_packet_messages_cost_as_lone_packets() {
         let reth = Reth { va: 0, rkey: roxe_wire::RKey(1), dma_len: 4096 };
         let deth = Deth { qkey: Qkey(1), src_qpn: Qpn::new(2) };
         for kind in
             [Kind::Ud { deth, imm: None }, uc(Request::SendOnly(SendTail::Plain)), uc(Request::WriteOnly(reth, None))]
         {
-            assert_eq!(charge_of(&kind, 4096), 8448);
+            assert_eq!(cost_of(&kind, 4096), 8448);
         }
         for request in
             [Request::SendFirst, Request::SendMiddle, Request::SendLast(SendTail::Plain), Request::WriteFirst(reth)]
         {
-            assert_eq!(charge_of(&uc(request), 4096), 4192);
+            assert_eq!(cost_of(&uc(request), 4096), 4192);
         }
     }
 }

@@ -14,10 +14,10 @@ use roxe_transport::wr::{Access, Av, Bind, Cqe, RecvRequest, Sge};
 use roxe_wire::{LKey, Qpn, RKey};
 use std::collections::VecDeque;
 
-/// Minimum charge of a packet in bytes. A whole message is charged twice its payload, other packets
-/// their payload and `HEADERS`.
-pub const LEAST_CHARGE: u32 = 832;
-/// Charge of the headers of a packet in bytes.
+/// Minimum cost of a packet in bytes. A whole message costs twice its payload, other packets their
+/// payload and `HEADERS`.
+pub const LEAST_COST: u32 = 832;
+/// Cost of the headers of a packet in bytes.
 const HEADERS: u32 = 96;
 
 /// Maximum number of tags of a shared receive queue.
@@ -247,12 +247,12 @@ impl SharedReceives for SimHost {
 }
 
 impl FlowControl for SimHost {
-    fn charge(payload: u32) -> u32 {
-        (payload + HEADERS).max(LEAST_CHARGE)
+    fn packet_cost(payload: u32) -> u32 {
+        (payload + HEADERS).max(LEAST_COST)
     }
 
-    fn charge_alone(payload: u32) -> u32 {
-        (2 * payload).max(LEAST_CHARGE)
+    fn lone_packet_cost(payload: u32) -> u32 {
+        (2 * payload).max(LEAST_COST)
     }
 
     fn reserve(&mut self, _av: &Av, _qpn: Qpn, bytes: u32, own: u32) -> bool {

@@ -143,7 +143,7 @@ impl Default for Setup {
 impl Setup {
     /// Returns the maximum bytes of the remaining packets of a run.
     pub(crate) fn in_run(&self) -> u32 {
-        self.run.saturating_sub(1) * SimHost::charge(self.path_mtu.bytes())
+        self.run.saturating_sub(1) * SimHost::packet_cost(self.path_mtu.bytes())
     }
 
     pub fn of(service: Service) -> Self {

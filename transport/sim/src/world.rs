@@ -108,7 +108,7 @@ impl<C: Choices> World<C> {
             host.clock = self.now;
             let known = self.by_place.insert((endpoints.here.node, endpoints.here.qpn.get()), self.ends.len());
             assert_eq!(known, None, "{:?} is taken", endpoints.here);
-            let beyond = SimHost::charge_alone(setup.path_mtu.bytes()) + setup.in_run();
+            let beyond = SimHost::lone_packet_cost(setup.path_mtu.bytes()) + setup.in_run();
             self.windows.entry(endpoints.nodes()).or_default().beyond += beyond;
             self.ends.push(End::new((qp, host), *setup, endpoints, self.now));
             self.wire.add_end();

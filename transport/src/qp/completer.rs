@@ -7,7 +7,7 @@
 use crate::cx::{Host, RxPayload, Side};
 use crate::qp::reliability::Exhausted;
 use crate::qp::requester::{MAX_OUTSTANDING, Requester, index_of};
-use crate::qp::segment::{self, charge_range};
+use crate::qp::segment::{self, range_cost};
 use crate::qp::send_queue::{Origin, SendWqe};
 use crate::qp::shared::{DropReason, Shared};
 use crate::wr::{SendData, WcStatus};
@@ -201,7 +201,7 @@ impl Requester {
             self.bytes_due = self.bytes_due.saturating_sub(len);
             if ends_request(wqe, sh.attr.path_mtu, index) {
                 self.reads_out = self.reads_out.saturating_sub(1);
-                self.in_flight.on_acked(H::charge(wqe.request_len()));
+                self.in_flight.on_acked(H::packet_cost(wqe.request_len()));
             }
         }
         let next = index + 1;
@@ -223,10 +223,10 @@ impl Requester {
                 return Err(ResponseError::Lost);
             }
             let (from, to) = (index_of(self.una_psn, wqe), index_of(end, wqe).min(wqe.packets));
-            // Packets that a retry has not retransmitted yet are not charged.
+            // Packets that a retry has not retransmitted yet do not count.
             let ahead = u32::try_from(self.cursor.psn.distance(self.una_psn)).unwrap_or(0);
             let held = to.min(from.saturating_add(ahead));
-            self.in_flight.on_acked(charge_range::<H>(wqe.length, wqe.packets, sh.attr.path_mtu, from, held));
+            self.in_flight.on_acked(range_cost::<H>(wqe.length, wqe.packets, sh.attr.path_mtu, from, held));
             self.una_psn = wqe.first_psn.add(to);
             if to == wqe.packets {
                 self.complete_head(sh, host);

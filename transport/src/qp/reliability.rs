@@ -2,9 +2,9 @@
 //! acknowledgement.
 //!
 //! One timer runs either for an acknowledgement or for the wait after an RNR NAK, never for both
-//! (IBA §9.7.5.2.8). Bytes in flight are charged per packet ([`FlowControl::charge`]), because each
-//! packet has a cost in a receiving socket. Reserved bytes are first `ahead`, then `unacked` once
-//! their packet is in the batch, and are released when it is acknowledged or given up.
+//! (IBA §9.7.5.2.8). Bytes in flight are counted per packet ([`FlowControl::packet_cost`]), because
+//! each packet has a cost in the receiving socket. Reserved bytes are first `ahead`, then `unacked`
+//! once their packet is in the batch, and are released when it is acknowledged or given up.
 
 use crate::cx::FlowControl;
 use crate::qp::shared::{QpAttr, Shared};
@@ -149,7 +149,7 @@ impl Retry {
     }
 }
 
-/// Reservations of one RC QP, in bytes of [`FlowControl::charge`].
+/// Reservations of one RC QP, in bytes of [`FlowControl::packet_cost`].
 #[derive(Debug, Default)]
 pub(crate) struct InFlight {
     unacked: u32,

@@ -83,7 +83,7 @@ pub(crate) struct Requester {
     /// The error of the work request at the cursor, reported when all earlier requests are
     /// complete.
     pub(crate) fault: Option<WcStatus>,
-    /// Bytes charged in this `poll_transmit` (UC and UD).
+    /// Cost in bytes of the packets of this `poll_transmit` (UC and UD).
     pub(crate) burst: u32,
     /// True if room for the next UC or UD packet is reserved.
     pub(crate) room_reserved: bool,
@@ -417,7 +417,7 @@ impl Requester {
             self.ack_pacing.limit = host.ack_interval(&sh.attr.av, sh.attr.dest_qpn);
         }
         let cost = packet.cost::<H>();
-        let run_bytes = || packet.charge_after::<H>(wqe, self.cursor.packet, mtu);
+        let run_bytes = || packet.next_run_cost::<H>(wqe, self.cursor.packet, mtu);
         // Built in place: moving a struct that was just written in small pieces stalls on store
         // forwarding.
         let mut tx_packet = TxPacket {
@@ -427,8 +427,14 @@ impl Requester {
             note: self.packet_note(sh, wqe),
         };
         let fits_same_send = |count| tx.fits_same_send(tx_packet.header.padded_len(packet.len as usize), count);
-        let room =
-            self.in_flight.reserve(sh, host, cost, packet.next_len.map_or(0, H::charge), run_bytes, fits_same_send);
+        let room = self.in_flight.reserve(
+            sh,
+            host,
+            cost,
+            packet.next_len.map_or(0, H::packet_cost),
+            run_bytes,
+            fits_same_send,
+        );
         if room == Room::None {
             return Step::Stop;
         }
@@ -475,8 +481,8 @@ impl Requester {
             let until_due = if joins { self.ack_pacing.packets_until_due(cost, self.window) } else { 0 };
             let unacked = until_due.min(wqe.packets - 1 - index);
             let joined = if unacked > 0 {
-                let following = H::charge(segment::payload_len(wqe.length, mtu, index + unacked));
-                let run_bytes = || packet.charge_after::<H>(wqe, index + unacked - 1, mtu);
+                let following = H::packet_cost(segment::payload_len(wqe.length, mtu, index + unacked));
+                let run_bytes = || packet.next_run_cost::<H>(wqe, index + unacked - 1, mtu);
                 let room = self.in_flight.reserve(sh, host, unacked * cost, following, run_bytes, |_| false);
                 if room == Room::Both { tx_packet.join(host, tx, &packet, unacked) } else { 0 }
             } else {
@@ -484,9 +490,9 @@ impl Requester {
             };
             let mut asks_ack = false;
             if joined == 0 {
-                let run_bytes = || packet.charge_after::<H>(wqe, index, mtu);
+                let run_bytes = || packet.next_run_cost::<H>(wqe, index, mtu);
                 let fits_same_send = |count| tx.fits_same_send(form.len(), count);
-                let room = self.in_flight.reserve(sh, host, cost, H::charge(next), run_bytes, fits_same_send);
+                let room = self.in_flight.reserve(sh, host, cost, H::packet_cost(next), run_bytes, fits_same_send);
                 if room == Room::None {
                     return Step::Stop;
                 }

@@ -272,7 +272,7 @@ impl Responder {
         }
         // clause: CHECK-ORDER, CHECK-ORDER-KEY
         check_op_seq(self.open, req)?;
-        check_op_valid(sh.attr.access, req).inspect_err(|_| note_denied(host, req))?;
+        check_op_valid(sh.attr.access, req).inspect_err(|_| note_missing_right(host, req))?;
         self.check_resource(sh, host, req, payload)?;
         self.check_length(sh.attr.path_mtu, req, payload)
             .inspect_err(|why| note_length(host, *why, req, payload.len()))?;
@@ -329,7 +329,7 @@ impl Responder {
             }
             // clause: CHECK-RD-ATOMIC, NONPOSTED-PLACE
             req if has_own_response(req) && !self.replies.has_room(sh.attr.max_dest_rd_atomic) => {
-                host.too_many();
+                host.note_too_many_reads();
                 Err(Refusal::TooManyReads)
             }
             _ => Ok(()),
@@ -652,16 +652,16 @@ pub(super) fn check_rkey<H: Host>(host: &mut H, req: &Request) -> Result<(), Ref
 #[inline(never)]
 pub(super) fn note_length<H: Host>(host: &mut H, refusal: Refusal, req: &Request, len: usize) {
     if refusal == Refusal::Length {
-        host.wrong_length(req, len);
+        host.note_wrong_length(req, len);
     }
 }
 
 /// Reports to the host that the access flags do not allow `req`.
 #[cold]
 #[inline(never)]
-pub(super) fn note_denied<H: Host>(host: &mut H, req: &Request) {
+pub(super) fn note_missing_right<H: Host>(host: &mut H, req: &Request) {
     if let Ok(right) = right_of(req) {
-        host.denied(right);
+        host.note_missing_right(right);
     }
 }
 

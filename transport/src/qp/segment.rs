@@ -39,15 +39,15 @@ pub(crate) fn payload_len(length: u32, mtu: PathMtu, index: u32) -> u32 {
     length.saturating_sub(offset(index, mtu)).min(mtu.bytes())
 }
 
-/// Returns the bytes charged for packets `from..to` of a message of `length` bytes in `packets`
+/// Returns the cost in bytes of packets `from..to` of a message of `length` bytes in `packets`
 /// packets.
-pub(crate) fn charge_range<F: FlowControl>(length: u32, packets: u32, mtu: PathMtu, from: u32, to: u32) -> u32 {
+pub(crate) fn range_cost<F: FlowControl>(length: u32, packets: u32, mtu: PathMtu, from: u32, to: u32) -> u32 {
     if packets == 1 {
-        return if from < to { F::charge_alone(length) } else { 0 };
+        return if from < to { F::lone_packet_cost(length) } else { 0 };
     }
     let full = to.min(packets - 1).saturating_sub(from);
-    let last = if from < to && to == packets { F::charge(length - (packets - 1) * mtu.bytes()) } else { 0 };
-    full * F::charge(mtu.bytes()) + last
+    let last = if from < to && to == packets { F::packet_cost(length - (packets - 1) * mtu.bytes()) } else { 0 };
+    full * F::packet_cost(mtu.bytes()) + last
 }
 
 pub(crate) const fn position(index: u32, packets: u32) -> Position {
@@ -147,16 +147,16 @@ pub(crate) struct Outgoing {
 
 impl Outgoing {
     pub(crate) fn cost<F: FlowControl>(&self) -> u32 {
-        // For a packet without payload, both charges are the minimum.
+        // For a packet without payload, both costs are the minimum.
         let is_alone = matches!(self.request, Request::SendOnly(_) | Request::WriteOnly(..));
-        if is_alone { F::charge_alone(self.len) } else { F::charge(self.len) }
+        if is_alone { F::lone_packet_cost(self.len) } else { F::packet_cost(self.len) }
     }
 
-    /// Returns the bytes charged for the next [`RUN`] packets of the same message; this is packet
+    /// Returns the cost in bytes of the next [`RUN`] packets of the same message; this is packet
     /// `index` of `wqe`.
-    pub(crate) fn charge_after<F: FlowControl>(&self, wqe: &SendWqe, index: u32, mtu: PathMtu) -> u32 {
+    pub(crate) fn next_run_cost<F: FlowControl>(&self, wqe: &SendWqe, index: u32, mtu: PathMtu) -> u32 {
         let next = index + self.span;
-        charge_range::<F>(wqe.length, wqe.packets, mtu, next, wqe.packets.min(next + RUN))
+        range_cost::<F>(wqe.length, wqe.packets, mtu, next, wqe.packets.min(next + RUN))
     }
 
     /// Returns packet `index` of `wqe`; `None` for a local operation, and for an atomic whose list

@@ -1,6 +1,6 @@
 //! A requester: the tests read its packets from the log and forge its responses.
 
-use roxe_sim::host::LEAST_CHARGE;
+use roxe_sim::host::LEAST_COST;
 use roxe_sim::setup::{QPN_A, Setup};
 use roxe_sim::{Mr, Pair, Peer, Rng};
 use roxe_transport::qp::{DropReason, QpState, RetryCounts};
@@ -133,7 +133,7 @@ fn one_ack_completes_everything_before_it_in_order() {
     assert_eq!(s.psns(), [100, 101, 102, 103]);
     assert_eq!(s.ack(102), None);
     assert_eq!(s.done(), [(1, OK)]);
-    assert_eq!(s.reserved(), LEAST_CHARGE);
+    assert_eq!(s.reserved(), LEAST_COST);
     assert_eq!(s.ack(103), None);
     assert_eq!(s.done(), [(3, OK)]);
     assert_eq!((s.reserved(), s.pair.ends[0].qp.poll_timeout()), (0, None));
@@ -257,7 +257,7 @@ fn read_responses_are_placed_and_acknowledge_earlier_requests() {
     assert_eq!(s.deliver(101, Response::ReadFirst(ACK), &[9; 256]), Some(DropReason::DuplicateResponse));
     assert_eq!(s.deliver(102, Response::ReadMiddle, &[2; 256]), None);
     assert_eq!(s.deliver(103, Response::ReadLast(ACK), &[3; 88]), None);
-    assert_eq!((s.done(), s.reserved()), (vec![(2, OK)], LEAST_CHARGE));
+    assert_eq!((s.done(), s.reserved()), (vec![(2, OK)], LEAST_COST));
     assert_eq!(s.memory(600), [[1; 256].as_slice(), &[2; 256], &[3; 88]].concat());
     assert_eq!(s.ack(104), None);
     assert_eq!(s.done(), [(3, OK)]);
@@ -346,9 +346,9 @@ fn long_reads_are_several_requests_within_the_depth() {
     }
     assert_eq!(s.psns(), [228]);
     s.time_out();
-    assert_eq!((s.psns(), s.reserved()), (vec![164], LEAST_CHARGE), "fewer READs at a time after a loss");
+    assert_eq!((s.psns(), s.reserved()), (vec![164], LEAST_COST), "fewer READs at a time after a loss");
     assert_eq!(s.deliver(164, Response::ReadFirst(ACK), &[7; 256]), None);
-    assert_eq!((s.psns(), s.reserved()), (vec![228], 2 * LEAST_CHARGE));
+    assert_eq!((s.psns(), s.reserved()), (vec![228], 2 * LEAST_COST));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! RC without failures: every operation, size, MTU and list; signaling; PSN wrap.
 
 use super::*;
-use roxe_sim::host::LEAST_CHARGE;
+use roxe_sim::host::LEAST_COST;
 use roxe_sim::wire::Batch;
 use roxe_transport::wr::{WcExtra, WcOpcode};
 use roxe_wire::{Aeth, PathMtu, RKey, Reth, Syndrome};
@@ -404,7 +404,7 @@ fn read_returns_the_bytes_of_an_earlier_write() {
 
 #[test]
 fn narrow_window_slows_but_does_not_stop() {
-    for limit in [1, LEAST_CHARGE, 2000, 10_000] {
+    for limit in [1, LEAST_COST, 2000, 10_000] {
         let mut p = Pair::new(Setup { flow_limit: Some(limit), ..Setup::default() });
         let (src, dst) = (filled(&mut p, A, 1 << 16), blank(&mut p, B, 1 << 16));
         post(&mut p, A, 1, write_to(dst), &[src.all()]);
@@ -412,7 +412,7 @@ fn narrow_window_slows_but_does_not_stop() {
         assert_eq!(sends(&mut p, A), statuses(1..=1, WcStatus::Success));
         assert_eq!(bytes(&p, B, dst), bytes(&p, A, src));
         // Only a packet sent with nothing else in flight may exceed the limit.
-        assert!(p.ends[0].host.flow.peak <= limit.max(LEAST_CHARGE), "{} > {limit}", p.ends[0].host.flow.peak);
+        assert!(p.ends[0].host.flow.peak <= limit.max(LEAST_COST), "{} > {limit}", p.ends[0].host.flow.peak);
         assert_eq!(p.timeouts, [0, 0], "the window must not be reopened by a timer");
         p.assert_settled();
     }

@@ -1,7 +1,7 @@
 //! An RC requester against forged responses: completions, retransmissions, drops and errors.
 
 use super::*;
-use roxe_sim::host::LEAST_CHARGE;
+use roxe_sim::host::LEAST_COST;
 use roxe_transport::qp::DropReason;
 use roxe_transport::wr::WcStatus::*;
 use roxe_wire::{Aeth, AtomicAckEth, Msn, NakCode, Syndrome};
@@ -377,14 +377,14 @@ fn long_messages_request_acks_in_the_middle() {
     assert_eq!(ack_reqs.len(), 32);
     assert!(ack_reqs[31], "always on the last packet");
     // A quarter of the window of the simulated host, in packets of the minimum charge.
-    assert!(ack_reqs.windows(16_384 / LEAST_CHARGE as usize + 1).all(|run| run.contains(&true)), "{ack_reqs:?}");
+    assert!(ack_reqs.windows(16_384 / LEAST_COST as usize + 1).all(|run| run.contains(&true)), "{ack_reqs:?}");
     assert_eq!(ack_reqs.iter().filter(|requested| **requested).count(), 2, "and no more often: {ack_reqs:?}");
 }
 
 // clause: SEND-ASK-STALL
 #[test]
 fn packet_that_fills_the_window_requests_an_ack() {
-    for limit in [LEAST_CHARGE, 1700, 3000] {
+    for limit in [LEAST_COST, 1700, 3000] {
         let mut s = Script::new(Setup { flow_limit: Some(limit), ..Setup::default() });
         s.post(1, write_to(REMOTE), 8192);
         let last = s.p.log.last().expect("sent");
@@ -401,7 +401,7 @@ fn last_packet_before_a_full_window_requests_an_ack() {
     for (window, alone, in_runs) in [(1, 1, 1), (2, 2, 5), (5, 5, 5), (6, 6, 9), (8, 8, 9), (29, 29, 29), (30, 30, 32)]
     {
         for (run, sent) in [(0, alone), (4, in_runs)] {
-            let mut s = Script::new(Setup { flow_limit: Some(window * LEAST_CHARGE), run, ..Setup::default() });
+            let mut s = Script::new(Setup { flow_limit: Some(window * LEAST_COST), run, ..Setup::default() });
             s.post(1, write_to(REMOTE), 8192);
             assert_eq!(s.p.log.len(), sent, "window of {window}, runs of {run}");
             assert!(s.p.log[sent - 1].header.bth.ack_req, "window of {window}, runs of {run}");

@@ -48,7 +48,7 @@ impl Observer for Keys {
                 let is_refused = matches!(reason, DropReason::RemoteAccess | DropReason::LocalProtection);
                 reports.extend(self.peer_faults.remove(&qp).filter(|_| is_refused));
             }
-            Event::Denied { qp, right } => reports.push(denied(qp, right, program)),
+            Event::MissingRight { qp, right } => reports.push(missing_right(qp, right, program)),
             Event::Unmapped { mr } => reports.push(unmapped(mr, stack, program)),
             Event::DestroyBegun(id) => {
                 if let Some(report) = self.deregister(id, stack, program) {
@@ -146,7 +146,7 @@ fn unmapped(mr: ObjectId, stack: &Stack, program: &Program) -> Report {
     report.advice("Deregister the region before its memory is unmapped or freed.")
 }
 
-fn denied(qp: ObjectId, right: Access, program: &Program) -> Report {
+fn missing_right(qp: ObjectId, right: Access, program: &Program) -> Report {
     let flags = rights(right);
     let sentence = format!("A peer's request needs {flags} in qp_access_flags of the queue pair, which lacks it.");
     let report = Report::new(Rule::AccessMissing, sentence).fact("queue pair", program.name(qp));

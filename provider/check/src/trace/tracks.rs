@@ -115,7 +115,7 @@ impl Tracks {
                 let args = none().hex("rkey", rkey.0).hex("addr", va).number("length", len);
                 put(qp, &"remote key refused", args.text("why", &format_args!("{error:?}")));
             }
-            Event::Denied { qp, right } => {
+            Event::MissingRight { qp, right } => {
                 put(qp, &"operation not enabled", none().text("right", &format_args!("{right:?}")))
             }
             Event::WrongLength { qp, len, .. } => put(qp, &"wrong length", none().number("length", len as u64)),

@@ -23,7 +23,7 @@ use roxe_engine::queue_pair::{QueuePair, VisitOutcome};
 use roxe_engine::tx::{TxCache, TxPath};
 use roxe_memory::guard::SharedBytes;
 use roxe_net::raw::FrameSender;
-use roxe_net::rcvbuf_cost::charge_of;
+use roxe_net::rcvbuf_cost::cost_of;
 use roxe_net::slot::Slot;
 use roxe_transport::Qp as Machine;
 use roxe_transport::cm::Route;
@@ -401,7 +401,7 @@ impl Credits {
             self.return_all(qp);
             self.creditor = Some((from, dst));
         }
-        self.bytes += charge_of(&packet.header.kind, packet.payload.len());
+        self.bytes += cost_of(&packet.header.kind, packet.payload.len());
     }
 
     /// Records the sum as owed; the engine sends it.

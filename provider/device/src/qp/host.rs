@@ -203,16 +203,16 @@ impl Memory for QpHost<'_> {
         done.or_else(|error| self.refuse_remote((rkey, va, len), access, error))
     }
 
-    fn wrong_length(&mut self, request: &Request, len: usize) {
+    fn note_wrong_length(&mut self, request: &Request, len: usize) {
         emit(|| Event::WrongLength { qp: self.qp.id, request, len });
     }
 
-    fn too_many(&mut self) {
+    fn note_too_many_reads(&mut self) {
         emit(|| Event::TooManyReads { qp: self.qp.id });
     }
 
-    fn denied(&mut self, right: Access) {
-        emit(|| Event::Denied { qp: self.qp.id, right });
+    fn note_missing_right(&mut self, right: Access) {
+        emit(|| Event::MissingRight { qp: self.qp.id, right });
     }
 
     fn read_remote(&mut self, rkey: RKey, va: u64, out: TxRoom<'_>) -> Result<(), MemError> {
@@ -346,13 +346,13 @@ impl SharedReceives for QpHost<'_> {
 
 impl FlowControl for QpHost<'_> {
     #[inline]
-    fn charge(payload: u32) -> u32 {
-        rcvbuf_cost::charge(payload)
+    fn packet_cost(payload: u32) -> u32 {
+        rcvbuf_cost::packet_cost(payload)
     }
 
     #[inline]
-    fn charge_alone(payload: u32) -> u32 {
-        rcvbuf_cost::charge_alone(payload)
+    fn lone_packet_cost(payload: u32) -> u32 {
+        rcvbuf_cost::lone_packet_cost(payload)
     }
 
     #[inline]

@@ -8,7 +8,7 @@ use crate::interceptor::{self, Fate, Held, Interceptor, Origin, PacketComment, R
 use crate::run::numbered;
 use roxe_base::clock;
 use roxe_net::link::hop_limit;
-use roxe_net::rcvbuf_cost::charge_of;
+use roxe_net::rcvbuf_cost::cost_of;
 use roxe_net::udp::UdpLink;
 use roxe_transport::fault::{Direction, PacketContext};
 use roxe_transport::wr::Av;
@@ -165,7 +165,7 @@ impl InterceptedTx<'_> {
     fn return_credit(&self, net: &NetHeader, bytes: &[u8]) {
         let Ok(Packet { header, payload }) = Packet::parse(bytes) else { return };
         if matches!(header.kind, Kind::Ud { .. } | Kind::UcRequest(_)) {
-            let bytes = charge_of(&header.kind, payload.len());
+            let bytes = cost_of(&header.kind, payload.len());
             self.engine.flows.credit(Key::of(net.dst, header.bth.dest_qpn), bytes, clock::now());
         }
     }

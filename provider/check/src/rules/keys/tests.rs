@@ -60,7 +60,7 @@ fn missing_right_of_region_or_qp_is_reported() {
     assert_eq!(peer(&mut card, qp, RKEY, (4096, 8), MemError::Access), [Rule::AccessMissing]);
     let sink = sge(LKEY, 4096, 8);
     assert_eq!(local(&mut card, qp, &sink, Access::LOCAL_WRITE, MemError::Access), [Rule::AccessMissing]);
-    assert_eq!(card.emit(Event::Denied { qp, right: Access::REMOTE_READ }), [Rule::AccessMissing]);
+    assert_eq!(card.emit(Event::MissingRight { qp, right: Access::REMOTE_READ }), [Rule::AccessMissing]);
 }
 
 #[test]

@@ -1,18 +1,18 @@
-//! Charges of packet ranges.
+//! Costs of packet ranges.
 
 use super::*;
 use crate::wr::Av;
 use roxe_wire::Qpn;
 
-/// Charges whose sums identify the packets.
+/// Costs whose sums identify the packets.
 struct Costs;
 
 impl FlowControl for Costs {
-    fn charge(payload: u32) -> u32 {
+    fn packet_cost(payload: u32) -> u32 {
         100_000 + payload
     }
 
-    fn charge_alone(payload: u32) -> u32 {
+    fn lone_packet_cost(payload: u32) -> u32 {
         200_000 + payload
     }
 
@@ -34,14 +34,14 @@ impl FlowControl for Costs {
 #[test]
 fn range_costs_the_sum_of_its_packets() {
     let mtu = PathMtu::Mtu1024;
-    let one = |i| Costs::charge(payload_len(2500, mtu, i));
+    let one = |i| Costs::packet_cost(payload_len(2500, mtu, i));
     for from in 0..=3 {
         for to in from..=3 {
             let sum = (from..to).map(one).sum::<u32>();
-            assert_eq!(charge_range::<Costs>(2500, 3, mtu, from, to), sum, "{from}..{to}");
+            assert_eq!(range_cost::<Costs>(2500, 3, mtu, from, to), sum, "{from}..{to}");
         }
     }
-    assert_eq!(charge_range::<Costs>(0, 1, mtu, 0, 1), 200_000);
-    let [all, none] = [0, 1].map(|from| charge_range::<Costs>(1024, 1, mtu, from, 1));
+    assert_eq!(range_cost::<Costs>(0, 1, mtu, 0, 1), 200_000);
+    let [all, none] = [0, 1].map(|from| range_cost::<Costs>(1024, 1, mtu, from, 1));
     assert_eq!((all, none), (201_024, 0));
 }
