@@ -1,11 +1,12 @@
 //! Datagrams: SOCK_DGRAM over UD queue pairs.
 //!
-//! A socket has a UDP socket, and a [`Port`] for each local address that it uses. It sends the
-//! first datagram to a peer over UDP, together with its queue pair number; the peer answers with
-//! its own number. Later datagrams go from queue pair to queue pair. The background thread reads
-//! the UDP socket and adds its datagrams to the same inbox.
+//! A socket has a UDP socket, and a queue pair ([`UdQp`]) for each local address that it uses. It
+//! sends the first datagram to a peer over UDP, together with its queue pair number; the peer
+//! answers with its own number. Later datagrams go from queue pair to queue pair. One inbox has the
+//! datagrams that the queue pairs receive and those that the background thread reads from the UDP
+//! socket.
 
-mod port;
+mod ud_qp;
 
 use crate::addr::{to_fabric, to_program, unspecified};
 use crate::config::Config;
@@ -16,7 +17,6 @@ use crate::service::ServiceDue;
 use crate::stream::{Drain, Fill, RecvMode};
 use crate::wait::{Source, Waker, Watchers};
 use crate::{RDMA_INLINE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA, errno, lock, service, sys, wait};
-use port::{Arrived, Depth, MAX_DEPTH, Port};
 use roxe::{AddressHandle, Qpn};
 use roxe_provider::lock::{Mutex, MutexGuard};
 use socket2::{Domain, Socket, Type};
@@ -25,6 +25,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
+use ud_qp::{Depth, MAX_DEPTH, Received, UdQp};
 
 /// Largest number of known peers. When it is reached, the socket forgets all peers, and sends its
 /// next datagram to each over UDP again.
@@ -45,8 +46,8 @@ pub(crate) struct Datagram {
 #[derive(Debug)]
 struct Inner {
     settings: Config,
-    /// One port for each local address that the socket has used.
-    ports: Vec<Port>,
+    /// One queue pair for each local address that the socket has used.
+    ud_qps: Vec<UdQp>,
     peers: HashMap<SocketAddr, Peer>,
     /// The peer that `connect` has set.
     connected: Option<SocketAddr>,
@@ -64,24 +65,24 @@ struct Inner {
 /// A known address: the socket has sent to it, or received from it.
 #[derive(Debug)]
 struct Peer {
-    /// Index of the port that reaches the peer.
-    port: usize,
+    /// Index in `ud_qps` of the queue pair that reaches the peer.
+    ud_qp: usize,
     /// Address and queue pair of the peer; `None` while unknown.
     qp: Option<(AddressHandle, Qpn)>,
 }
 
 #[derive(Debug)]
 enum Message {
-    /// In the receive buffer of a port.
-    Arrived { port: usize, arrived: Arrived },
+    /// In the receive buffer of a queue pair.
+    OverQp { ud_qp: usize, received: Received },
     /// Received over UDP.
     OverUdp { from: SocketAddr, bytes: Vec<u8> },
 }
 
 impl Message {
-    const fn from(&self) -> SocketAddr {
+    const fn sender(&self) -> SocketAddr {
         match self {
-            Self::Arrived { arrived, .. } => arrived.from,
+            Self::OverQp { received, .. } => received.from,
             Self::OverUdp { from, .. } => *from,
         }
     }
@@ -93,7 +94,7 @@ impl Datagram {
         socket.set_nonblocking(true)?;
         let inner = Inner {
             settings: *Config::get(),
-            ports: Vec::new(),
+            ud_qps: Vec::new(),
             peers: HashMap::new(),
             connected: None,
             inbox: VecDeque::new(),
@@ -116,7 +117,7 @@ impl Datagram {
     pub(crate) fn connect(&self, addr: SocketAddr) -> io::Result<()> {
         self.udp.connect(to_program(addr, self.domain))?;
         let mut inner = self.inner.lock();
-        self.peer(&mut inner, addr)?;
+        self.qp_towards(&mut inner, addr)?;
         inner.connected = Some(addr);
         Ok(())
     }
@@ -134,9 +135,9 @@ impl Datagram {
 
     /// Closes the socket. First waits until posted sends are complete, at most one second.
     pub(crate) fn close(&self) {
-        let settled = |inner: &Inner| inner.ports.iter().all(Port::is_settled);
+        let has_sent_all = |inner: &Inner| inner.ud_qps.iter().all(UdQp::has_sent_all);
         // Datagrams that are still posted after the wait may get lost.
-        let _ = wait::until(self, Instant::now().checked_add(CLOSE_TIMEOUT), || settled(&self.lock_updated()));
+        let _ = wait::until(self, Instant::now().checked_add(CLOSE_TIMEOUT), || has_sent_all(&self.lock_updated()));
         let mut inner = self.inner.lock();
         inner.closed = true;
         inner.watchers.wake();
@@ -177,15 +178,15 @@ impl Datagram {
         let Ok(from) = to_fabric(from, self.domain) else { return };
         let Some((header, data)) = UdpHeader::decode(packet, from) else { return };
         let mut inner = self.inner.lock();
-        let Ok(port) = self.peer(&mut inner, from) else { return };
+        let Ok(ud_qp) = self.qp_towards(&mut inner, from) else { return };
         if header.data {
             // If the answer is lost, the peer announces itself with its next datagram.
-            let _ = self.send_address(&inner.ports[port], from, false, &mut Drain::new(&[]));
+            let _ = self.send_over_udp(&inner.ud_qps[ud_qp], from, false, &mut Drain::new(&[]));
         }
         let qpn = Qpn::new(header.qpn);
         let is_known = inner.peers.get(&from).and_then(|peer| peer.qp).is_some_and(|(_, known)| known == qpn);
         if !is_known
-            && let Ok(handle) = inner.ports[port].address_handle(from.ip())
+            && let Ok(handle) = inner.ud_qps[ud_qp].address_handle(from.ip())
             && let Some(peer) = inner.peers.get_mut(&from)
         {
             peer.qp = Some((handle, qpn));
@@ -196,9 +197,10 @@ impl Datagram {
         }
     }
 
-    /// Sends the port's queue pair number over UDP, followed by `data`.
-    fn send_address(&self, port: &Port, to: SocketAddr, with_data: bool, data: &mut Drain<'_>) -> io::Result<()> {
-        let header = UdpHeader { data: with_data, qpn: port.qpn(), addr: port.ip() }.encode();
+    /// Sends the number of `ud_qp` over UDP, followed by `data`. The header says whether there is a
+    /// datagram, which may be empty.
+    fn send_over_udp(&self, ud_qp: &UdQp, to: SocketAddr, with_data: bool, data: &mut Drain<'_>) -> io::Result<()> {
+        let header = UdpHeader { data: with_data, qpn: ud_qp.qpn(), addr: ud_qp.ip() }.encode();
         let mut packet = [0; MAX_DATAGRAM + MAX_HEADER];
         let (head, body) = packet.split_at_mut(header.as_slice().len());
         head.copy_from_slice(header.as_slice());
@@ -224,43 +226,43 @@ impl Datagram {
     fn send_now(&self, data: &mut Drain<'_>, to: Option<SocketAddr>) -> io::Result<usize> {
         let to = to.or_else(|| self.inner.lock().connected).ok_or_else(|| os(libc::EDESTADDRREQ))?;
         if self.inner.lock().peers.get(&to).is_none_or(|peer| peer.qp.is_none()) {
-            // Reads the peer's answer, if it has arrived. The peer has received the datagram over
-            // UDP then, so this one cannot overtake it.
+            // Reads the peer's answer, if it has arrived. This datagram then leaves through the
+            // queue pair, and cannot overtake the earlier one, because the peer has answered that.
             self.serve();
         }
         let mut inner = self.lock_updated();
         if inner.shut_write {
             return Err(os(libc::EPIPE));
         }
-        let at = self.peer(&mut inner, to)?;
-        let Inner { ports, peers, .. } = &mut *inner;
-        let port = &mut ports[at];
-        let source = SocketAddr::new(port.ip(), self.udp.local_addr()?.port());
+        let at = self.qp_towards(&mut inner, to)?;
+        let Inner { ud_qps, peers, .. } = &mut *inner;
+        let ud_qp = &mut ud_qps[at];
+        let source = SocketAddr::new(ud_qp.ip(), self.udp.local_addr()?.port());
         let header = datagram::encode_source(source);
         let len = data.left();
-        if len > port.max_payload(header.as_slice().len()) {
+        if len > ud_qp.max_payload(header.as_slice().len()) {
             return Err(os(libc::EMSGSIZE));
         }
         match peers.get(&to).and_then(|peer| peer.qp) {
-            Some(qp) if !port.send(qp, &header, data).map_err(errno::of)? => return Err(os(libc::EAGAIN)),
+            Some(qp) if !ud_qp.send(qp, &header, data).map_err(errno::of)? => return Err(os(libc::EAGAIN)),
             Some(_) => {}
-            None => self.send_address(port, to, true, data)?,
+            None => self.send_over_udp(ud_qp, to, true, data)?,
         }
         Ok(len)
     }
 
-    /// Returns the index of the port that reaches `to`; records the peer.
-    fn peer(&self, inner: &mut Inner, to: SocketAddr) -> io::Result<usize> {
+    /// Returns the index of the queue pair that reaches `to`; records the peer.
+    fn qp_towards(&self, inner: &mut Inner, to: SocketAddr) -> io::Result<usize> {
         if let Some(peer) = inner.peers.get(&to) {
-            return Ok(peer.port);
+            return Ok(peer.ud_qp);
         }
         let ip = self.source_towards(to)?;
-        let port = inner.port(ip)?;
+        let ud_qp = inner.qp_on(ip)?;
         if inner.peers.len() >= MAX_PEERS {
             inner.peers.clear();
         }
-        inner.peers.insert(to, Peer { port, qp: None });
-        Ok(port)
+        inner.peers.insert(to, Peer { ud_qp, qp: None });
+        Ok(ud_qp)
     }
 
     /// Returns the local address to send to `to` from: the bound address, or the kernel's choice.
@@ -288,15 +290,15 @@ impl Datagram {
 }
 
 impl Inner {
-    /// Returns the index of the port on `ip`; opens it if there is none.
-    fn port(&mut self, ip: IpAddr) -> io::Result<usize> {
-        if let Some(at) = self.ports.iter().position(|port| port.ip() == ip) {
+    /// Returns the index of the queue pair on `ip`; creates it if there is none.
+    fn qp_on(&mut self, ip: IpAddr) -> io::Result<usize> {
+        if let Some(at) = self.ud_qps.iter().position(|ud_qp| ud_qp.ip() == ip) {
             return Ok(at);
         }
-        self.ports.push(Port::open(ip, Depth::new(&self.settings))?);
-        // Sleeping threads do not poll the new port's descriptor yet.
+        self.ud_qps.push(UdQp::open(ip, Depth::new(&self.settings))?);
+        // Sleeping threads do not poll the new queue pair's descriptor yet.
         self.watchers.wake();
-        Ok(self.ports.len() - 1)
+        Ok(self.ud_qps.len() - 1)
     }
 
     /// Returns true if a datagram from `from` is for the program and the inbox has room.
@@ -306,19 +308,19 @@ impl Inner {
     }
 
     fn progress(&mut self) {
-        let mut ports = std::mem::take(&mut self.ports);
+        let mut ud_qps = std::mem::take(&mut self.ud_qps);
         let mut changed = false;
-        for (at, port) in ports.iter_mut().enumerate() {
-            port.completions.take_events(!self.watchers.is_empty());
-            changed |= port.take_completions(|arrived| {
-                let accepted = self.accepts_from(arrived.from);
+        for (at, ud_qp) in ud_qps.iter_mut().enumerate() {
+            ud_qp.completions.take_events(!self.watchers.is_empty());
+            changed |= ud_qp.take_completions(|received| {
+                let accepted = self.accepts_from(received.from);
                 if accepted {
-                    self.inbox.push_back(Message::Arrived { port: at, arrived });
+                    self.inbox.push_back(Message::OverQp { ud_qp: at, received });
                 }
                 accepted
             });
         }
-        self.ports = ports;
+        self.ud_qps = ud_qps;
         if changed {
             self.watchers.wake();
         }
@@ -334,13 +336,13 @@ impl Inner {
                 _ => Ok(None),
             };
         };
-        let from = message.from();
+        let from = message.sender();
         match message {
             Message::OverUdp { bytes, .. } => room.put(bytes),
-            Message::Arrived { port, arrived } => room.put(&self.ports[*port].bytes(arrived).map_err(errno::of)?),
+            Message::OverQp { ud_qp, received } => room.put(&self.ud_qps[*ud_qp].bytes(received).map_err(errno::of)?),
         }
-        if !peek && let Some(Message::Arrived { port, arrived }) = self.inbox.pop_front() {
-            self.ports[port].repost(arrived.slot);
+        if !peek && let Some(Message::OverQp { ud_qp, received }) = self.inbox.pop_front() {
+            self.ud_qps[ud_qp].repost(received.slot);
         }
         Ok(Some((room.moved(), Some(from))))
     }
@@ -353,7 +355,7 @@ impl Source for Datagram {
         if !inner.inbox.is_empty() || inner.shut_read {
             ready |= libc::POLLIN;
         }
-        if inner.ports.iter().all(Port::can_send) || inner.shut_write {
+        if inner.ud_qps.iter().all(UdQp::can_send) || inner.shut_write {
             ready |= libc::POLLOUT;
         }
         if inner.closed {
@@ -365,9 +367,9 @@ impl Source for Datagram {
     fn watch(&self, waker: &Waker, fds: &mut Vec<libc::pollfd>) {
         let mut inner = self.inner.lock();
         inner.watchers.add(waker);
-        for port in &mut inner.ports {
-            port.completions.arm();
-            fds.push(wait::pollin_entry(port.completions.fd()));
+        for ud_qp in &mut inner.ud_qps {
+            ud_qp.completions.arm();
+            fds.push(wait::pollin_entry(ud_qp.completions.fd()));
         }
     }
 
@@ -383,10 +385,10 @@ impl Datagram {
         }
         let number = value.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
         let mut inner = self.inner.lock();
-        let in_use = !inner.ports.is_empty();
+        let in_use = !inner.ud_qps.is_empty();
         let settings = &mut inner.settings;
         match (level, name, number) {
-            // The ports exist already, and their buffers keep their size.
+            // The queue pairs exist already, and their buffers keep their size.
             (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_SNDBUF, _) if in_use => {}
             (libc::SOL_SOCKET, libc::SO_RCVBUF, Some(bytes)) => settings.sizes.recv_buffer = bytes.saturating_mul(2),
             (libc::SOL_SOCKET, libc::SO_SNDBUF, Some(bytes)) => settings.sizes.send_buffer = bytes.saturating_mul(2),

@@ -1,4 +1,4 @@
-//! A UD queue pair on one local address, with its send and receive buffers.
+//! [`UdQp`]: a UD queue pair on one local address, with its send and receive buffers.
 
 use crate::completions::{BATCH, Completions};
 use crate::config::Config;
@@ -50,7 +50,7 @@ impl Depth {
 
 /// A datagram in the receive buffer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Arrived {
+pub(crate) struct Received {
     pub(crate) slot: u16,
     pub(crate) from: SocketAddr,
     /// Length in bytes, without the header.
@@ -59,9 +59,9 @@ pub(crate) struct Arrived {
     header: usize,
 }
 
-/// A UD queue pair and its buffers.
+/// A UD queue pair on one local address, and its buffers.
 #[derive(Debug)]
-pub(crate) struct Port {
+pub(crate) struct UdQp {
     ip: IpAddr,
     qp: QueuePair,
     pub(crate) completions: Completions,
@@ -76,8 +76,8 @@ pub(crate) struct Port {
     max_datagram: usize,
 }
 
-impl Port {
-    /// Opens a port on the device that has the address `ip`.
+impl UdQp {
+    /// Creates the queue pair on the device that has the address `ip`.
     ///
     /// # Errors
     /// EADDRNOTAVAIL if no device has it.
@@ -113,7 +113,7 @@ impl Port {
             .sq_sig_all()
             .build()?;
         let mtu = context.port_attr()?.active_mtu.bytes() as usize;
-        let port = Self {
+        let ud_qp = Self {
             send_buffer: pd.alloc_mr(usize::from(depth.sends) * MAX_DATAGRAM, Access::LOCAL_WRITE)?,
             recv_buffer: pd.alloc_mr(usize::from(depth.recvs) * SLOT, Access::LOCAL_WRITE)?,
             free: (0..depth.sends).collect(),
@@ -126,10 +126,10 @@ impl Port {
             depth,
         };
         for slot in 0..depth.recvs {
-            port.post_recv(slot)?;
+            ud_qp.post_recv(slot)?;
         }
-        port.qp.activate()?;
-        Ok(port)
+        ud_qp.qp.activate()?;
+        Ok(ud_qp)
     }
 
     pub(crate) const fn ip(&self) -> IpAddr {
@@ -149,7 +149,8 @@ impl Port {
         !self.free.is_empty()
     }
 
-    pub(crate) const fn is_settled(&self) -> bool {
+    /// Returns true if all posted sends are complete.
+    pub(crate) const fn has_sent_all(&self) -> bool {
         self.free.len() == self.depth.sends as usize
     }
 
@@ -180,7 +181,7 @@ impl Port {
 
     /// Processes completions. Passes each datagram to `arrived`, which returns true to keep the
     /// slot until [`repost`](Self::repost). Returns true if there was any completion.
-    pub(crate) fn take_completions(&mut self, mut arrived: impl FnMut(Arrived) -> bool) -> bool {
+    pub(crate) fn take_completions(&mut self, mut arrived: impl FnMut(Received) -> bool) -> bool {
         let mut any = false;
         let mut batch = [WorkCompletion::default(); BATCH];
         while let count @ 1.. = self.completions.cq.poll(&mut batch).map_or(0, <[_]>::len) {
@@ -195,7 +196,7 @@ impl Port {
         any
     }
 
-    fn received(&self, slot: u16, completion: &WorkCompletion, arrived: &mut impl FnMut(Arrived) -> bool) {
+    fn received(&self, slot: u16, completion: &WorkCompletion, arrived: &mut impl FnMut(Received) -> bool) {
         let len = (completion.byte_len() as usize).saturating_sub(GRH);
         let kept = completion.status() == WcStatus::Success && self.parse_slot(slot, len).is_some_and(&mut *arrived);
         if !kept {
@@ -204,16 +205,16 @@ impl Port {
     }
 
     /// Returns the datagram in `slot`, if it has the header of a socket.
-    fn parse_slot(&self, slot: u16, len: usize) -> Option<Arrived> {
+    fn parse_slot(&self, slot: u16, len: usize) -> Option<Received> {
         let mut start = [0; datagram::MAX_HEADER];
         let seen = len.min(start.len());
         self.recv_buffer.read(payload_offset(slot), &mut start[..seen]).ok()?;
         let (from, rest) = datagram::decode_source(&start[..seen])?;
         let header = seen - rest.len();
-        Some(Arrived { slot, from, len: len - header, header })
+        Some(Received { slot, from, len: len - header, header })
     }
 
-    pub(crate) fn bytes(&self, arrived: &Arrived) -> Result<Vec<u8>, roxe::Error> {
+    pub(crate) fn bytes(&self, arrived: &Received) -> Result<Vec<u8>, roxe::Error> {
         let start = payload_offset(arrived.slot) + arrived.header;
         self.recv_buffer.to_vec(start..start + arrived.len)
     }
