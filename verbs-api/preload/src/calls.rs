@@ -2,8 +2,7 @@
 //! describe the differences on rsockets. `FILE` streams (`fdopen`) bypass these functions, so they
 //! do not work on rsockets.
 //!
-//! A program's descriptor is called `fd`, the descriptor of its rsocket in the RDMA library
-//! `number`.
+//! `fd` is the program's descriptor, `rsocket` the descriptor that the RDMA library has for it.
 
 use crate::config::{AF_IB, options};
 use crate::rdma::{Rdma, rdma};
@@ -41,8 +40,8 @@ macro_rules! forwarded {
             #[doc = concat!("`man 2 ", stringify!($name), "`.")]
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name(fd: c_int, $($argument: $type),*) -> $result {
-                let Some((rdma, number)) = $find(fd) else { return call!(real.$name(fd, $($argument),*)) };
-                let done = call!(rdma.$ours(number, $($argument),*));
+                let Some((rdma, rsocket)) = $find(fd) else { return call!(real.$name(fd, $($argument),*)) };
+                let done = call!(rdma.$ours(rsocket, $($argument),*));
                 $(crate::epoll::rearm(fd, $event);)?
                 done
             }
@@ -84,7 +83,7 @@ fn rsocket_of(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
 fn rsocket_for_data(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
     match table::fd_kind(fd) {
         FdKind::Plain => None,
-        FdKind::Rsocket(number) => Some((rdma()?, number)),
+        FdKind::Rsocket(rsocket) => Some((rdma()?, rsocket)),
         FdKind::Fork(_) => fork::move_over(fd),
     }
 }
@@ -112,27 +111,27 @@ extern "C" fn socket_for(domain: c_int, kind: c_int, protocol: c_int, caller: *c
         return fd;
     }
     let Some(rdma) = rdma() else { return kernel_socket() };
-    let number = rdma.create(domain, plain_kind, protocol);
-    if number < 0 { kernel_socket() } else { assign_fd(rdma, number, domain, kind) }
+    let rsocket = rdma.create(domain, plain_kind, protocol);
+    if rsocket < 0 { kernel_socket() } else { assign_fd(rdma, rsocket, domain, kind) }
 }
 
-/// Creates a kernel socket, and assigns its descriptor to the rsocket `number`. `kind` contains the
-/// program's flags. Closes both sockets on failure.
-fn assign_fd(rdma: &Rdma, number: RawFd, domain: c_int, kind: c_int) -> c_int {
+/// Creates a kernel socket, and assigns its descriptor to `rsocket`. `kind` contains the program's
+/// flags. Closes both sockets on failure.
+fn assign_fd(rdma: &Rdma, rsocket: RawFd, domain: c_int, kind: c_int) -> c_int {
     let domain = if domain == AF_IB { libc::AF_INET } else { domain };
     let fd = call!(real.socket(domain, kind, 0));
     let why = if fd < 0 {
         errno()
-    } else if !table::open(fd, number) {
+    } else if !table::open(fd, rsocket) {
         libc::EMFILE
     } else {
         let flags = if kind & SOCK_NONBLOCK == 0 { 0 } else { O_NONBLOCK };
-        call!(rdma.rfcntl(number, F_SETFL, c_long::from(flags)));
+        call!(rdma.rfcntl(rsocket, F_SETFL, c_long::from(flags)));
         return fd;
     };
     // SAFETY: the calls take no pointers; the program knows neither descriptor.
     unsafe {
-        rdma.rclose(number);
+        rdma.rclose(rsocket);
         if fd >= 0 {
             (real().close)(fd);
         }
@@ -142,20 +141,20 @@ fn assign_fd(rdma: &Rdma, number: RawFd, domain: c_int, kind: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-    let Some((rdma, number)) = rsocket_of(fd) else { return call!(real.bind(fd, address, len)) };
-    let status = call!(rdma.rbind(number, address, len));
+    let Some((rdma, rsocket)) = rsocket_of(fd) else { return call!(real.bind(fd, address, len)) };
+    let status = call!(rdma.rbind(rsocket, address, len));
     if status == 0 {
         // SAFETY: the program passes an address of `len` bytes, valid during the call: `rbind`
         // accepted it.
-        table::record_bind(number, unsafe { slice::from_raw_parts(address.cast(), len as usize) });
+        table::record_bind(rsocket, unsafe { slice::from_raw_parts(address.cast(), len as usize) });
     }
     status
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
-    if let Some((rdma, number)) = rsocket_of(fd) {
-        return call!(rdma.rlisten(number, backlog));
+    if let Some((rdma, rsocket)) = rsocket_of(fd) {
+        return call!(rdma.rlisten(rsocket, backlog));
     }
     let status = call!(real.listen(fd, backlog));
     if status == 0 && table::fd_kind(fd) == FdKind::Fork(Stage::Fresh) {
@@ -173,9 +172,9 @@ unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen
 #[unsafe(no_mangle)]
 unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
     if let Some((rdma, listener)) = rsocket_of(fd) {
-        let number = call!(rdma.raccept(listener, address, len));
+        let rsocket = call!(rdma.raccept(listener, address, len));
         epoll::rearm(fd, libc::POLLIN);
-        return if number < 0 { number } else { assign_fd(rdma, number, domain(fd), SOCK_STREAM | flags) };
+        return if rsocket < 0 { rsocket } else { assign_fd(rdma, rsocket, domain(fd), SOCK_STREAM | flags) };
     }
     let new = call!(real.accept4(fd, address, len, flags));
     if new >= 0 && table::fd_kind(fd) == FdKind::Fork(Stage::Listening) {
@@ -189,13 +188,13 @@ unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut sockle
 /// its outcome is known only after the call.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-    if let Some((rdma, number)) = rsocket_of(fd) {
-        let status = call!(rdma.rconnect(number, address, len));
+    if let Some((rdma, rsocket)) = rsocket_of(fd) {
+        let status = call!(rdma.rconnect(rsocket, address, len));
         epoll::rearm(fd, libc::POLLOUT);
         if status == 0 || [libc::EINPROGRESS, libc::EALREADY, libc::EISCONN, libc::EINTR].contains(&errno()) {
             return status;
         }
-        fall_back(rdma, fd, number);
+        fall_back(rdma, fd, rsocket);
     }
     let is_fresh = table::fd_kind(fd) == FdKind::Fork(Stage::Fresh);
     let status = call!(real.connect(fd, address, len));
@@ -207,13 +206,13 @@ unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t
 
 /// Closes the rsocket of `fd` and makes `fd` an ordinary descriptor of its kernel socket, which
 /// already has the options and flags.
-fn fall_back(rdma: &Rdma, fd: c_int, number: RawFd) {
-    let bound = table::forget_rsocket(number);
+fn fall_back(rdma: &Rdma, fd: c_int, rsocket: RawFd) {
+    let bound = table::forget_rsocket(rsocket);
     epoll::move_to_kernel(fd);
     // SAFETY: `bound` is a local vector that holds an address of this length; the other arguments
     // are numbers.
     unsafe {
-        rdma.rclose(number);
+        rdma.rclose(rsocket);
         if !bound.is_empty() {
             (real().bind)(fd, bound.as_ptr().cast(), bound.len() as socklen_t);
         }
@@ -256,10 +255,12 @@ unsafe extern "C" fn sendto(
     to: *const sockaddr,
     to_len: socklen_t,
 ) -> ssize_t {
-    let Some((rdma, number)) = rsocket_for_data(fd) else { return call!(real.sendto(fd, buf, len, flags, to, to_len)) };
-    let mut done = call!(rdma.rsendto(number, buf, len, flags, to, to_len));
+    let Some((rdma, rsocket)) = rsocket_for_data(fd) else {
+        return call!(real.sendto(fd, buf, len, flags, to, to_len));
+    };
+    let mut done = call!(rdma.rsendto(rsocket, buf, len, flags, to, to_len));
     if done < 0 && !to.is_null() && is_stream(fd) {
-        done = call!(rdma.rsend(number, buf, len, flags));
+        done = call!(rdma.rsend(rsocket, buf, len, flags));
     }
     epoll::rearm(fd, libc::POLLOUT);
     done
@@ -268,15 +269,15 @@ unsafe extern "C" fn sendto(
 /// `man 2 sendmsg`. A stream ignores the address, as on Linux; `rsendmsg` fails with EISCONN.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    let Some((rdma, number)) = rsocket_for_data(fd) else { return call!(real.sendmsg(fd, message, flags)) };
-    let mut done = call!(rdma.rsendmsg(number, message, flags));
+    let Some((rdma, rsocket)) = rsocket_for_data(fd) else { return call!(real.sendmsg(fd, message, flags)) };
+    let mut done = call!(rdma.rsendmsg(rsocket, message, flags));
     // SAFETY: the program passes NULL or a structure that is valid during the call.
     let named = unsafe { message.as_ref() }.filter(|message| !message.msg_name.is_null());
     if let (true, Some(message)) = (done < 0 && is_stream(fd), named) {
         let nameless = msghdr { msg_name: core::ptr::null_mut(), msg_namelen: 0, ..*message };
         // SAFETY: a copy of the program's message, which is valid during the call, without its
         // name.
-        done = unsafe { rdma.rsendmsg(number, &raw const nameless, flags) };
+        done = unsafe { rdma.rsendmsg(rsocket, &raw const nameless, flags) };
     }
     epoll::rearm(fd, libc::POLLOUT);
     done
@@ -348,7 +349,7 @@ unsafe extern "C" fn sendfile(out: c_int, file: c_int, offset: *mut off_t, count
     if start < 0 {
         return -1;
     }
-    let (done, failed) = copy(out, file, start, count);
+    let (done, failed) = copy_file(out, file, start, count);
     // SAFETY: the program passes NULL or a variable that is valid during the call.
     unsafe {
         match offset.as_mut() {
@@ -366,9 +367,9 @@ unsafe extern "C" fn sendfile64(out: c_int, file: c_int, offset: *mut off_t, cou
     unsafe { sendfile(out, file, offset, count) }
 }
 
-/// Sends at most `count` bytes of a file. Returns the number of sent bytes, and true if a call
-/// failed.
-fn copy(out: c_int, file: c_int, start: off_t, count: usize) -> (usize, bool) {
+/// Sends at most `count` bytes of a file to `out`. Returns the number of sent bytes, and true if a
+/// call failed.
+fn copy_file(out: c_int, file: c_int, start: off_t, count: usize) -> (usize, bool) {
     let mut buffer = vec![0u8; count.min(1 << 16)];
     let mut done = 0;
     while done < count {
@@ -410,8 +411,8 @@ fn forget(fd: c_int) -> Option<c_int> {
 }
 
 fn close_rsocket(unused: Option<c_int>) -> Option<c_int> {
-    let (number, rdma) = (unused?, rdma()?);
-    Some(call!(rdma.rclose(number)))
+    let (rsocket, rdma) = (unused?, rdma()?);
+    Some(call!(rdma.rclose(rsocket)))
 }
 
 #[unsafe(no_mangle)]
@@ -447,7 +448,7 @@ fn duplicate(old: c_int, new: c_int, dup: impl FnOnce() -> c_int) -> c_int {
 fn copy_entry(old: c_int, new: c_int) {
     match table::fd_kind(old) {
         FdKind::Plain => {}
-        FdKind::Rsocket(number) => _ = table::open(new, number),
+        FdKind::Rsocket(rsocket) => _ = table::open(new, rsocket),
         FdKind::Fork(stage) => table::set_stage(new, stage),
     }
 }
@@ -479,14 +480,14 @@ extern "C" fn fcntl64(fd: c_int, command: c_int, arg: c_long) -> c_int {
 /// Makes the rsocket of `fd`, if any, non-blocking or blocking. Returns -1 on failure.
 fn set_nonblocking(fd: c_int, on: bool) -> c_int {
     let flags = if on { O_NONBLOCK } else { 0 };
-    rsocket_of(fd).map_or(0, |(rdma, number)| call!(rdma.rfcntl(number, F_SETFL, c_long::from(flags))))
+    rsocket_of(fd).map_or(0, |(rdma, rsocket)| call!(rdma.rfcntl(rsocket, F_SETFL, c_long::from(flags))))
 }
 
 /// `man 2 ioctl`. Rsockets have `FIONBIO` and `FIONREAD`, which counts at most 64 KiB; the kernel
 /// socket handles other requests.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
-    if let Some((rdma, number)) = rsocket_of(fd) {
+    if let Some((rdma, rsocket)) = rsocket_of(fd) {
         if request == libc::FIONBIO as c_ulong {
             // SAFETY: with this request the program passes an `int` that is valid during the call.
             if set_nonblocking(fd, unsafe { *arg.cast::<c_int>() } != 0) < 0 {
@@ -494,11 +495,11 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_i
             }
         } else if request == libc::FIONREAD as c_ulong {
             let mut bytes = vec![0u8; 1 << 16];
-            let look = libc::MSG_PEEK | MSG_DONTWAIT;
+            let peek = libc::MSG_PEEK | MSG_DONTWAIT;
             // SAFETY: `bytes` is a local vector of this length. With this request the program
             // passes an `int` that is valid during the call.
             unsafe {
-                let ready = rdma.rrecv(number, bytes.as_mut_ptr().cast(), bytes.len(), look);
+                let ready = rdma.rrecv(rsocket, bytes.as_mut_ptr().cast(), bytes.len(), peek);
                 *arg.cast::<c_int>() = ready.max(0) as c_int;
             }
             return 0;
@@ -512,8 +513,8 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_i
 #[unsafe(no_mangle)]
 unsafe extern "C" fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
     let set_on_kernel_socket = || call!(real.setsockopt(fd, level, name, value, len));
-    let Some((rdma, number)) = rsocket_of(fd) else { return set_on_kernel_socket() };
-    let status = call!(rdma.rsetsockopt(number, level, name, value, len));
+    let Some((rdma, rsocket)) = rsocket_of(fd) else { return set_on_kernel_socket() };
+    let status = call!(rdma.rsetsockopt(rsocket, level, name, value, len));
     let why = errno();
     let kernel_status = set_on_kernel_socket();
     let is_hint = matches!(level, libc::IPPROTO_TCP | libc::IPPROTO_IP | libc::IPPROTO_IPV6);
@@ -533,8 +534,8 @@ unsafe extern "C" fn getsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
-    if let Some((rdma, number)) = rsocket_of(fd) {
-        let status = call!(rdma.rgetsockopt(number, level, name, value, len));
+    if let Some((rdma, rsocket)) = rsocket_of(fd) {
+        let status = call!(rdma.rgetsockopt(rsocket, level, name, value, len));
         if status == 0 || !is_unknown_option(errno()) {
             return status;
         }

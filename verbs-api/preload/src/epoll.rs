@@ -22,7 +22,7 @@ use std::os::fd::RawFd;
 #[derive(Debug)]
 struct Member {
     /// The rsocket.
-    number: RawFd,
+    rsocket: RawFd,
     /// Requested events and flags.
     events: u32,
     /// The program's data.
@@ -150,9 +150,9 @@ fn keeping_errno<T>(body: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Does `epoll_ctl` for the rsocket `number` of `fd`. `event` has the requested events and the
+/// Does `epoll_ctl` for `rsocket`, which is that of `fd`. `event` has the requested events and the
 /// program's data.
-pub(crate) fn control(epfd: RawFd, op: c_int, fd: RawFd, number: RawFd, event: Option<(u32, u64)>) -> c_int {
+pub(crate) fn control(epfd: RawFd, op: c_int, fd: RawFd, rsocket: RawFd, event: Option<(u32, u64)>) -> c_int {
     let mut sets = SETS.lock();
     if op == EPOLL_CTL_ADD && !sets.contains_key(&epfd) {
         IN_USE.store(true, Ordering::Relaxed);
@@ -165,7 +165,7 @@ pub(crate) fn control(epfd: RawFd, op: c_int, fd: RawFd, number: RawFd, event: O
         (EPOLL_CTL_ADD, Some(_)) if known => return fail(libc::EEXIST),
         (EPOLL_CTL_MOD | EPOLL_CTL_DEL, _) if !known => return fail(libc::ENOENT),
         (EPOLL_CTL_ADD | EPOLL_CTL_MOD, Some((events, data))) => {
-            set.members.insert(fd, Member { number, events, data, reported: 0, parked: false });
+            set.members.insert(fd, Member { rsocket, events, data, reported: 0, parked: false });
         }
         (EPOLL_CTL_DEL, _) => _ = set.members.remove(&fd),
         _ => return fail(libc::EINVAL),
@@ -265,7 +265,7 @@ impl Round {
         let mut fds = Vec::new();
         for (fd, member) in &set.members {
             if let Some(events) = member.events_to_poll() {
-                entries.push(pollfd { fd: member.number, events, revents: 0 });
+                entries.push(pollfd { fd: member.rsocket, events, revents: 0 });
                 fds.push(*fd);
             }
         }
@@ -295,7 +295,7 @@ impl Round {
         for at in (first..self.fds.len()).chain(0..first) {
             let (fd, entry) = (self.fds[at], entries[at]);
             let Some(slot) = out.get_mut(count) else { break };
-            let member = set.members.get_mut(&fd).filter(|member| member.number == entry.fd && entry.revents != 0);
+            let member = set.members.get_mut(&fd).filter(|member| member.rsocket == entry.fd && entry.revents != 0);
             let Some(event) = member.and_then(|member| member.report(u32::from(entry.revents.cast_unsigned()))) else {
                 continue;
             };
@@ -346,7 +346,7 @@ mod tests {
     const OUT: u32 = EPOLLOUT as u32;
 
     fn member(events: u32) -> Member {
-        Member { number: 9, events, data: 7, reported: 0, parked: false }
+        Member { rsocket: 9, events, data: 7, reported: 0, parked: false }
     }
 
     fn reported(member: &mut Member, now: u32) -> Option<u32> {

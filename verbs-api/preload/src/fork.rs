@@ -36,35 +36,35 @@ pub(crate) fn move_over(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
         FdKind::Fork(Stage::Accepted) => accept_rdma,
         FdKind::Fork(Stage::Connected) => connect_rdma,
         // Another thread has moved the connection.
-        FdKind::Rsocket(number) => return Some((rdma()?, number)),
+        FdKind::Rsocket(rsocket) => return Some((rdma()?, rsocket)),
         _ => return None,
     };
     let rdma = rdma()?;
-    let Some(number) = establish(rdma, fd) else {
+    let Some(rsocket) = establish(rdma, fd) else {
         table::forget(fd);
         return None;
     };
-    copy_options(rdma, fd, number);
+    copy_options(rdma, fd, rsocket);
     // SAFETY: the call takes no pointers.
     unsafe { (real().shutdown)(fd, libc::SHUT_RDWR) };
-    if !table::replace_with_new_socket(fd) || !table::open(fd, number) {
+    if !table::replace_with_new_socket(fd) || !table::open(fd, rsocket) {
         // SAFETY: the call takes no pointers; the program does not know the rsocket.
-        unsafe { rdma.rclose(number) };
+        unsafe { rdma.rclose(rsocket) };
         table::forget(fd);
         return None;
     }
-    Some((rdma, number))
+    Some((rdma, rsocket))
 }
 
 /// Copies the flags and options that programs often set before the first transfer.
-fn copy_options(rdma: &Rdma, fd: c_int, number: RawFd) {
+fn copy_options(rdma: &Rdma, fd: c_int, rsocket: RawFd) {
     // SAFETY: the calls take no pointers.
     unsafe {
         let flags = (real().fcntl)(fd, libc::F_GETFL) & libc::O_NONBLOCK;
-        rdma.rfcntl(number, libc::F_SETFL, c_long::from(flags));
+        rdma.rfcntl(rsocket, libc::F_SETFL, c_long::from(flags));
     }
     if number_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 0) != 0 {
-        rdma.set_number(number, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
+        rdma.set_number(rsocket, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
     }
 }
 
@@ -119,9 +119,9 @@ fn accept_rdma(rdma: &Rdma, fd: c_int) -> Option<RawFd> {
     unsafe {
         let listens = rdma.rbind(listener, address.as_ptr(), address.1) == 0 && rdma.rlisten(listener, 1) == 0;
         let announced = listens && (real().write)(fd, READY.as_ptr().cast(), READY.len()) == READY.len() as isize;
-        let number = if announced { rdma.raccept(listener, ptr::null_mut(), ptr::null_mut()) } else { -1 };
+        let rsocket = if announced { rdma.raccept(listener, ptr::null_mut(), ptr::null_mut()) } else { -1 };
         rdma.rclose(listener);
-        (number >= 0).then_some(number)
+        (rsocket >= 0).then_some(rsocket)
     }
 }
 
@@ -152,17 +152,17 @@ fn connect_rdma(rdma: &Rdma, fd: c_int) -> Option<RawFd> {
         return None;
     }
     let peer = Address::of(fd, real().getpeername)?;
-    let number = rdma.create(peer.family(), libc::SOCK_STREAM, 0);
-    if number < 0 {
+    let rsocket = rdma.create(peer.family(), libc::SOCK_STREAM, 0);
+    if rsocket < 0 {
         return None;
     }
     // SAFETY: `peer` is a local variable with its length. This function created the rsocket, and
     // closes it once.
     unsafe {
-        if rdma.rconnect(number, peer.as_ptr(), peer.1) == 0 {
-            return Some(number);
+        if rdma.rconnect(rsocket, peer.as_ptr(), peer.1) == 0 {
+            return Some(rsocket);
         }
-        rdma.rclose(number);
+        rdma.rclose(rsocket);
     }
     None
 }

@@ -109,18 +109,18 @@ impl Rdma {
     /// refuses.
     pub(crate) fn create(&self, domain: c_int, kind: c_int, protocol: c_int) -> c_int {
         // SAFETY: the call takes no pointers.
-        let number = unsafe { self.rsocket(domain, kind, protocol) };
-        for (name, size) in options().sizes().filter(|_| number >= 0) {
-            self.set_number(number, SOL_RDMA, name, size);
+        let rsocket = unsafe { self.rsocket(domain, kind, protocol) };
+        for (name, size) in options().sizes().filter(|_| rsocket >= 0) {
+            self.set_number(rsocket, SOL_RDMA, name, size);
         }
-        number
+        rsocket
     }
 
     /// Sets a numeric option; ignores failures.
-    pub(crate) fn set_number(&self, number: c_int, level: c_int, name: c_int, value: c_int) {
+    pub(crate) fn set_number(&self, rsocket: c_int, level: c_int, name: c_int, value: c_int) {
         let value = &raw const value;
         // SAFETY: `value` is a local variable of this size.
-        unsafe { self.rsetsockopt(number, level, name, value.cast(), size_of::<c_int>() as socklen_t) };
+        unsafe { self.rsetsockopt(rsocket, level, name, value.cast(), size_of::<c_int>() as socklen_t) };
     }
 }
 

@@ -19,7 +19,7 @@ use std::sync::Once;
 pub(crate) enum FdKind {
     /// Any descriptor that this library leaves to the kernel.
     Plain,
-    /// Stands for the rsocket with this number.
+    /// Stands for the rsocket that has this descriptor in the RDMA library.
     Rsocket(RawFd),
     /// A TCP socket that becomes an rsocket; see [`crate::fork`].
     Fork(Stage),
@@ -41,7 +41,7 @@ impl FdKind {
     fn word(self) -> u64 {
         match self {
             Self::Plain => 0,
-            Self::Rsocket(number) => 1 << 32 | u64::from(number.cast_unsigned()),
+            Self::Rsocket(rsocket) => 1 << 32 | u64::from(rsocket.cast_unsigned()),
             Self::Fork(stage) => (stage as u64) << 32,
         }
     }
@@ -86,7 +86,7 @@ pub(crate) fn fd_kind(fd: c_int) -> FdKind {
 }
 
 pub(crate) fn rsocket(fd: c_int) -> Option<RawFd> {
-    if let FdKind::Rsocket(number) = fd_kind(fd) { Some(number) } else { None }
+    if let FdKind::Rsocket(rsocket) = fd_kind(fd) { Some(rsocket) } else { None }
 }
 
 /// Returns the word of a descriptor, if its page exists.
@@ -118,12 +118,12 @@ fn set(fd: c_int, kind: FdKind) -> bool {
     word_or_alloc(fd).map(|word| word.store(kind.word(), Ordering::Release)).is_some()
 }
 
-/// Makes `fd` a descriptor of the rsocket `number`; returns false if `fd` is beyond the table.
-pub(crate) fn open(fd: c_int, number: RawFd) -> bool {
+/// Makes `fd` a descriptor of `rsocket`; returns false if `fd` is beyond the table.
+pub(crate) fn open(fd: c_int, rsocket: RawFd) -> bool {
     let mut shared = SHARED.lock();
-    let is_set = set(fd, FdKind::Rsocket(number));
+    let is_set = set(fd, FdKind::Rsocket(rsocket));
     if is_set {
-        shared.entry(number).or_default().fds.push(fd);
+        shared.entry(rsocket).or_default().fds.push(fd);
     }
     is_set
 }
@@ -137,20 +137,20 @@ pub(crate) fn set_stage(fd: c_int, stage: Stage) {
 pub(crate) fn forget(fd: c_int) -> Option<RawFd> {
     let word = word(fd)?;
     let mut shared = SHARED.lock();
-    let FdKind::Rsocket(number) = FdKind::from_word(word.swap(0, Ordering::AcqRel)) else { return None };
-    let fds = &mut shared.get_mut(&number)?.fds;
+    let FdKind::Rsocket(rsocket) = FdKind::from_word(word.swap(0, Ordering::AcqRel)) else { return None };
+    let fds = &mut shared.get_mut(&rsocket)?.fds;
     fds.retain(|known| *known != fd);
     if !fds.is_empty() {
         return None;
     }
-    shared.remove(&number);
-    Some(number)
+    shared.remove(&rsocket);
+    Some(rsocket)
 }
 
 /// Makes all descriptors of an rsocket plain. Returns the address of the program's `bind`; empty
 /// without one.
-pub(crate) fn forget_rsocket(number: RawFd) -> Vec<u8> {
-    let Some(shared) = SHARED.lock().remove(&number) else { return Vec::new() };
+pub(crate) fn forget_rsocket(rsocket: RawFd) -> Vec<u8> {
+    let Some(shared) = SHARED.lock().remove(&rsocket) else { return Vec::new() };
     for word in shared.fds.iter().filter_map(|fd| word(*fd)) {
         word.store(0, Ordering::Release);
     }
@@ -158,8 +158,8 @@ pub(crate) fn forget_rsocket(number: RawFd) -> Vec<u8> {
 }
 
 /// Records the address of the program's `bind`.
-pub(crate) fn record_bind(number: RawFd, address: &[u8]) {
-    if let Some(shared) = SHARED.lock().get_mut(&number) {
+pub(crate) fn record_bind(rsocket: RawFd, address: &[u8]) {
+    if let Some(shared) = SHARED.lock().get_mut(&rsocket) {
         shared.bound = address.to_vec();
     }
 }

@@ -211,10 +211,10 @@ fn select_by_poll(rdma: &Rdma, count: c_int, sets: &[Set; 3], timeout: c_int) ->
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-    let Some(number) = table::rsocket(fd) else { return call!(real.epoll_ctl(epfd, op, fd, event)) };
+    let Some(rsocket) = table::rsocket(fd) else { return call!(real.epoll_ctl(epfd, op, fd, event)) };
     // SAFETY: the program passes NULL or a structure that is valid during the call.
     let event = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
-    epoll::control(epfd, op, fd, number, event)
+    epoll::control(epfd, op, fd, rsocket, event)
 }
 
 #[unsafe(no_mangle)]
