@@ -220,7 +220,7 @@ mod tests {
     use super::*;
     use crate::poller::Poller;
     use roxe_net::shm::testing::carry;
-    use roxe_net::shm::{self, Heading, Inbound, Offer, Record};
+    use roxe_net::shm::{self, Inbound, IpFields, Offer, Record};
     use roxe_transport::cx::TxRoom;
     use roxe_wire::{Kind, Psn, Qpn, Request};
     use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -280,8 +280,8 @@ mod tests {
         let descriptors = carry(&offer.descriptors(ours.doorbell()));
         let inbound = Inbound::accept(shm::SMALL, descriptors, theirs.doorbell(), |_| Ok(())).unwrap();
         let here = std::net::Ipv4Addr::LOCALHOST.into();
-        let heading = Heading { src: here, dst: here, traffic_class: 0, hop_limit: 64 };
-        offer.writer.slot(&heading, bytes.len()).unwrap().put(&bytes).unwrap();
+        let ip_fields = IpFields { src: here, dst: here, traffic_class: 0, hop_limit: 64 };
+        offer.writer.slot(&ip_fields, bytes.len()).unwrap().put(&bytes).unwrap();
         offer.writer.publish();
         let check = |record: Record<'_>| {
             let mut buf = vec![0; 1024];

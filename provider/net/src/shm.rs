@@ -14,7 +14,7 @@ mod wakeup;
 
 #[cfg(any(test, feature = "fuzz"))]
 pub use ring::check_ring;
-pub use ring::{Broken, Heading, MAX_RUN, Reader, Record, SIZE, SMALL, Writer, read, record_len, written};
+pub use ring::{Broken, IpFields, MAX_RUN, Reader, Record, SIZE, SMALL, Writer, read, record_len, written};
 
 use crate::cmsg::Control;
 use crate::sys;

@@ -7,7 +7,7 @@ use crate::rings::{RingRoute, RingState, Rings};
 use crate::testing::private_engine;
 use roxe_base::config::config;
 use roxe_base::lock::Mutex;
-use roxe_net::shm::Heading;
+use roxe_net::shm::IpFields;
 use roxe_net::shm::testing::{carry, keep};
 use roxe_net::slot::SlotSocket;
 use roxe_transport::wr::Av;
@@ -20,9 +20,9 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// Length in bytes of a packet of which a ring holds several.
 const LONG: usize = 4112;
 
-fn heading() -> Heading {
+fn ip_fields() -> IpFields {
     let here = Ipv4Addr::LOCALHOST.into();
-    Heading { src: here, dst: here, traffic_class: 0, hop_limit: 64 }
+    IpFields { src: here, dst: here, traffic_class: 0, hop_limit: 64 }
 }
 
 /// A private engine that uses rings, and sleeps unless woken.
@@ -48,7 +48,7 @@ fn ring() -> (SharedSender, Inbound) {
 /// number.
 fn fill(sender: &mut Sender, mut is_enough: impl FnMut(usize) -> bool) -> usize {
     let mut count = 0;
-    while !is_enough(count) && sender.writer.as_mut().unwrap().slot(&heading(), LONG).is_some() {
+    while !is_enough(count) && sender.writer.as_mut().unwrap().slot(&ip_fields(), LONG).is_some() {
         count += 1;
     }
     sender.publish();
@@ -74,7 +74,7 @@ fn ring_taken_up_by_program_thread_wakes_sleeper() {
             assert!(start.elapsed() < TIMEOUT, "the writer of ring {n} believes that its reader is awake");
             std::thread::yield_now();
         }
-        offer.writer.slot(&heading(), LONG).unwrap().put(&[0; LONG]).unwrap();
+        offer.writer.slot(&ip_fields(), LONG).unwrap().put(&[0; LONG]).unwrap();
         offer.writer.publish();
         offers.push(offer);
     }
@@ -321,7 +321,7 @@ fn malformed_ring_data_is_counted_and_broken_ring_closed() {
     let (before, mut packets) = (malformed(), 0);
     for (seed, len) in (0..=u8::MAX).zip([1, 4, 7, 8, 11, 12, 16, 20, 28, 100, 1000, LONG].into_iter().cycle()) {
         let bytes: Vec<_> = (0..len).map(|at| seed.wrapping_add((at * 37) as u8)).collect();
-        writer.slot(&heading(), len).unwrap().put(&bytes).unwrap();
+        writer.slot(&ip_fields(), len).unwrap().put(&bytes).unwrap();
         writer.publish();
         packets += 1;
         wait_for("the packet is not read", || {

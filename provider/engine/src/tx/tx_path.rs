@@ -12,7 +12,7 @@ use roxe_base::lock::{OwnedMutexGuard, rank};
 use roxe_net::link::TxQueue;
 use roxe_net::link::hop_limit;
 use roxe_net::raw::FrameSender;
-use roxe_net::shm::{Heading, Writer, record_len};
+use roxe_net::shm::{IpFields, Writer, record_len};
 use roxe_net::slot::Slot;
 use roxe_net::udp::UdpLink;
 use roxe_transport::cx::{PacketNote, TxBatch, TxReason, TxRoom};
@@ -133,10 +133,10 @@ struct OpenRing {
 }
 
 impl OpenRing {
-    /// Returns true if a packet to `to` with `heading` may share the record being built.
+    /// Returns true if a packet to `to` with these IP fields may share the record being built.
     #[inline]
-    fn goes_on(&self, to: Slot, heading: &Heading) -> bool {
-        self.to == to && self.sender.writer.as_ref().is_some_and(|writer| writer.is_open_for(heading))
+    fn goes_on(&self, to: Slot, ip_fields: &IpFields) -> bool {
+        self.to == to && self.sender.writer.as_ref().is_some_and(|writer| writer.is_open_for(ip_fields))
     }
 }
 
@@ -171,7 +171,7 @@ const MAX_BEFORE_ACK: usize = 256;
 /// ([`crate::run::Run::packets`]).
 struct LateAck {
     bytes: [u8; ACK_LEN],
-    heading: Heading,
+    ip_fields: IpFields,
     /// True once the packet in front has been built.
     is_due: bool,
 }
@@ -179,9 +179,9 @@ struct LateAck {
 impl LateAck {
     /// Returns true if the acknowledgement can follow a packet of `total` bytes: only the last
     /// packet of a record may be shorter.
-    fn can_follow_packet(&self, total: usize, heading: &Heading) -> bool {
+    fn can_follow_packet(&self, total: usize, ip_fields: &IpFields) -> bool {
         let lengths = ACK_LEN + icrc::LEN + 1..=MAX_BEFORE_ACK;
-        !self.is_due && lengths.contains(&total) && self.heading == *heading
+        !self.is_due && lengths.contains(&total) && self.ip_fields == *ip_fields
     }
 }
 
@@ -407,13 +407,13 @@ impl<'a> TxPath<'a> {
 
     #[inline(never)]
     fn place_late_ack(&mut self) {
-        if let Some(LateAck { bytes, heading, .. }) = self.late_ack.take() {
+        if let Some(LateAck { bytes, ip_fields, .. }) = self.late_ack.take() {
             let total = ACK_LEN + icrc::LEN;
             let open = self.open.as_mut();
             let room = open.and_then(|open| {
                 open.built.add(1, total);
                 let writer = open.sender.writer.as_mut()?;
-                if writer.takes(&heading, total) { writer.place(&heading, total)?.first(ACK_LEN) } else { None }
+                if writer.takes(&ip_fields, total) { writer.place(&ip_fields, total)?.first(ACK_LEN) } else { None }
             });
             // The room has the requested size.
             room.into_iter().for_each(|room| _ = room.put(&bytes));
@@ -432,8 +432,8 @@ impl TxBatch for TxPath<'_> {
     #[inline]
     fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: &PacketNote) -> Option<TxRoom<'_>> {
         let hop_limit = hop_limit(av.hop_limit);
-        let heading = Heading { src: av.sgid, dst: av.dgid, traffic_class: av.traffic_class, hop_limit };
-        let goes_on = self.open.as_ref().is_some_and(|open| open.goes_on(Slot::of(to), &heading));
+        let ip_fields = IpFields { src: av.sgid, dst: av.dgid, traffic_class: av.traffic_class, hop_limit };
+        let goes_on = self.open.as_ref().is_some_and(|open| open.goes_on(Slot::of(to), &ip_fields));
         if !goes_on && self.engine.rings.is_on && !self.choose(av, to, note.wr_id.is_none()) {
             return None;
         }
@@ -442,12 +442,12 @@ impl TxBatch for TxPath<'_> {
             return self.batch().room(av, to, len, note).map(TxRoom::Own);
         }
         match &mut self.late_ack {
-            Some(ack) if ack.can_follow_packet(total, &heading) => ack.is_due = true,
+            Some(ack) if ack.can_follow_packet(total, &ip_fields) => ack.is_due = true,
             Some(_) => self.put_late_ack(),
             None => {
                 let is_ack = note.reason == TxReason::Ack && len == ACK_LEN;
                 if is_ack && self.joins_acks && self.keeps_room_for_ack() {
-                    let late_ack = self.late_ack.insert(LateAck { bytes: [0; ACK_LEN], heading, is_due: false });
+                    let late_ack = self.late_ack.insert(LateAck { bytes: [0; ACK_LEN], ip_fields, is_due: false });
                     return Some(TxRoom::Own(&mut late_ack.bytes));
                 }
             }
@@ -455,7 +455,7 @@ impl TxBatch for TxPath<'_> {
         let writer = self.open.as_mut().and_then(|open| open.sender.writer.as_mut());
         let takes = writer.is_some_and(|writer| {
             if !goes_on {
-                writer.turn_to(&heading);
+                writer.turn_to(&ip_fields);
             }
             writer.takes_next(total)
         });
@@ -466,7 +466,7 @@ impl TxBatch for TxPath<'_> {
         let open = self.open.as_mut()?;
         open.built.add(1, total);
         // The reader of a ring does not check the ICRC.
-        open.sender.writer.as_mut()?.place(&heading, total)?.first(len)
+        open.sender.writer.as_mut()?.place(&ip_fields, total)?.first(len)
     }
 
     fn frame(&mut self, len: usize, note: &PacketNote) -> Option<&mut [u8]> {

@@ -58,7 +58,7 @@ pub fn read() -> usize {
 
 /// Addresses and IP header fields of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Heading {
+pub struct IpFields {
     /// Source address.
     pub src: Gid,
     /// Destination address.
@@ -173,28 +173,29 @@ impl Writer {
 
     /// Returns true if there is room for a packet of `len` bytes with its ICRC.
     #[inline]
-    pub fn takes(&mut self, heading: &Heading, len: usize) -> bool {
-        self.turn_to(heading);
+    pub fn takes(&mut self, ip_fields: &IpFields, len: usize) -> bool {
+        self.turn_to(ip_fields);
         self.takes_next(len)
     }
 
-    /// Publishes the record being built if its heading is another one.
+    /// Publishes the record being built if its packets have other IP fields.
     #[inline]
-    pub fn turn_to(&mut self, heading: &Heading) {
-        if self.open.is_some() && !self.is_open_for(heading) {
+    pub fn turn_to(&mut self, ip_fields: &IpFields) {
+        if self.open.is_some() && !self.is_open_for(ip_fields) {
             self.publish();
         }
     }
 
-    /// Returns true if a record with this heading is being built.
+    /// Returns true if a record with these IP fields is being built.
     #[inline]
-    pub fn is_open_for(&self, heading: &Heading) -> bool {
-        let Heading { src, dst, traffic_class, hop_limit } = *heading;
+    pub fn is_open_for(&self, ip_fields: &IpFields) -> bool {
+        let IpFields { src, dst, traffic_class, hop_limit } = *ip_fields;
         let fields = (traffic_class, hop_limit);
         self.open.as_ref().is_some_and(|open| open.fields == fields) && self.addresses == Some((src, dst))
     }
 
-    /// As [`Writer::takes`], for the heading of the packet before it, if that is not published.
+    /// As [`Writer::takes`], for a packet with the IP fields of the packet before it, if that is
+    /// not published.
     #[inline]
     pub fn takes_next(&mut self, len: usize) -> bool {
         if self.open.as_ref().is_some_and(|open| !open.takes(len)) {
@@ -205,20 +206,20 @@ impl Writer {
     }
 
     /// Room for a packet of `len` bytes with its ICRC; `None` if the ring is full.
-    pub fn slot(&mut self, heading: &Heading, len: usize) -> Option<TxRoom<'_>> {
-        if self.takes(heading, len) { self.place(heading, len) } else { None }
+    pub fn slot(&mut self, ip_fields: &IpFields, len: usize) -> Option<TxRoom<'_>> {
+        if self.takes(ip_fields, len) { self.place(ip_fields, len) } else { None }
     }
 
     /// [`Writer::slot`] after [`Writer::takes`] has returned true, to avoid a second check.
     // A call would return the room in memory.
     #[inline(always)]
-    pub fn place(&mut self, heading: &Heading, len: usize) -> Option<TxRoom<'_>> {
+    pub fn place(&mut self, ip_fields: &IpFields, len: usize) -> Option<TxRoom<'_>> {
         let open = match &mut self.open {
             Some(open) => open,
             none => none.insert(Open {
-                fields: (heading.traffic_class, heading.hop_limit),
+                fields: (ip_fields.traffic_class, ip_fields.hop_limit),
                 keeps_addresses: {
-                    let addresses = Some((heading.src, heading.dst));
+                    let addresses = Some((ip_fields.src, ip_fields.dst));
                     std::mem::replace(&mut self.addresses, addresses) == addresses
                 },
                 segment: len,

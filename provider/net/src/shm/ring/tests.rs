@@ -2,7 +2,7 @@
 
 use super::super::memory::Word;
 use super::{
-    ALIGN, Broken, HEADER_LEN, Heading, LINE, MAX_RUN, Reader, Record, RecordHeader, SIZE, Writer, check_ring,
+    ALIGN, Broken, HEADER_LEN, IpFields, LINE, MAX_RUN, Reader, Record, RecordHeader, SIZE, Writer, check_ring,
     record_len,
 };
 use crate::link::RxMeta;
@@ -17,13 +17,13 @@ fn ring() -> (Writer, Reader) {
     (writer, Reader::open(&fd, SIZE).unwrap())
 }
 
-fn heading(last: u8) -> Heading {
+fn ip_fields(last: u8) -> IpFields {
     let dst = Ipv4Addr::new(127, 0, 0, last).into();
-    Heading { src: Ipv4Addr::LOCALHOST.into(), dst, traffic_class: 0x68, hop_limit: 63 }
+    IpFields { src: Ipv4Addr::LOCALHOST.into(), dst, traffic_class: 0x68, hop_limit: 63 }
 }
 
-fn put(writer: &mut Writer, heading: &Heading, len: usize, byte: u8) -> bool {
-    writer.slot(heading, len).map(|room| fill(room, byte)).is_some()
+fn put(writer: &mut Writer, ip_fields: &IpFields, len: usize, byte: u8) -> bool {
+    writer.slot(ip_fields, len).map(|room| fill(room, byte)).is_some()
 }
 
 /// Fills `room` and returns its size.
@@ -88,13 +88,13 @@ fn header_is_accepted_iff_it_describes_a_run() {
 fn equal_packets_with_short_end_are_one_run() {
     let (mut writer, reader) = ring();
     for (to, len) in [(1, 116), (1, 100), (1, 100), (1, 60), (1, 60), (2, 60)] {
-        assert!(put(&mut writer, &heading(to), len, len as u8));
+        assert!(put(&mut writer, &ip_fields(to), len, len as u8));
     }
     assert!(take(&reader).len() == 3, "the last run is not published yet");
     writer.publish();
     let (last, _) = take_one(&reader).unwrap();
     assert_eq!((last.len, last.segment, last.first_index), (60, 60, 0));
-    assert_eq!((last.src, last.dst), (heading(2).src, heading(2).dst));
+    assert_eq!((last.src, last.dst), (ip_fields(2).src, ip_fields(2).dst));
     assert_eq!((last.traffic_class, last.hop_limit, last.src_port), (0x68, 63, ROCE_PORT));
     assert!(last.by_ring);
     assert_eq!(take_one(&reader), None);
@@ -105,7 +105,7 @@ fn payloads_are_aligned_after_any_header_size() {
     let (mut writer, reader) = ring();
     for header in [12, 16, 20, 28, 32] {
         for _ in 0..3 {
-            put(&mut writer, &heading(1), header + 4096 + icrc::LEN, 1);
+            put(&mut writer, &ip_fields(1), header + 4096 + icrc::LEN, 1);
         }
         writer.publish();
         let check = |Record { meta, bytes, .. }: Record<'_>| {
@@ -120,20 +120,20 @@ fn payloads_are_aligned_after_any_header_size() {
 #[test]
 fn run_is_not_overwritten_while_read() {
     let (mut writer, reader) = ring();
-    while put(&mut writer, &heading(1), 4112, 7) {}
+    while put(&mut writer, &ip_fields(1), 4112, 7) {}
     writer.publish();
     let check = |record: Record<'_>| {
-        assert!(!put(&mut writer, &heading(1), 4112, 8) && record.bytes.to_vec().iter().all(|byte| *byte == 7));
+        assert!(!put(&mut writer, &ip_fields(1), 4112, 8) && record.bytes.to_vec().iter().all(|byte| *byte == 7));
     };
     assert_eq!(reader.next(check), Ok(true));
-    assert!(put(&mut writer, &heading(1), 4112, 8));
+    assert!(put(&mut writer, &ip_fields(1), 4112, 8));
 }
 
 #[test]
 fn run_that_panics_is_not_read_again() {
     let (mut writer, reader) = ring();
     for (to, byte) in [(1, 7), (2, 8)] {
-        put(&mut writer, &heading(to), 100, byte);
+        put(&mut writer, &ip_fields(to), 100, byte);
     }
     writer.publish();
     let result = catch_unwind(AssertUnwindSafe(|| reader.next(|_| panic!("on purpose"))));
@@ -145,7 +145,7 @@ fn run_that_panics_is_not_read_again() {
 fn runs_keep_their_sizes() {
     let (mut writer, reader) = ring();
     for len in [116, 100, 100, 60, 60] {
-        put(&mut writer, &heading(1), len, len as u8);
+        put(&mut writer, &ip_fields(1), len, len as u8);
     }
     writer.publish();
     let runs: Vec<_> = take(&reader).into_iter().map(|(segment, bytes)| (segment, bytes.len())).collect();
@@ -155,12 +155,12 @@ fn runs_keep_their_sizes() {
 #[test]
 fn retracted_packet_leaves_no_trace() {
     let (mut writer, reader) = ring();
-    put(&mut writer, &heading(1), 100, 1);
-    put(&mut writer, &heading(1), 60, 2);
+    put(&mut writer, &ip_fields(1), 100, 1);
+    put(&mut writer, &ip_fields(1), 60, 2);
     writer.retract();
-    put(&mut writer, &heading(1), 100, 3);
+    put(&mut writer, &ip_fields(1), 100, 3);
     writer.publish();
-    put(&mut writer, &heading(1), 50, 4);
+    put(&mut writer, &ip_fields(1), 50, 4);
     writer.retract();
     writer.publish();
     assert_eq!(take(&reader), [(100, [[1; 100], [3; 100]].concat())]);
@@ -179,7 +179,7 @@ fn packets_of_all_sizes_roundtrip() {
     for byte in (0..=255).cycle().take(100_000) {
         let most = if roll(4) == 0 { 4200 } else { 120 };
         let (len, to) = (16 + roll(most) as usize, 1 + roll(20).saturating_sub(17) as u8);
-        let fits = put(&mut writer, &heading(to), len, byte);
+        let fits = put(&mut writer, &ip_fields(to), len, byte);
         match roll(6) {
             0 if fits => writer.retract(),
             _ if fits => sent.push(vec![byte; len]),
@@ -202,7 +202,7 @@ fn bytes_survive_wraparound() {
     let (mut writer, reader) = ring();
     let (mut sent, mut got) = (0u32, 0u32);
     while got < 3000 {
-        while put(&mut writer, &heading(1), 100 + (sent as usize * 37) % 4000, sent as u8) {
+        while put(&mut writer, &ip_fields(1), 100 + (sent as usize * 37) % 4000, sent as u8) {
             sent += 1;
         }
         writer.publish();
@@ -220,14 +220,14 @@ fn bytes_survive_wraparound() {
 #[test]
 fn full_ring_refuses_until_reader_wakes_writer() {
     let (mut writer, reader) = ring();
-    while put(&mut writer, &heading(1), 4112, 7) {}
+    while put(&mut writer, &ip_fields(1), 4112, 7) {}
     writer.publish();
     assert!(!writer.has_room(4112) && !writer.is_half_free_or_waits());
     take_one(&reader).unwrap();
     assert!(!reader.must_wake_writer(), "not before half of it is free");
     let left = take(&reader).len();
     assert!(left > 1 && reader.must_wake_writer() && !reader.must_wake_writer(), "once");
-    assert!(writer.is_half_free() && put(&mut writer, &heading(1), 4112, 7));
+    assert!(writer.is_half_free() && put(&mut writer, &ip_fields(1), 4112, 7));
 }
 
 /// The reader checks only once for each quarter of the ring, at whatever position the ring was
@@ -236,7 +236,7 @@ fn full_ring_refuses_until_reader_wakes_writer() {
 fn waiting_writer_is_told_once_before_ring_is_empty() {
     let (mut writer, reader) = ring();
     for _ in 0..20 {
-        while put(&mut writer, &heading(1), 4112, 7) {
+        while put(&mut writer, &ip_fields(1), 4112, 7) {
             writer.publish();
         }
         assert!(!writer.is_half_free_or_waits());
@@ -248,7 +248,7 @@ fn waiting_writer_is_told_once_before_ring_is_empty() {
         }
         assert_eq!(wake_ups, [(true, false)]);
         // The next lap begins at another offset of the ring.
-        (0..7).for_each(|_| assert!(put(&mut writer, &heading(1), 4112, 7)));
+        (0..7).for_each(|_| assert!(put(&mut writer, &ip_fields(1), 4112, 7)));
         writer.publish();
         take(&reader);
     }
@@ -259,7 +259,7 @@ fn sleeping_reader_is_woken_once_and_misses_no_record() {
     let (mut writer, reader) = ring();
     assert!(!writer.must_wake());
     assert!(!reader.prepare_sleep());
-    put(&mut writer, &heading(1), 20, 0);
+    put(&mut writer, &ip_fields(1), 20, 0);
     writer.publish();
     assert!(writer.must_wake() && !writer.must_wake());
     assert!(reader.prepare_sleep(), "there is a packet");
@@ -338,10 +338,10 @@ fn results_of_writer(writer: &mut Writer) -> Vec<(Option<usize>, u64, u64)> {
     let (mut results_of_writer, mut seed) = (vec![], 1u32);
     for _ in 0..10_000 {
         seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        let (heading, len) = (heading(1 + (seed >> 30) as u8), 16 + (seed >> 18) as usize % 4100);
+        let (ip_fields, len) = (ip_fields(1 + (seed >> 30) as u8), 16 + (seed >> 18) as usize % 4100);
         let room = match seed >> 16 & 3 {
-            0 => writer.slot(&heading, len % 100 + 16).map(|room| fill(room, 1)),
-            1 => writer.slot(&heading, len).map(|room| fill(room, 2)),
+            0 => writer.slot(&ip_fields, len % 100 + 16).map(|room| fill(room, 1)),
+            1 => writer.slot(&ip_fields, len).map(|room| fill(room, 2)),
             2 => writer.extend(1024, 3).map(|room| fill(room, 3)),
             _ => None,
         };
@@ -393,8 +393,8 @@ fn many_small_packets_share_a_record() {
     for len in [20, 96, 100, 256, 260] {
         for count in 1..super::STAGE_LEN / 48 {
             let sent: Vec<_> = (0..count).map(|at| vec![at as u8; len]).collect();
-            assert!(sent.iter().all(|packet| put(&mut writer, &heading(1), len, packet[0])));
-            assert!(put(&mut writer, &heading(1), len, 0xee));
+            assert!(sent.iter().all(|packet| put(&mut writer, &ip_fields(1), len, packet[0])));
+            assert!(put(&mut writer, &ip_fields(1), len, 0xee));
             writer.retract();
             writer.publish();
             let [(segment, run)] = &take(&reader)[..] else { panic!("{count} packets of {len} in other records") };
@@ -409,7 +409,7 @@ fn newest_record_is_known_as_last() {
     let mut seen = Vec::new();
     for count in [1, 3] {
         for _ in 0..count {
-            assert!(put(&mut writer, &heading(1), 40, 1));
+            assert!(put(&mut writer, &ip_fields(1), 40, 1));
             writer.publish();
         }
         while reader.next(|record| seen.push(record.is_last)).unwrap() {}
@@ -421,18 +421,18 @@ fn newest_record_is_known_as_last() {
 fn packets_share_header_in_record_of_their_own() {
     let (mut writer, reader) = ring();
     assert!(writer.extend(1024, 1).is_none(), "there is no packet");
-    assert!(put(&mut writer, &heading(1), 100, 1) && writer.extend(1024, 1).is_none(), "too small");
+    assert!(put(&mut writer, &ip_fields(1), 100, 1) && writer.extend(1024, 1).is_none(), "too small");
     writer.publish();
-    assert!(put(&mut writer, &heading(1), 1056, 2) && put(&mut writer, &heading(1), 1040, 3));
+    assert!(put(&mut writer, &ip_fields(1), 1056, 2) && put(&mut writer, &ip_fields(1), 1040, 3));
     assert!(writer.extend(1024, 1).is_none(), "not alone");
     writer.publish();
     take(&reader);
-    assert!(put(&mut writer, &heading(1), 1040, 4) && writer.extend(1000, 1).is_none(), "not aligned");
+    assert!(put(&mut writer, &ip_fields(1), 1040, 4) && writer.extend(1000, 1).is_none(), "not aligned");
     for byte in 5..8 {
         fill(writer.extend(1024, 1).unwrap(), byte);
     }
     writer.retract();
-    assert!(put(&mut writer, &heading(1), 1040, 8), "begins a record");
+    assert!(put(&mut writer, &ip_fields(1), 1040, 8), "begins a record");
     writer.publish();
     let mut seen = Vec::new();
     while reader.next(|record| seen.push((record.joined, record.meta.segment, record.bytes.to_vec()))).unwrap() {}
@@ -445,7 +445,7 @@ fn packets_share_header_in_record_of_their_own() {
 #[test]
 fn extension_takes_as_many_packets_as_fit() {
     let (mut writer, reader) = ring();
-    assert!(put(&mut writer, &heading(1), 4112, 1));
+    assert!(put(&mut writer, &ip_fields(1), 4112, 1));
     assert_eq!(writer.extend(4096, 3).map(|room| fill(room, 2)), Some(3 * 4096));
     let most = (MAX_RUN - 4112) / 4096;
     assert_eq!(writer.extend(4096, 100).map(|room| fill(room, 3)), Some((most - 3) * 4096));
@@ -458,10 +458,10 @@ fn extension_takes_as_many_packets_as_fit() {
     };
     assert_eq!(reader.next(seen), Ok(true));
     // A nearly full ring has room for some.
-    while writer.free(SIZE as u64) > 12_800 && put(&mut writer, &heading(1), 4112, 1) {
+    while writer.free(SIZE as u64) > 12_800 && put(&mut writer, &ip_fields(1), 4112, 1) {
         writer.publish();
     }
-    assert!(put(&mut writer, &heading(1), 4112, 1));
+    assert!(put(&mut writer, &ip_fields(1), 4112, 1));
     let room = writer.extend(1024, 100).map(|room| room.len()).unwrap();
     assert!((1024..8 * 1024).contains(&room) && writer.extend(1024, 1).is_none(), "{room} bytes");
 }
@@ -469,10 +469,10 @@ fn extension_takes_as_many_packets_as_fit() {
 #[test]
 fn record_takes_packets_until_full() {
     let (mut writer, reader) = ring();
-    assert!(put(&mut writer, &heading(1), 272, 1));
+    assert!(put(&mut writer, &ip_fields(1), 272, 1));
     let most = std::iter::from_fn(|| writer.extend(256, 1).map(drop)).count();
     assert_eq!(most, (MAX_RUN - 272) / 256);
-    while put(&mut writer, &heading(1), 4112, 7) {
+    while put(&mut writer, &ip_fields(1), 4112, 7) {
         while writer.extend(4096, 1).is_some() {}
     }
     writer.publish();
@@ -486,23 +486,23 @@ fn addresses_are_written_when_they_change() {
     let (mut writer, reader) = ring();
     let mut ends = Vec::new();
     for to in [1, 1, 2, 2, 1] {
-        assert!(put(&mut writer, &heading(to), 40, to));
+        assert!(put(&mut writer, &ip_fields(to), 40, to));
         writer.publish();
         ends.push(writer.tail);
     }
     assert_eq!(ends, [128, 192, 320, 384, 512], "a small packet is one line");
     let seen: Vec<_> = std::iter::from_fn(|| take_one(&reader)).map(|(meta, bytes)| (meta.dst, bytes[0])).collect();
-    assert_eq!(seen, [1, 1, 2, 2, 1].map(|to| (heading(to).dst, to)));
+    assert_eq!(seen, [1, 1, 2, 2, 1].map(|to| (ip_fields(to).dst, to)));
 }
 
 #[test]
 fn broken_reader_only_blocks_writer() {
     for head in [u64::MAX, SIZE as u64, 1 << 40] {
         let (mut writer, reader) = ring();
-        while put(&mut writer, &heading(1), 4112, 7) {}
+        while put(&mut writer, &ip_fields(1), 4112, 7) {}
         reader.memory.word(Word::Head).store(head, Ordering::Release);
         let before = writer.tail;
-        while writer.tail < before + 2 * SIZE as u64 && put(&mut writer, &heading(1), 4112, 7) {}
+        while writer.tail < before + 2 * SIZE as u64 && put(&mut writer, &ip_fields(1), 4112, 7) {}
         // `before` is where the last record begins, which was not published.
         writer.publish();
         assert!(writer.tail <= before + SIZE as u64 + record_len(MAX_RUN), "head {head}");
