@@ -1,4 +1,4 @@
-//! Both halves of a ring, and each against a broken other half.
+//! Tests of the writer and the reader of a ring, and of each against a broken other side.
 
 use super::super::memory::Word;
 use super::{
@@ -22,6 +22,7 @@ fn ip_fields(last: u8) -> IpFields {
     IpFields { src: Ipv4Addr::LOCALHOST.into(), dst, traffic_class: 0x68, hop_limit: 63 }
 }
 
+/// Writes a packet of `len` bytes; returns false if the ring is full.
 fn put(writer: &mut Writer, ip_fields: &IpFields, len: usize, byte: u8) -> bool {
     writer.slot(ip_fields, len).map(|room| fill(room, byte)).is_some()
 }
@@ -33,17 +34,17 @@ fn fill(room: TxRoom<'_>, byte: u8) -> usize {
     len
 }
 
-/// Segment size and bytes of each run in the ring.
-fn take(reader: &Reader) -> Vec<(usize, Vec<u8>)> {
-    std::iter::from_fn(|| take_one(reader).map(|(meta, bytes)| (meta.segment, bytes))).collect()
+/// Reads all runs in the ring; returns the segment size and the bytes of each.
+fn read_runs(reader: &Reader) -> Vec<(usize, Vec<u8>)> {
+    std::iter::from_fn(|| read_run(reader).map(|(meta, bytes)| (meta.segment, bytes))).collect()
 }
 
-/// All packets in the ring.
+/// Reads all packets in the ring.
 fn packets(reader: &Reader) -> Vec<Vec<u8>> {
-    take(reader).iter().flat_map(|(segment, run)| run.chunks(*segment).map(<[u8]>::to_vec)).collect()
+    read_runs(reader).iter().flat_map(|(segment, run)| run.chunks(*segment).map(<[u8]>::to_vec)).collect()
 }
 
-fn take_one(reader: &Reader) -> Option<(RxMeta, Vec<u8>)> {
+fn read_run(reader: &Reader) -> Option<(RxMeta, Vec<u8>)> {
     let mut taken = None;
     reader.next(|record| taken = Some((record.meta, record.bytes.to_vec()))).unwrap();
     taken
@@ -59,7 +60,8 @@ fn reading_any_bytes_terminates() {
     check_ring(&[line, 0, 0, 0, 0, 0, 0, 0].map(u64::to_ne_bytes).as_flattened().repeat(1 << 10));
 }
 
-/// Every length, with sizes of the first packet and counts of joined ones around the limits.
+/// Tries every length, with sizes of the first packet and counts of joined packets around the
+/// limits.
 #[test]
 fn header_is_accepted_iff_it_describes_a_run() {
     for len in 0..=u16::MAX {
@@ -70,9 +72,9 @@ fn header_is_accepted_iff_it_describes_a_run() {
                 let flags = joined ^ l0;
                 let word = u64::from_ne_bytes([l0, l1, s0, s1, 0x68, 63, flags, joined]);
                 let is_run = (1..=MAX_RUN).contains(&len.into()) && (1..=len).contains(&segment);
-                let is_mark = is_run && (joined == 1 || joined > 1 && len == segment);
+                let is_valid = is_run && (joined == 1 || joined > 1 && len == segment);
                 let header = RecordHeader::parse(word);
-                assert_eq!(header.is_some(), is_mark, "{word:#x}");
+                assert_eq!(header.is_some(), is_valid, "{word:#x}");
                 let Some(header) = header else { continue };
                 let known = u64::from_ne_bytes([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0xff]);
                 assert_eq!(header.to_word(), word & known);
@@ -90,14 +92,14 @@ fn equal_packets_with_short_end_are_one_run() {
     for (to, len) in [(1, 116), (1, 100), (1, 100), (1, 60), (1, 60), (2, 60)] {
         assert!(put(&mut writer, &ip_fields(to), len, len as u8));
     }
-    assert!(take(&reader).len() == 3, "the last run is not published yet");
+    assert!(read_runs(&reader).len() == 3, "the last run is not published yet");
     writer.publish();
-    let (last, _) = take_one(&reader).unwrap();
+    let (last, _) = read_run(&reader).unwrap();
     assert_eq!((last.len, last.segment, last.first_index), (60, 60, 0));
     assert_eq!((last.src, last.dst), (ip_fields(2).src, ip_fields(2).dst));
     assert_eq!((last.traffic_class, last.hop_limit, last.src_port), (0x68, 63, ROCE_PORT));
     assert!(last.by_ring);
-    assert_eq!(take_one(&reader), None);
+    assert_eq!(read_run(&reader), None);
 }
 
 #[test]
@@ -130,7 +132,7 @@ fn run_is_not_overwritten_while_read() {
 }
 
 #[test]
-fn run_that_panics_is_not_read_again() {
+fn run_whose_handler_panics_is_not_read_again() {
     let (mut writer, reader) = ring();
     for (to, byte) in [(1, 7), (2, 8)] {
         put(&mut writer, &ip_fields(to), 100, byte);
@@ -138,17 +140,17 @@ fn run_that_panics_is_not_read_again() {
     writer.publish();
     let result = catch_unwind(AssertUnwindSafe(|| reader.next(|_| panic!("on purpose"))));
     assert!(result.is_err());
-    assert_eq!(take(&reader), [(100, vec![8; 100])]);
+    assert_eq!(read_runs(&reader), [(100, vec![8; 100])]);
 }
 
 #[test]
-fn runs_keep_their_sizes() {
+fn shorter_packet_is_last_of_its_run() {
     let (mut writer, reader) = ring();
     for len in [116, 100, 100, 60, 60] {
         put(&mut writer, &ip_fields(1), len, len as u8);
     }
     writer.publish();
-    let runs: Vec<_> = take(&reader).into_iter().map(|(segment, bytes)| (segment, bytes.len())).collect();
+    let runs: Vec<_> = read_runs(&reader).into_iter().map(|(segment, bytes)| (segment, bytes.len())).collect();
     assert_eq!(runs, [(116, 216), (100, 160), (60, 60)]);
 }
 
@@ -163,10 +165,11 @@ fn retracted_packet_leaves_no_trace() {
     put(&mut writer, &ip_fields(1), 50, 4);
     writer.retract();
     writer.publish();
-    assert_eq!(take(&reader), [(100, [[1; 100], [3; 100]].concat())]);
+    assert_eq!(read_runs(&reader), [(100, [[1; 100], [3; 100]].concat())]);
 }
 
-/// Small records are built outside the ring and grow into it; some packets are retracted.
+/// The writer builds small records outside the ring, and copies them into it when they grow. The
+/// test retracts some packets.
 #[test]
 fn packets_of_all_sizes_roundtrip() {
     let (mut writer, reader) = ring();
@@ -206,7 +209,7 @@ fn bytes_survive_wraparound() {
             sent += 1;
         }
         writer.publish();
-        for (segment, bytes) in take(&reader) {
+        for (segment, bytes) in read_runs(&reader) {
             for packet in bytes.chunks(segment) {
                 assert_eq!(packet.len(), 100 + (got as usize * 37) % 4000);
                 assert!(packet.iter().all(|byte| *byte == got as u8));
@@ -223,17 +226,17 @@ fn full_ring_refuses_until_reader_wakes_writer() {
     while put(&mut writer, &ip_fields(1), 4112, 7) {}
     writer.publish();
     assert!(!writer.has_room(4112) && !writer.is_half_free_or_waits());
-    take_one(&reader).unwrap();
+    read_run(&reader).unwrap();
     assert!(!reader.must_wake_writer(), "not before half of it is free");
-    let left = take(&reader).len();
+    let left = read_runs(&reader).len();
     assert!(left > 1 && reader.must_wake_writer() && !reader.must_wake_writer(), "once");
     assert!(writer.is_half_free() && put(&mut writer, &ip_fields(1), 4112, 7));
 }
 
-/// The reader checks only once for each quarter of the ring, at whatever position the ring was
-/// full.
+/// The reader checks only once for each quarter of the ring. The rounds of the test fill the ring
+/// at different positions.
 #[test]
-fn waiting_writer_is_told_once_before_ring_is_empty() {
+fn waiting_writer_is_woken_once_before_ring_is_empty() {
     let (mut writer, reader) = ring();
     for _ in 0..20 {
         while put(&mut writer, &ip_fields(1), 4112, 7) {
@@ -241,16 +244,16 @@ fn waiting_writer_is_told_once_before_ring_is_empty() {
         }
         assert!(!writer.is_half_free_or_waits());
         let mut wake_ups = Vec::new();
-        while take_one(&reader).is_some() {
+        while read_run(&reader).is_some() {
             if reader.must_wake_writer() {
                 wake_ups.push((writer.is_half_free(), reader.is_empty()));
             }
         }
         assert_eq!(wake_ups, [(true, false)]);
-        // The next lap begins at another offset of the ring.
+        // The next round begins at another offset of the ring.
         (0..7).for_each(|_| assert!(put(&mut writer, &ip_fields(1), 4112, 7)));
         writer.publish();
-        take(&reader);
+        read_runs(&reader);
     }
 }
 
@@ -271,11 +274,11 @@ fn sleeping_reader_is_woken_once_and_misses_no_record() {
 fn checksummed_header(seed: u32) -> RecordHeader {
     let (len, joined, keeps_addresses) = (1 + seed as usize % MAX_RUN, 1 + (seed >> 16) as u8 % 3, seed & 1 << 24 != 0);
     let segment = if joined > 1 { len } else { 1 + (seed >> 4) as usize % len };
-    let [traffic_class, hop_limit] = sum(len, segment, joined, keeps_addresses);
+    let [traffic_class, hop_limit] = checksum(len, segment, joined, keeps_addresses);
     RecordHeader { len, segment, joined, traffic_class, hop_limit, keeps_addresses }
 }
 
-fn sum(len: usize, segment: usize, joined: u8, keeps_addresses: bool) -> [u8; 2] {
+fn checksum(len: usize, segment: usize, joined: u8, keeps_addresses: bool) -> [u8; 2] {
     ((len as u16).wrapping_mul(31)
         ^ (segment as u16).wrapping_mul(7)
         ^ u16::from(joined) << 1
@@ -294,23 +297,23 @@ impl Drop for Stop<'_> {
 
 #[test]
 fn changing_header_is_read_once() {
-    let ((writer, reader), ends) = (ring(), AtomicBool::new(false));
+    let ((writer, reader), stopped) = (ring(), AtomicBool::new(false));
     let headers: Vec<_> =
         (0..1000_u32).map(|seed| checksummed_header(seed.wrapping_mul(2_654_435_769)).to_word()).collect();
     for (line, header) in (0..writer.memory.size() / LINE).zip(headers.iter().cycle()) {
         writer.memory.header(line * LINE).store(*header, Ordering::Relaxed);
     }
     std::thread::scope(|scope| {
-        let _stop = Stop(&ends);
-        // At the reader's position each header is visible for a moment, with other bytes after some
-        // of them.
+        let _stop = Stop(&stopped);
+        // Writes one header after another at the reader's position, and after every ten headers
+        // other bytes behind them.
         scope.spawn(|| {
             for (byte, headers) in (0..=u8::MAX).cycle().zip(headers.chunks(10).cycle()) {
                 let at = reader.read_so_far();
                 headers.iter().for_each(|header| writer.memory.header(at).store(*header, Ordering::Relaxed));
                 let behind = writer.memory.room(at + HEADER_LEN as u64, LINE as usize - HEADER_LEN).unwrap();
                 behind.put(&[byte; LINE as usize - HEADER_LEN]).unwrap();
-                if ends.load(Ordering::Relaxed) {
+                if stopped.load(Ordering::Relaxed) {
                     break;
                 }
             }
@@ -323,7 +326,7 @@ fn changing_header_is_read_once() {
             let (meta, shown, joined) = seen.unwrap();
             let RxMeta { len, segment, src, dst, traffic_class, hop_limit, .. } = meta;
             let fits =
-                |keeps_addresses: &bool| [traffic_class, hop_limit] == sum(len, segment, joined, *keeps_addresses);
+                |keeps_addresses: &bool| [traffic_class, hop_limit] == checksum(len, segment, joined, *keeps_addresses);
             let keeps_addresses = [false, true].into_iter().find(fits).expect("parts of one header");
             let header = RecordHeader { len, segment, joined, traffic_class, hop_limit, keeps_addresses };
             assert_eq!((shown, reader.read_so_far() - before), (len, header.extent()));
@@ -333,9 +336,10 @@ fn changing_header_is_read_once() {
     });
 }
 
-/// Results of all operations of a writer with packets of all sizes, in a ring that is read soon.
+/// Returns the results of 10,000 operations of `writer` with packets of all sizes, in a ring that
+/// is read after each of them.
 fn results_of_writer(writer: &mut Writer) -> Vec<(Option<usize>, u64, u64)> {
-    let (mut results_of_writer, mut seed) = (vec![], 1u32);
+    let (mut results, mut seed) = (vec![], 1u32);
     for _ in 0..10_000 {
         seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         let (ip_fields, len) = (ip_fields(1 + (seed >> 30) as u8), 16 + (seed >> 18) as usize % 4100);
@@ -351,19 +355,19 @@ fn results_of_writer(writer: &mut Writer) -> Vec<(Option<usize>, u64, u64)> {
             _ => {}
         }
         writer.memory.word(Word::Head).store(writer.tail, Ordering::Release);
-        results_of_writer.push((room, writer.tail, writer.cleared));
+        results.push((room, writer.tail, writer.cleared));
     }
-    results_of_writer
+    results
 }
 
 #[test]
 fn writing_reader_does_not_affect_writer() {
     let (mut alone, _) = Writer::create(SIZE).unwrap();
-    let ((mut writer, reader), ends) = (ring(), AtomicBool::new(false));
+    let ((mut writer, reader), stopped) = (ring(), AtomicBool::new(false));
     let disturbed = std::thread::scope(|scope| {
-        let _stop = Stop(&ends);
+        let _stop = Stop(&stopped);
         scope.spawn(|| {
-            for byte in (0..=u8::MAX).cycle().take_while(|_| !ends.load(Ordering::Relaxed)) {
+            for byte in (0..=u8::MAX).cycle().take_while(|_| !stopped.load(Ordering::Relaxed)) {
                 let all = vec![byte; reader.size() as usize];
                 reader.memory.room(0, all.len()).unwrap().put(&all).unwrap();
             }
@@ -373,9 +377,8 @@ fn writing_reader_does_not_affect_writer() {
     assert!(disturbed == results_of_writer(&mut alone));
 }
 
-/// Writes an invalid header.
 #[test]
-fn broken_writer_is_detected() {
+fn invalid_header_is_detected() {
     let good =
         RecordHeader { len: 200, segment: 100, joined: 1, traffic_class: 0, hop_limit: 1, keeps_addresses: false };
     assert_eq!(RecordHeader::parse(good.to_word()), Some(good));
@@ -386,7 +389,7 @@ fn broken_writer_is_detected() {
     }
 }
 
-/// The first records are built outside the ring, the others in it.
+/// Records of few small packets are built outside the ring, the others in it.
 #[test]
 fn many_small_packets_share_a_record() {
     let (mut writer, reader) = ring();
@@ -397,14 +400,14 @@ fn many_small_packets_share_a_record() {
             assert!(put(&mut writer, &ip_fields(1), len, 0xee));
             writer.retract();
             writer.publish();
-            let [(segment, run)] = &take(&reader)[..] else { panic!("{count} packets of {len} in other records") };
+            let [(segment, run)] = &read_runs(&reader)[..] else { panic!("{count} packets of {len} in other records") };
             assert!(*segment == len && *run == sent.concat(), "{count} packets of {len}");
         }
     }
 }
 
 #[test]
-fn newest_record_is_known_as_last() {
+fn only_newest_record_is_last() {
     let (mut writer, reader) = ring();
     let mut seen = Vec::new();
     for count in [1, 3] {
@@ -426,7 +429,7 @@ fn packets_share_header_in_record_of_their_own() {
     assert!(put(&mut writer, &ip_fields(1), 1056, 2) && put(&mut writer, &ip_fields(1), 1040, 3));
     assert!(writer.extend(1024, 1).is_none(), "not alone");
     writer.publish();
-    take(&reader);
+    read_runs(&reader);
     assert!(put(&mut writer, &ip_fields(1), 1040, 4) && writer.extend(1000, 1).is_none(), "not aligned");
     for byte in 5..8 {
         fill(writer.extend(1024, 1).unwrap(), byte);
@@ -457,7 +460,7 @@ fn extension_takes_as_many_packets_as_fit() {
         assert!(record.bytes.to_vec().starts_with(&[vec![1; 4108], vec![2; 3 * 4096]].concat()));
     };
     assert_eq!(reader.next(seen), Ok(true));
-    // A nearly full ring has room for some.
+    // A nearly full ring has room for some of the packets.
     while writer.free(SIZE as u64) > 12_800 && put(&mut writer, &ip_fields(1), 4112, 1) {
         writer.publish();
     }
@@ -491,7 +494,7 @@ fn addresses_are_written_when_they_change() {
         ends.push(writer.tail);
     }
     assert_eq!(ends, [128, 192, 320, 384, 512], "a small packet is one line");
-    let seen: Vec<_> = std::iter::from_fn(|| take_one(&reader)).map(|(meta, bytes)| (meta.dst, bytes[0])).collect();
+    let seen: Vec<_> = std::iter::from_fn(|| read_run(&reader)).map(|(meta, bytes)| (meta.dst, bytes[0])).collect();
     assert_eq!(seen, [1, 1, 2, 2, 1].map(|to| (ip_fields(to).dst, to)));
 }
 
@@ -503,7 +506,7 @@ fn broken_reader_only_blocks_writer() {
         reader.memory.word(Word::Head).store(head, Ordering::Release);
         let before = writer.tail;
         while writer.tail < before + 2 * SIZE as u64 && put(&mut writer, &ip_fields(1), 4112, 7) {}
-        // `before` is where the last record begins, which was not published.
+        // The record that begins at `before` is not published yet.
         writer.publish();
         assert!(writer.tail <= before + SIZE as u64 + record_len(MAX_RUN), "head {head}");
     }
