@@ -100,7 +100,7 @@ impl Sender {
 
     #[inline]
     pub(crate) fn count_sent(&mut self, packets: u64, bytes: u64, counters: &Counters) {
-        self.sent.get_or_insert_with(|| counters.of_new_ring()).count(packets, bytes);
+        self.sent.get_or_insert_with(|| counters.add_ring()).count(packets, bytes);
     }
 
     pub(crate) fn close(&mut self) {

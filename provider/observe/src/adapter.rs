@@ -172,7 +172,7 @@ impl Adapter {
     /// The counters of all engines, added up.
     pub fn counters(&self) -> Counters {
         let sum = Counters::default();
-        self.counters.iter().take(self.engines.load(Relaxed)).for_each(|counters| sum.add_up(counters));
+        self.counters.iter().take(self.engines.load(Relaxed)).for_each(|counters| sum.add_counts(counters));
         sum
     }
 

@@ -23,7 +23,7 @@ impl Counter {
     /// Adds `n` without an atomic read-modify-write. The caller holds a lock that all other writers
     /// hold.
     #[inline]
-    pub fn add_alone(&self, n: u64) {
+    pub fn add_locked(&self, n: u64) {
         self.0.store(self.get().wrapping_add(n), Ordering::Relaxed);
     }
 
@@ -31,7 +31,7 @@ impl Counter {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    /// The current value.
+    /// Returns the value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -49,8 +49,8 @@ impl SentByRing {
     /// Counts packets and their bytes. The caller holds the lock of the ring.
     #[inline]
     pub fn count(&self, packets: u64, bytes: u64) {
-        self.packets.add_alone(packets);
-        self.bytes.add_alone(bytes);
+        self.packets.add_locked(packets);
+        self.bytes.add_locked(bytes);
     }
 }
 
@@ -69,9 +69,9 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// The counters without the reasons: name, words and value.
-            fn named(&self) -> impl Iterator<Item = (&'static str, Words, &Counter)> {
-                [$((stringify!($name), Words { about: "", words: concat!($($doc),+) }, &self.$name),)+].into_iter()
+            /// Returns the counters without those of the reasons: name, meaning and value.
+            fn named(&self) -> impl Iterator<Item = (&'static str, Meaning, &Counter)> {
+                [$((stringify!($name), Meaning { subject: "", text: concat!($($doc),+) }, &self.$name),)+].into_iter()
             }
         }
     };
@@ -83,7 +83,8 @@ counters! {
     /// Bytes of the sent packets, from the BTH to the ICRC.
     pub sent_bytes,
     /// RoCE packets consumed by this process. Forwarded packets count in the process that they are
-    /// for. Written, as `received_bytes` and `received_by_ring`, under the receive lock.
+    /// for. This counter, `received_bytes` and `received_by_ring` are written under the receive
+    /// lock.
     pub received_packets,
     /// Bytes of the received packets, from the BTH to the ICRC.
     pub received_bytes,
@@ -99,8 +100,9 @@ counters! {
     pub unknown_qp,
     /// Dropped packets that had been kept for a receive or for missing packets.
     pub early_dropped,
-    /// Packets from an address of this host whose source port belongs to another user. While the
-    /// kernel filters them, all datagrams that the kernel drops: it has one number for them.
+    /// Packets from an address of this host whose source port belongs to another user. If a filter
+    /// in the kernel drops them, this counts all datagrams that the kernel drops, because it has a
+    /// single drop counter for a socket.
     pub foreign_source_port,
     /// Packets that could not be sent.
     pub send_errors,
@@ -164,10 +166,10 @@ counters! {
 }
 
 impl Clone for Counters {
-    /// A snapshot.
+    /// Returns a copy of the current values.
     fn clone(&self) -> Self {
         let copy = Self::default();
-        copy.add_up(self);
+        copy.add_counts(self);
         copy
     }
 }
@@ -190,20 +192,20 @@ impl Counters {
 
     /// Adds the congestion counts of a queue pair.
     #[cold]
-    pub fn count_congestion(&self, met: CongestionCounts) {
-        self.np_ecn_marked_roce_packets.add(met.np_ecn_marked_roce_packets.into());
-        self.np_cnp_sent.add(met.np_cnp_sent.into());
-        self.rp_cnp_handled.add(met.rp_cnp_handled.into());
+    pub fn count_congestion(&self, counts: CongestionCounts) {
+        self.np_ecn_marked_roce_packets.add(counts.np_ecn_marked_roce_packets.into());
+        self.np_cnp_sent.add(counts.np_cnp_sent.into());
+        self.rp_cnp_handled.add(counts.rp_cnp_handled.into());
     }
 
     /// Adds the retry counts of a queue pair.
     #[cold]
-    pub fn count_retries(&self, met: RetryCounts) {
-        self.packet_seq_err.add(met.packet_seq_err.into());
-        self.implied_nak_seq_err.add(met.implied_nak_seq_err.into());
-        self.rnr_nak_retry_err.add(met.rnr_nak_retry_err.into());
-        self.local_ack_timeout_err.add(met.local_ack_timeout_err.into());
-        self.send_rnr_err.add(met.send_rnr_err.into());
+    pub fn count_retries(&self, counts: RetryCounts) {
+        self.packet_seq_err.add(counts.packet_seq_err.into());
+        self.implied_nak_seq_err.add(counts.implied_nak_seq_err.into());
+        self.rnr_nak_retry_err.add(counts.rnr_nak_retry_err.into());
+        self.local_ack_timeout_err.add(counts.local_ack_timeout_err.into());
+        self.send_rnr_err.add(counts.send_rnr_err.into());
     }
 
     /// Counts sent packets.
@@ -212,8 +214,8 @@ impl Counters {
         self.sent_bytes.add(bytes);
     }
 
-    /// The counters of a new ring.
-    pub fn of_new_ring(&self) -> Arc<SentByRing> {
+    /// Adds a ring, and returns its counters.
+    pub fn add_ring(&self) -> Arc<SentByRing> {
         let ring = Arc::default();
         self.rings.lock().push(Arc::clone(&ring));
         ring
@@ -227,18 +229,19 @@ impl Counters {
     /// Counts received packets. The caller holds the receive lock.
     #[inline]
     pub fn count_received(&self, packets: u64, bytes: usize) {
-        self.received_packets.add_alone(packets);
-        self.received_bytes.add_alone(bytes as u64);
+        self.received_packets.add_locked(packets);
+        self.received_bytes.add_locked(bytes as u64);
     }
 
-    /// Number of packets dropped for `reason`.
+    /// Returns the number of packets dropped for `reason`.
     pub fn drops(&self, reason: DropReason) -> u64 {
         self.drops[reason as usize].get()
     }
 
-    /// Adds the values of `others`.
-    pub fn add_up(&self, others: &Self) {
-        let mut rings = others.rings.lock();
+    /// Adds the values of `other`, with those of its rings. Closed rings are removed from `other`:
+    /// their counts become part of its own counters.
+    pub fn add_counts(&self, other: &Self) {
+        let mut rings = other.rings.lock();
         rings.retain(|ring| {
             let is_open = Arc::strong_count(ring) > 1;
             // The ring's counts before it was closed are visible from here on.
@@ -246,11 +249,11 @@ impl Counters {
             if is_open {
                 self.count_ring(ring)
             } else {
-                others.count_ring(ring)
+                other.count_ring(ring)
             }
             is_open
         });
-        self.all().zip(others.all()).for_each(|((.., sum), (.., counter))| sum.add_alone(counter.get()));
+        self.all().zip(other.all()).for_each(|((.., sum), (.., counter))| sum.add_locked(counter.get()));
     }
 
     /// Resets all counters.
@@ -259,20 +262,20 @@ impl Counters {
         self.all().for_each(|(.., counter)| counter.clear());
     }
 
-    /// Names and values of all counters.
+    /// Returns names and values of all counters.
     pub fn list(&self) -> Vec<(&'static str, u64)> {
         self.all().map(|(name, _, counter)| (name, counter.get())).collect()
     }
 
-    /// Names and meanings of all counters.
+    /// Returns names and meanings of all counters.
     pub fn legend() -> Vec<(&'static str, String)> {
-        Self::default().all().map(|(name, words, _)| (name, words.to_string())).collect()
+        Self::default().all().map(|(name, meaning, _)| (name, meaning.to_string())).collect()
     }
 
-    fn all(&self) -> impl Iterator<Item = (&'static str, Words, &Counter)> {
-        let dropped = |words| Words { about: "Packets dropped: ", words };
-        let ignored = |words| Words { about: "Connection messages ignored: ", words };
-        let bad = |words| Words { about: "Datagrams to queue pair 1 dropped: ", words };
+    fn all(&self) -> impl Iterator<Item = (&'static str, Meaning, &Counter)> {
+        let dropped = |text| Meaning { subject: "Packets dropped: ", text };
+        let ignored = |text| Meaning { subject: "Connection messages ignored: ", text };
+        let bad = |text| Meaning { subject: "Datagrams to queue pair 1 dropped: ", text };
         let drops = DropReason::ALL.iter().zip(&self.drops).map(move |(r, n)| (r.name(), dropped(r.meaning()), n));
         let ignored = Ignored::ALL.iter().zip(&self.ignored).map(move |(r, n)| (r.name(), ignored(r.meaning()), n));
         let bad = MadError::ALL.iter().zip(&self.bad_mads).map(move |(r, n)| (r.name(), bad(r.meaning()), n));
@@ -280,20 +283,21 @@ impl Counters {
     }
 }
 
-/// Meaning of a counter: the first sentence of `words`, after the subject of its kind.
+/// Meaning of a counter for users: its subject, and the first sentence of its text.
 #[derive(Clone, Copy, Debug)]
-struct Words {
-    about: &'static str,
-    words: &'static str,
+struct Meaning {
+    /// Subject that all counters of the kind share; may be empty.
+    subject: &'static str,
+    text: &'static str,
 }
 
-impl fmt::Display for Words {
-    /// The first sentence without its full stop.
+impl fmt::Display for Meaning {
+    /// Writes the first sentence without its full stop.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = self.words.trim();
+        let text = self.text.trim();
         let first = text.split_once(". ").map_or(text, |(first, _)| first).trim_end_matches('.');
-        match first.split_at_checked(1).filter(|_| !self.about.is_empty()) {
-            Some((initial, rest)) => write!(f, "{}{}{rest}", self.about, initial.to_lowercase()),
+        match first.split_at_checked(1).filter(|_| !self.subject.is_empty()) {
+            Some((initial, rest)) => write!(f, "{}{}{rest}", self.subject, initial.to_lowercase()),
             None => f.write_str(first),
         }
     }
@@ -302,8 +306,8 @@ impl fmt::Display for Words {
 /// A counter file: its path below a port, and its value.
 pub type File = (&'static str, fn(&Counters) -> u64);
 
-/// The files of a port, named like those of kernel drivers (rxe, mlx5). Events that cannot happen
-/// here are always 0. Data is counted in units of 4 octets, from the BTH to the ICRC.
+/// The files of a port, named like those of kernel drivers (rxe, mlx5). Counters of events that
+/// cannot happen here are always 0. Data is counted in units of 4 octets, from the BTH to the ICRC.
 pub const FILES: [File; 55] = [
     ("counters/port_xmit_data", |c| c.sent_bytes.get() / 4),
     ("counters/port_rcv_data", |c| c.received_bytes.get() / 4),
@@ -384,13 +388,13 @@ mod tests {
     }
 
     #[test]
-    fn every_counter_has_words_of_its_own() {
+    fn every_counter_has_its_own_meaning() {
         let legend = Counters::legend();
         assert_eq!(legend.len(), Counters::default().list().len());
-        let words: HashSet<_> = legend.iter().map(|(_, words)| words).collect();
-        assert_eq!(words.len(), legend.len());
-        assert!(legend.iter().all(|(name, words)| words.len() > 10 && !words.ends_with('.') && name != words));
-        let of = |name| legend.iter().find(|(known, _)| *known == name).map(|(_, words)| words.as_str());
+        let meanings: HashSet<_> = legend.iter().map(|(_, meaning)| meaning).collect();
+        assert_eq!(meanings.len(), legend.len());
+        assert!(legend.iter().all(|(name, meaning)| meaning.len() > 10 && !meaning.ends_with('.') && name != meaning));
+        let of = |name| legend.iter().find(|(known, _)| *known == name).map(|(_, meaning)| meaning.as_str());
         assert_eq!(of("sent_by_ring"), Some("Sent packets that went through shared memory"));
         assert_eq!(of("out_of_sequence"), Some("Packets dropped: a request after a lost one"));
     }
@@ -400,18 +404,18 @@ mod tests {
         let (sum, more) = (Counters::default(), Counters::default());
         (1..).zip(sum.all()).for_each(|(n, (.., counter))| counter.add(n));
         (1..).zip(more.all()).for_each(|(n, (.., counter))| counter.add(100 * n));
-        sum.add_up(&more);
+        sum.add_counts(&more);
         assert!((1..).zip(sum.all()).all(|(n, (.., counter))| counter.get() == 101 * n));
     }
 
     #[test]
     fn ring_counts_in_sum_while_open_and_once_closed() {
         let counters = Counters::default();
-        let ring = counters.of_new_ring();
+        let ring = counters.add_ring();
         ring.count(2, 100);
         let sums = || {
             let sum = Counters::default();
-            sum.add_up(&counters);
+            sum.add_counts(&counters);
             [&sum.sent_packets, &sum.sent_bytes, &sum.sent_by_ring].map(Counter::get)
         };
         assert_eq!(sums(), [2, 100, 2]);
@@ -433,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn data_is_counted_in_words_and_errors_are_added_up() {
+    fn data_is_counted_in_units_of_4_octets_and_errors_are_added_up() {
         let counters = Counters::default();
         counters.sent_bytes.add(4 * 7 + 3);
         counters.malformed.add(2);

@@ -82,7 +82,7 @@ impl Engine {
             return self.take_joined(record, buf, state, now);
         }
         let Record { meta, bytes, .. } = &record;
-        self.counters().received_by_ring.add_alone(meta.packets());
+        self.counters().received_by_ring.add_locked(meta.packets());
         if meta.segment >= LONG && self.take_long(&record, buf, state, now) {
             return;
         }
@@ -99,7 +99,7 @@ impl Engine {
     fn take_joined(&self, record: Record<'_>, buf: &mut [u8], state: &mut RxState, now: Instant) {
         let Record { meta, bytes, joined, .. } = record;
         let Some(packets) = Joined::parse(bytes, joined.into(), buf) else { return self.counters().malformed.add(1) };
-        self.counters().received_by_ring.add_alone(joined.into());
+        self.counters().received_by_ring.add_locked(joined.into());
         let qpn = packets.first.bth.dest_qpn;
         if let Lookup::Found(qp) = self.table.find_recent(qpn, &mut state.recent) {
             let report = qp.receive_joined(&meta, &packets, now);
