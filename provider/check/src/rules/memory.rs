@@ -1,5 +1,6 @@
-//! Memory of outstanding requests: bytes that two requests share or the program changes; unordered
-//! accesses to a peer's memory; words that both atomics and the processor change.
+//! Rules about the memory of outstanding requests: requests must not share bytes, the program must
+//! not change their bytes, accesses to a peer's memory must be ordered, and the processor must not
+//! change words that atomics change.
 
 use super::keys::remote;
 use crate::event::{Event, Memory, Object};
@@ -27,7 +28,7 @@ struct CardWrite {
     posted: u64,
 }
 
-/// `buffer-overlap-in-flight`, `buffer-changed-in-flight`, `receive-changed-early`.
+/// Rules `buffer-overlap-in-flight`, `buffer-changed-in-flight` and `receive-changed-early`.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     written: VecDeque<CardWrite>,
@@ -41,22 +42,23 @@ pub(super) struct Buffers {
 impl Observer for Buffers {
     fn observe(&mut self, event: &Event<'_>, _: &Stack, program: &Program, reports: &mut Vec<Report>) {
         match *event {
-            Event::Written { addr, len } => self.written(addr, len, program.posted()),
-            Event::Atomic { addr, .. } => self.written(addr, 8, program.posted()),
-            Event::BytesChanged { qp, side, wr_id } => reports.extend(self.changed(qp, side, wr_id, program)),
+            Event::Written { addr, len } => self.record_write(addr, len, program.posted()),
+            Event::Atomic { addr, .. } => self.record_write(addr, 8, program.posted()),
+            Event::BytesChanged { qp, side, wr_id } => reports.extend(self.report_change(qp, side, wr_id, program)),
             Event::PostedSend { qp, .. } if !self.overlapping.contains(&qp) => {
                 let Some(work) = program.outstanding(Side::Send, qp).next_back() else { return };
                 if work.is_written() {
-                    reports.extend(self.overlap(qp, work, u64::MAX, program));
+                    reports.extend(self.report_overlap(qp, work, u64::MAX, program));
                 }
             }
-            // A receive counts once it is written; a WRITE with immediate data never writes it.
+            // The buffer of a receive overlaps only once the card has written it. A WRITE with
+            // immediate data never writes it.
             Event::Completed { qp, side: Side::Recv, cqe } if is_written(cqe) => {
                 let queue = program.queue_of(qp, Side::Recv);
                 let matches_request = |work: &&Work| work.completed && work.wr_id == cqe.wr_id;
                 let work = program.outstanding(Side::Recv, queue).find(matches_request);
                 if let Some(work) = work.filter(|_| !self.overlapping.contains(&queue)) {
-                    reports.extend(self.overlap(queue, work, cqe.byte_len.into(), program));
+                    reports.extend(self.report_overlap(queue, work, cqe.byte_len.into(), program));
                 }
             }
             Event::Destroyed(id) => drop(self.overlapping.remove(&id)),
@@ -66,7 +68,7 @@ impl Observer for Buffers {
 }
 
 impl Buffers {
-    fn written(&mut self, addr: u64, len: u64, posted: u64) {
+    fn record_write(&mut self, addr: u64, len: u64, posted: u64) {
         let (begin, end) = (addr, addr.saturating_add(len));
         if let Some(last) = self.written.back_mut() {
             // Packets of one message repeat or extend the range.
@@ -88,13 +90,13 @@ impl Buffers {
     /// Returns true if the card may have changed the bytes of a request since its post.
     fn may_be_card_write(&self, work: &Work, program: &Program) -> bool {
         let wrote = |(begin, end): (u64, u64)| {
-            let since = self.written.iter().filter(|written| written.posted >= work.serial);
-            since.into_iter().any(|written| written.begin < end && begin < written.end)
+            let mut since = self.written.iter().filter(|written| written.posted >= work.serial);
+            since.any(|written| written.begin < end && begin < written.end)
         };
-        work.serial <= self.forgotten || work.sges.iter().any(|sge| place(sge, program).is_none_or(wrote))
+        work.serial <= self.forgotten || work.sges.iter().any(|sge| memory_of(sge, program).is_none_or(wrote))
     }
 
-    fn changed(&self, qp: ObjectId, side: Side, wr_id: u64, program: &Program) -> Option<Report> {
+    fn report_change(&self, qp: ObjectId, side: Side, wr_id: u64, program: &Program) -> Option<Report> {
         let queue = program.queue_of(qp, side);
         let matches_request = |work: &&Work| !work.completed && work.wr_id == wr_id && !work.sges.is_empty();
         let work = program.outstanding(side, queue).find(matches_request)?;
@@ -117,12 +119,12 @@ impl Buffers {
         Some(describe(Report::new(rule, sentence), qp, work, program).at("posted at", &work.posted).advice(advice))
     }
 
-    /// Finds another request that uses the first `len` bytes of one that the card writes.
-    fn overlap(&mut self, queue: ObjectId, work: &Work, len: u64, program: &Program) -> Option<Report> {
+    /// Reports a request that uses some of the first `len` bytes of `work`, which the card writes.
+    fn report_overlap(&mut self, queue: ObjectId, work: &Work, len: u64, program: &Program) -> Option<Report> {
         // It is unknown whether an unsignaled send is done.
         let is_open = |other: &Work| !other.completed && other.signaled && other.serial != work.serial;
-        let all = program.all_outstanding().filter(|(_, other)| is_open(other)).take(MAX_COMPARED);
-        let (other_queue, other, at) = all.into_iter().find_map(|(queue, other)| {
+        let mut all = program.all_outstanding().filter(|(_, other)| is_open(other)).take(MAX_COMPARED);
+        let (other_queue, other, at) = all.find_map(|(queue, other)| {
             let at = common_byte(&work.sges, len, &other.sges, program)?;
             Some((queue, other, at))
         })?;
@@ -156,7 +158,7 @@ fn is_written(cqe: &Cqe) -> bool {
     cqe.status == WcStatus::Success && cqe.byte_len > 0 && cqe.opcode == WcOpcode::Recv
 }
 
-/// The first byte common to the first `len` bytes of `written` and to `other`.
+/// Returns the first byte common to the first `len` bytes of `written` and to `other`.
 fn common_byte(written: &[Sge], len: u64, other: &[Sge], program: &Program) -> Option<u64> {
     let mut left = len;
     written.iter().find_map(|sge| {
@@ -166,13 +168,13 @@ fn common_byte(written: &[Sge], len: u64, other: &[Sge], program: &Program) -> O
         let overlaps = |other: &&Sge| sge.addr < other.addr.saturating_add(other.length.into()) && other.addr < end;
         let other = other.iter().find(overlaps)?;
         // Equal addresses of different regions may be different bytes.
-        let shift = |sge: &Sge| place(sge, program).map(|(begin, _)| begin.wrapping_sub(sge.addr));
+        let shift = |sge: &Sge| memory_of(sge, program).map(|(begin, _)| begin.wrapping_sub(sge.addr));
         (used > 0 && (sge.lkey == other.lkey || shift(sge)? == shift(other)?)).then(|| sge.addr.max(other.addr))
     })
 }
 
-/// The memory of a list element: begin and end.
-fn place(sge: &Sge, program: &Program) -> Option<(u64, u64)> {
+/// Returns begin and end of the memory of a list element.
+fn memory_of(sge: &Sge, program: &Program) -> Option<(u64, u64)> {
     let (_, region, _) = program.regions().find(|(_, memory, _)| memory.lkey == sge.lkey.0)?;
     let begin = region.addr.wrapping_add(sge.addr.wrapping_sub(region.base));
     Some((begin, begin.saturating_add(sge.length.into())))
@@ -195,16 +197,16 @@ impl Observer for Remote {
         match *event {
             Event::PostedSend { qp, request } => {
                 let Some(work) = program.outstanding(Side::Send, qp).next_back() else { return };
-                let Some(place) = RemoteRange::from_work(work).filter(|_| !self.reported.contains(&qp)) else { return };
+                let Some(range) = RemoteRange::from_work(work).filter(|_| !self.reported.contains(&qp)) else { return };
                 let is_fenced = request.flags.contains(SendFlags::FENCE);
                 let own =
-                    if is_fenced || !self.reads.contains(&qp) { None } else { find_reordered(qp, &place, program) };
-                let other = own.map(|other| (qp, other)).or_else(|| find_on_other_qp(qp, &place, program));
+                    if is_fenced || !self.reads.contains(&qp) { None } else { find_reordered(qp, &range, program) };
+                let other = own.map(|other| (qp, other)).or_else(|| find_on_other_qp(qp, &range, program));
                 if let Some((queue, other)) = other {
                     self.reported.insert(qp);
-                    reports.push(unordered((qp, work), (queue, other), &place, program));
+                    reports.push(unordered((qp, work), (queue, other), &range, program));
                 }
-                if place.has_result() {
+                if range.has_result() {
                     self.reads.insert(qp);
                 }
             }
@@ -223,26 +225,26 @@ const fn is_open(work: &Work) -> bool {
 }
 
 /// Finds an earlier READ or atomic of the queue pair that may be executed after its last request.
-fn find_reordered<'w>(qp: ObjectId, place: &RemoteRange, program: &'w Program) -> Option<&'w Work> {
+fn find_reordered<'w>(qp: ObjectId, range: &RemoteRange, program: &'w Program) -> Option<&'w Work> {
     // READs and atomics are executed in order among themselves.
-    let overtakes = |earlier: &RemoteRange| earlier.has_result() && !place.has_result();
+    let overtakes = |earlier: &RemoteRange| earlier.has_result() && !range.has_result();
     let earlier = program.outstanding(Side::Send, qp).rev().skip(1).take(MAX_COMPARED).filter(|work| is_open(work));
     let mut earlier = earlier.filter_map(|work| Some((work, RemoteRange::from_work(work)?)));
-    earlier.find(|(_, at)| overtakes(at) && place.conflicts(at)).map(|(work, _)| work)
+    earlier.find(|(_, at)| overtakes(at) && range.conflicts(at)).map(|(work, _)| work)
 }
 
 /// Finds a conflicting request of another queue pair.
-fn find_on_other_qp<'w>(qp: ObjectId, place: &RemoteRange, program: &'w Program) -> Option<(ObjectId, &'w Work)> {
+fn find_on_other_qp<'w>(qp: ObjectId, range: &RemoteRange, program: &'w Program) -> Option<(ObjectId, &'w Work)> {
     let others = program.sends().filter(|(queue, _)| *queue != qp);
     let open = others.flat_map(|(queue, works)| works.iter().map(move |work| (queue, work)));
     let mut open = open.take(MAX_COMPARED).filter(|(_, work)| is_open(work));
-    open.find(|(_, work)| RemoteRange::from_work(work).is_some_and(|at| place.conflicts(&at)))
+    open.find(|(_, work)| RemoteRange::from_work(work).is_some_and(|at| range.conflicts(&at)))
 }
 
 fn unordered(
     (qp, work): (ObjectId, &Work),
     (queue, other): (ObjectId, &Work),
-    place: &RemoteRange,
+    range: &RemoteRange,
     program: &Program,
 ) -> Report {
     let (whose, why) = if queue == qp {
@@ -254,9 +256,9 @@ fn unordered(
     let sentence = format!(
         "The {operation} of {} bytes at {:#x} (rkey {:#x}) was posted while the {earlier} {whose} on some of these \
          bytes was outstanding, and one of them writes: {why}.",
-        place.end - place.begin,
-        place.begin,
-        place.key
+        range.end - range.begin,
+        range.begin,
+        range.key
     );
     Report::new(Rule::RemoteOverlap, sentence)
         .fact("queue pair", program.name(qp))
@@ -290,7 +292,7 @@ enum AccessKind {
 }
 
 impl RemoteRange {
-    /// The range of a request; `None` if it accesses no byte of a peer.
+    /// Returns the range of a request; `None` if it accesses no byte of a peer.
     fn from_work(work: &Work) -> Option<Self> {
         let op = work.op.as_ref()?;
         let (begin, key) = remote(op)?;
@@ -358,7 +360,7 @@ impl Observer for Atomics {
                 }
             }
             Event::Atomic { qp, rkey, va, addr, found, left } => {
-                let request = requester(qp, program).and_then(|requester| self.take(requester, (va, rkey.0)));
+                let request = requester(qp, program).and_then(|requester| self.take_oldest(requester, (va, rkey.0)));
                 if self.words.len() == MAX_WORDS {
                     self.words.clear();
                 }
@@ -389,18 +391,19 @@ impl Observer for Atomics {
 }
 
 impl Atomics {
-    /// Removes the oldest atomic of this queue pair, which is the one being executed.
-    fn take(&mut self, requester: ObjectId, place: (u64, u32)) -> Option<Work> {
+    /// Removes the oldest atomic of this queue pair, which is the one being executed: it must be at
+    /// the address and rkey `target`.
+    fn take_oldest(&mut self, requester: ObjectId, target: (u64, u32)) -> Option<Work> {
         let posted = self.posted.get_mut(&requester)?;
         let oldest = posted.pop_front()?;
-        if oldest.op.as_ref().and_then(remote) != Some(place) {
+        if oldest.op.as_ref().and_then(remote) != Some(target) {
             self.posted.remove(&requester);
             return None;
         }
         Some(oldest)
     }
 
-    /// Forgets words that others may have changed.
+    /// Forgets the words in a range that the card has written otherwise, or that was deregistered.
     fn forget(&mut self, addr: u64, len: u64) {
         let range = addr.saturating_sub(7)..addr.saturating_add(len);
         let gone: Vec<u64> = self.words.range(range).map(|(at, _)| *at).collect();
@@ -411,7 +414,7 @@ impl Atomics {
     }
 }
 
-/// The queue pair of this process that is connected to `qp`.
+/// Returns the queue pair of this process that is connected to `qp`.
 fn requester(qp: ObjectId, program: &Program) -> Option<ObjectId> {
     let own = (program.qp(qp)?.qpn, program.attributes(qp)?.values.dest_qpn);
     let is_peer = |id| program.qp(id).is_some_and(|pair| pair.qpn == own.1);
