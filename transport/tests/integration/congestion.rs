@@ -15,7 +15,7 @@ use roxe_wire::{Aeth, Gid, Kind, Msn, NetHeader, PathMtu, Syndrome, icrc};
 const MTU: u32 = 1024;
 /// Packets of a burst.
 const BURST: usize = 31;
-/// Pause after the first burst at 100 Mbit/s: 31 · 1088 · 8 bits take 2698.24 us, less the 32 us of
+/// Pause after the first burst at 100 Mbit/s: 31 · 1088 · 8 bits take 2698.24 µs, less the 32 µs of
 /// [`slow_down`], in which nothing was sent.
 const BURST_TIME: Duration = Duration::from_nanos(2_666_240);
 
@@ -77,7 +77,7 @@ fn advance(pair: &mut Pair, time: Duration) {
     pair.ends.iter_mut().for_each(|end| end.host.clock = now);
 }
 
-/// Reduces the rate of `side` to the minimum, 100 Mbit/s: seven cuts, 4 us apart.
+/// Reduces the rate of `side` to the minimum, 100 Mbit/s: seven cuts, 4 µs apart.
 fn slow_down(pair: &mut Pair, side: Peer) {
     for _ in 0..=7 {
         assert_eq!(deliver_cnp(pair, side, &net(side, ECT_0)), None);
@@ -94,7 +94,7 @@ const fn us(n: u64) -> Duration {
 fn marks_cause_at_most_one_cnp_per_50_us() {
     for service in [Service::Rc, Service::Uc] {
         let mut p = alone(B, Setup::of(service));
-        // Marks at 0, 49.999 and 50 us after the first. The CNP of the first mark is sent at once.
+        // Marks at 0, 49.999 and 50 µs after the first. The CNP of the first mark is sent at once.
         let steps = [(Duration::ZERO, 1), (Duration::from_nanos(49_999), 0), (Duration::from_nanos(1), 1)];
         for (psn, (later, expected)) in (100..).zip(steps) {
             advance(&mut p, later);
@@ -296,7 +296,7 @@ fn limited_transfer_completes_and_leaves_no_timer() {
     p.assert_settled();
 }
 
-/// One CNP: 4 us later the rate is half of 10 Gbit/s, and it is the line rate after ten raises of
+/// One CNP: 4 µs later the rate is half of 10 Gbit/s, and it is the line rate after ten raises of
 /// 1.5 ms. Recovery needs no timer.
 #[test]
 fn idle_queue_pair_recovers_without_a_timer() {

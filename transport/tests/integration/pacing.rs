@@ -1,8 +1,8 @@
 //! Rates that programs and paths set: the times of transmission, and the end of a limit.
 //!
-//! Packets hold 1024 bytes and count as 1088, which take 87.04 us at 100 Mbit/s. A millisecond of
+//! Packets hold 1024 bytes and count as 1088, which take 87.04 µs at 100 Mbit/s. A millisecond of
 //! that is 12,500 bytes, so a burst has 12 packets (13,056 bytes). The first burst has 13, because
-//! 100 us of unused time are added (13 · 87.04 - 100 = 1031.52 us).
+//! 100 µs of unused time are added (13 · 87.04 - 100 = 1031.52 µs).
 
 use super::*;
 use roxe_transport::qp::{RateLimit, Service};
@@ -74,7 +74,7 @@ fn long_run_rate_is_the_requested_rate() {
     limit(&mut p, A, mbps(10));
     load(&mut p, 500);
     p.run();
-    // 500 packets of 870.4 us.
+    // 500 packets of 870.4 µs.
     let (took, ideal) = (p.elapsed(), PACKET * 10 * 500);
     assert!(took > ideal - PACKET * 30 && took < ideal + PACKET * 30, "{took:?}, {ideal:?}");
     assert_eq!(sends(&mut p, A), statuses(1..=1, WcStatus::Success));

@@ -106,7 +106,7 @@ impl fmt::Display for ServiceId {
 }
 
 narrow! {
-    /// A time code of messages: 4.096 us times a power of two.
+    /// A time code of messages: 4.096 µs times a power of two.
     #[derive(PartialOrd, Ord)]
     TimeCode: 5 bits of u8;
     /// Flow label of a path.
@@ -119,7 +119,7 @@ narrow! {
 }
 
 impl TimeCode {
-    /// Returns the time: 4.096 us to 2.4 h.
+    /// Returns the time: 4.096 µs to 2.4 h.
     // clause: CM-TIME
     pub const fn duration(self) -> Duration {
         Duration::from_nanos(4096 << self.0)

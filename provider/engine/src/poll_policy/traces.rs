@@ -1,7 +1,7 @@
 //! Traces of real programs, replayed through the policy. The first line of a trace is the name of
 //! its program; each other line is one event with its time in nanoseconds.
 //!
-//! - `poll FROM UNTIL FOUND`: polls less than 10 us apart, FOUND of which found packets
+//! - `poll FROM UNTIL FOUND`: polls less than 10 µs apart, FOUND of which found packets
 //! - `served AT`: the background thread received packets
 //! - `request AT`, `post AT`: a request with AckReq arrived; the program posted a request
 //! - `silence AT`: the delay of an acknowledgement expired

@@ -455,7 +455,7 @@ fn rate(prefix: &[&str]) -> Verdict {
     }
 }
 
-/// Checks that a READ takes at least 100 us, because it crosses both links.
+/// Checks that a READ takes at least 100 µs, because it crosses both links.
 fn delay_is_kept() -> Verdict {
     match figures(&[], "50us", "ib_read_lat -s 64 -n 2000") {
         Ok(figures) if figures[2] >= 100.0 => Verdict::Passed,

@@ -255,7 +255,7 @@ impl Tape {
         &mut self.0[at]
     }
 
-    /// Inserts a packet 10 us after another packet.
+    /// Inserts a packet 10 µs after another packet.
     fn insert_after(&mut self, name: &str, packet: Packet) {
         let at = self.at(name);
         let time = self.0[at].time + 10;

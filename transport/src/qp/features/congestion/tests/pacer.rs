@@ -13,7 +13,7 @@ fn pacer() -> Pacer {
     pacer
 }
 
-/// Sends packets of 960 + 64 bytes, 81.92 us each at 100 Mbit/s, until there is a pause.
+/// Sends packets of 960 + 64 bytes, 81.92 µs each at 100 Mbit/s, until there is a pause.
 fn burst(pacer: &mut Pacer, now: Instant) -> (usize, Instant) {
     for sent in 0.. {
         if let Some(until) = pacer.pause(now) {
@@ -26,7 +26,7 @@ fn burst(pacer: &mut Pacer, now: Instant) -> (usize, Instant) {
     unreachable!("a burst has an end")
 }
 
-/// A burst has 32 packets; the next burst begins when the line time of all has passed, 2621.44 us
+/// A burst has 32 packets; the next burst begins when the line time of all has passed, 2621.44 µs
 /// later.
 #[test]
 fn next_burst_waits_for_the_line_time_of_the_last() {
@@ -36,10 +36,10 @@ fn next_burst_waits_for_the_line_time_of_the_last() {
     assert_eq!(burst(&mut pacer, end), (32, end.after(Duration::from_nanos(2_621_440))));
 }
 
-/// Late wake-ups are compensated up to 100 us. A wake-up that is 40.96 us late, half a packet,
-/// leaves the schedule unchanged. After a long idle time 100 us are added, 1.2 packets of 81.92 us:
+/// Late wake-ups are compensated up to 100 µs. A wake-up that is 40.96 µs late, half a packet,
+/// leaves the schedule unchanged. After a long idle time 100 µs are added, 1.2 packets of 81.92 µs:
 /// a burst has 34 packets (33 · 81.92 - 100 = 2603.36 is less than a burst) and lasts 34 · 81.92 -
-/// 100 = 2685.28 us.
+/// 100 = 2685.28 µs.
 #[test]
 fn late_wakeup_costs_no_rate() {
     let mut pacer = pacer();

@@ -19,7 +19,7 @@ fn kbits(rate: &mut Rate, at: Instant) -> u64 {
     rate.current / 1000
 }
 
-/// One CNP: alpha is 1, so 4 us later the rate is halved while the target stays at the line. Then,
+/// One CNP: alpha is 1, so 4 µs later the rate is halved while the target stays at the line. Then,
 /// every 1.5 ms, half of the difference is recovered.
 // clause: DCQCN-FIRST, DCQCN-CUT
 #[test]
@@ -73,14 +73,14 @@ fn target_follows_only_after_a_raise() {
     rate.on_cnp(us(5));
     rate.advance(us(8));
     assert_eq!((rate.current, rate.target), (5 * GIGA / 2, 10 * GIGA));
-    // Raised at 1508 us to (2.5 + 10) / 2 = 6.25 Gbit/s.
+    // Raised at 1508 µs to (2.5 + 10) / 2 = 6.25 Gbit/s.
     rate.on_cnp(us(1509));
     rate.advance(us(1512));
     assert_eq!(rate.target, 25 * GIGA / 4);
     assert!(rate.current < rate.target);
 }
 
-/// With any number of CNPs, there is one cut in 4 us, alpha stays 1, and the rate ends at its
+/// With any number of CNPs, there is one cut in 4 µs, alpha stays 1, and the rate ends at its
 /// minimum: 10,000 Mbit/s halved seven times is 78, less than 100.
 // clause: DCQCN-CUT, DCQCN-LEAST
 #[test]
@@ -97,7 +97,7 @@ fn cnp_flood_cuts_once_per_period_down_to_minimum() {
     assert_eq!(rate.alpha, ONE);
 }
 
-/// alpha loses 1/256 of itself in 55 us. After one period 65536 - 256 = 65280; after the next 65280
+/// alpha loses 1/256 of itself in 55 µs. After one period 65536 - 256 = 65280; after the next 65280
 /// - 255 = 65025. With a CNP in the third: 65025 - 255 (254.0 rounded up) + 256 = 65026.
 // clause: DCQCN-ALPHA
 #[test]
@@ -111,7 +111,7 @@ fn alpha_follows_the_cnps() {
     rate.on_cnp(us(120));
     rate.age_alpha(us(165));
     assert_eq!(rate.alpha, 65_026);
-    // Quiet for a minute: zero, and in step with the 55 us.
+    // Quiet for a minute: zero, and in step with the 55 µs.
     rate.age_alpha(us(60_000_000));
     assert_eq!((rate.alpha, rate.alpha_at), (0, us(60_000_050)));
 }
