@@ -7,7 +7,7 @@
 use roxe_transport::time::Instant;
 use std::time::Duration;
 
-/// The time now, on the clock of completion timestamps; never zero.
+/// Returns the time now, on the clock of completion timestamps; never zero.
 #[inline]
 pub fn now() -> Instant {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -17,7 +17,7 @@ pub fn now() -> Instant {
     Instant((time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64).max(1))
 }
 
-/// A duration as an argument of system calls.
+/// Converts a duration to an argument of system calls.
 pub fn timespec(duration: Duration) -> libc::timespec {
     libc::timespec {
         tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
@@ -25,7 +25,7 @@ pub fn timespec(duration: Duration) -> libc::timespec {
     }
 }
 
-/// CPU time of the calling thread. Always makes a system call.
+/// Returns the CPU time of the calling thread. Always makes a system call.
 pub fn spent() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: as in `now`.

@@ -300,7 +300,7 @@ const FORMATS: [(&str, ReportFormat); 3] =
 const SWITCH: [(&str, bool); 6] =
     [("on", true), ("1", true), ("yes", true), ("off", false), ("0", false), ("no", false)];
 
-/// The knobs, each with its value in this environment; `None` if it is not set.
+/// Returns the knobs, each with its value in this environment; `None` if it is not set.
 pub fn settings() -> impl Iterator<Item = (&'static Knob, Option<String>)> {
     KNOBS.iter().map(|knob| (knob, text_of(knob.name)))
 }
@@ -314,8 +314,8 @@ pub fn preset(variables: Vec<(&'static str, OsString)>) {
     let _ = PRESETS.set(variables);
 }
 
-/// The environment variable `name`. It counts as not set if it is empty, or if the program has
-/// more rights than its user (set-uid).
+/// Returns the environment variable `name`. It counts as not set if it is empty, or if the program
+/// has more rights than its user (set-uid).
 pub fn variable(name: &str) -> Option<OsString> {
     if is_privileged_start() {
         return None;
@@ -328,7 +328,7 @@ fn text_of(name: &str) -> Option<String> {
     variable(name)?.into_string().ok()
 }
 
-/// The configuration of this process, read from the environment on the first call.
+/// Returns the configuration of this process, read from the environment on the first call.
 pub fn config() -> Result<&'static Config, ConfigError> {
     static CONFIG: OnceLock<Result<Config, ConfigError>> = OnceLock::new();
     CONFIG.get_or_init(|| parse(text_of)).as_ref().map_err(Clone::clone)
@@ -433,7 +433,7 @@ pub fn fault_rules(text: &str) -> Result<Rules, String> {
     text.parse::<Rules>().map_err(|e| e.to_string())
 }
 
-/// The rules of `ROXE_FAULTS`. Errors contain the message of the parser.
+/// Reads the rules of `ROXE_FAULTS`. Errors contain the message of the parser.
 fn read_faults(get: impl Fn(&str) -> Option<String>) -> Result<Option<Rules>, ConfigError> {
     let name = "ROXE_FAULTS";
     let Some(value) = set_value(get, name) else { return Ok(None) };
@@ -442,8 +442,8 @@ fn read_faults(get: impl Fn(&str) -> Option<String>) -> Result<Option<Rules>, Co
     Ok(Some(rules))
 }
 
-/// The value of a variable; none if it is empty, because scripts empty a variable where they mean
-/// to unset it.
+/// Returns the value of a variable; none if it is empty, because scripts empty a variable where
+/// they mean to unset it.
 fn set_value(get: impl Fn(&str) -> Option<String>, name: &str) -> Option<String> {
     get(name).filter(|value| !value.trim().is_empty())
 }
@@ -459,7 +459,7 @@ fn parse_with<T>(
     read(value.trim()).ok_or_else(|| ConfigError { name, value: value.clone(), expected: expected.into() })
 }
 
-/// The value of `text`, which must be one of these words.
+/// Returns the value of `text`, which must be one of these words.
 fn word<T: Copy>(words: &[(&str, T)], text: &str) -> Option<T> {
     words.iter().find(|(word, _)| *word == text).map(|(_, value)| *value)
 }
@@ -500,7 +500,7 @@ impl DeviceName {
         Some(Self { stem: stem.to_owned(), first })
     }
 
-    /// The name of device number `index` of a process.
+    /// Returns the name of device number `index` of a process.
     pub fn nth(&self, index: u32) -> String {
         format!("{}{}", self.stem, self.first.saturating_add(index))
     }

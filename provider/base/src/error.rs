@@ -17,13 +17,13 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error with the errno that the C interface returns for it.
+    /// Creates an error with the errno that the C interface returns for it.
     pub fn new(errno: i32, text: impl Into<Cow<'static, str>>) -> Self {
         Self { errno, text: text.into(), is_about_host: false }
     }
 
-    /// An error whose cause is this host. Its text must reach the user, because an errno does not
-    /// name the cause.
+    /// Creates an error whose cause is this host. Its text must reach the user, because an errno
+    /// does not name the cause.
     pub fn host(errno: i32, text: impl Into<Cow<'static, str>>) -> Self {
         Self { is_about_host: true, ..Self::new(errno, text) }
     }
@@ -40,19 +40,19 @@ impl Error {
         Self { is_about_host: true, text, ..self }
     }
 
-    /// EINVAL for an argument that the caller has to change.
+    /// Creates EINVAL for an argument that the caller has to change.
     pub fn invalid(text: impl Into<Cow<'static, str>>) -> Self {
         Self::new(libc::EINVAL, text)
     }
 
-    /// EBUSY for an object with `count` users, which have to be destroyed first.
+    /// Creates EBUSY for an object with `count` users, which have to be destroyed first.
     pub fn busy(what: &str, users: &str, count: u32) -> Self {
         let (users, them) = if count == 1 { (users.trim_end_matches('s'), "it") } else { (users, "them") };
         Self::new(libc::EBUSY, format!("the {what} is still used by {count} {users}; destroy {them} first"))
     }
 
-    /// The error of a failed system call, with its errno. Without an errno, a refused permission is
-    /// EACCES about the host, any other failure EIO.
+    /// Creates the error of a failed system call, with its errno. Without an errno, a refused
+    /// permission is EACCES about the host, any other failure EIO.
     pub fn os(what: impl std::fmt::Display, cause: &io::Error) -> Self {
         let text = format!("{what}: {cause}");
         match (cause.raw_os_error(), cause.kind()) {
@@ -62,7 +62,7 @@ impl Error {
         }
     }
 
-    /// The errno, positive.
+    /// Returns the errno, positive.
     pub fn errno(&self) -> i32 {
         self.errno
     }

@@ -117,7 +117,8 @@ extern "C" fn run(status: c_int, _: *mut c_void) {
     }
 }
 
-/// A descriptor that is readable when the last thread of `process` has ended (`man pidfd_open`).
+/// Returns a descriptor that is readable when the last thread of `process` has ended (`man
+/// pidfd_open`).
 ///
 /// # Errors
 /// `ESRCH` if there is no such process, `ENOSYS` on kernels before 5.3.

@@ -33,8 +33,8 @@ pub struct InForce {
 }
 
 impl InForce {
-    /// The smaller value of each limit: the profile's or ours. On the weakest legal card, ours is
-    /// that of small real cards.
+    /// Returns the smaller value of each limit: the profile's or ours. On the weakest legal card,
+    /// ours is that of small real cards.
     pub fn of(profile: Option<&Profile>) -> Self {
         let lower = |ours: u32, card: fn(&Profile) -> Option<u32>| profile.and_then(card).unwrap_or(ours).min(ours);
         Self {
@@ -53,7 +53,7 @@ impl InForce {
     }
 }
 
-/// The limits of this process, with the profile of `ROXE_PROFILE`.
+/// Returns the limits of this process, with the profile of `ROXE_PROFILE`.
 pub fn in_force() -> InForce {
     InForce::of(config().ok().and_then(|config| config.profile))
 }
@@ -134,12 +134,12 @@ pub const MAX_FLOWS: u32 = 4096;
 /// Ports of a device.
 pub const PORTS: u8 = 1;
 
-/// [`MAX_INLINE_DATA`] in force.
+/// Returns [`MAX_INLINE_DATA`] in force.
 pub fn max_inline_data() -> u32 {
     limit(MAX_INLINE_DATA, 64)
 }
 
-/// [`MIN_INLINE_DATA`] in force.
+/// Returns [`MIN_INLINE_DATA`] in force.
 pub fn min_inline_data() -> u32 {
     if has(Weakness::SLOTS) { 0 } else { MIN_INLINE_DATA }
 }

@@ -170,7 +170,7 @@ pub type ShardedReadGuard<'a, T> = ShardedGuard<ShardedLockReadGuard<'a, T>>;
 pub type ShardedWriteGuard<'a, T> = ShardedGuard<ShardedLockWriteGuard<'a, T>>;
 
 impl<R: Rank, T> Sharded<R, T> {
-    /// A lock around `value`.
+    /// Creates a lock around `value`.
     pub fn new(value: T) -> Self {
         Self(ShardedLock::new(value), PhantomData)
     }
@@ -240,7 +240,7 @@ impl<R: Rank, T> OwnedMutexGuard<R, T> {
         }
     }
 
-    /// The locked mutex.
+    /// Returns the locked mutex.
     #[inline]
     pub fn mutex(this: &Self) -> &Arc<Mutex<R, T>> {
         &this.mutex
@@ -277,7 +277,7 @@ impl<R: Rank, T> DerefMut for OwnedMutexGuard<R, T> {
 
 /// A lock that the fork handlers acquire in one call and release in another.
 pub trait Lockable: Sync {
-    /// The [`Rank::LEVEL`] of the lock.
+    /// Returns the [`Rank::LEVEL`] of the lock.
     fn level(&self) -> u16;
 
     /// Takes the lock exclusively. The thread may hold others of its rank.

@@ -32,8 +32,8 @@ impl OwnThread {
         Self(())
     }
 
-    /// Time that the thread may sleep before it calls [`OwnThread::is_left_over`]; `None` for no
-    /// limit.
+    /// Returns the time that the thread may sleep before it calls [`OwnThread::is_left_over`];
+    /// `None` for no limit.
     pub fn look_again_after(&self) -> Option<Duration> {
         STARTER_ENDED.load(Ordering::Relaxed).then_some(CHECK_INTERVAL)
     }
@@ -51,7 +51,8 @@ impl Drop for OwnThread {
     }
 }
 
-/// Number of threads of this process, including a main thread that has ended before others.
+/// Returns the number of threads of this process, including a main thread that has ended before
+/// others.
 fn threads() -> Option<usize> {
     // A folder has two links, and one more for each folder in it.
     let links = fs::metadata("/proc/self/task").ok()?.nlink();

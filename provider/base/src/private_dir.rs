@@ -121,7 +121,7 @@ fn maps_all_users(map: &str) -> bool {
     counts.sum::<u64>() >= u64::from(u32::MAX)
 }
 
-/// The user id that stands for all users that the user namespace does not map.
+/// Returns the user id that stands for all users that the user namespace does not map.
 pub fn overflow_uid() -> u32 {
     let text = fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap_or_default();
     text.trim().parse().unwrap_or(OVERFLOW_UID)

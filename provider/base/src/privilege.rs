@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// The effective user id of this process.
+/// Returns the effective user id of this process.
 pub fn effective_uid() -> libc::uid_t {
     // SAFETY: the call takes no arguments and cannot fail.
     unsafe { libc::geteuid() }

@@ -48,7 +48,7 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// `vendor_err` of a completion with an error; `None` if it is unknown.
+    /// Returns the `vendor_err` of a completion with an error; `None` if it is unknown.
     pub fn vendor_err(&self, is_receive: bool, status: WcStatus) -> Option<u32> {
         let mut known = self.vendor_errs.iter();
         known.find(|known| (known.is_receive, known.status) == (is_receive, status)).map(|known| known.vendor_err)
@@ -250,7 +250,7 @@ pub const PROFILES: &[Profile] = &[
     },
 ];
 
-/// The profile with this name.
+/// Returns the profile with this name.
 pub fn named(name: &str) -> Option<&'static Profile> {
     PROFILES.iter().find(|profile| profile.name == name)
 }

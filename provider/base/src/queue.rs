@@ -19,7 +19,7 @@ impl<R: Rank, T> Default for Queue<R, T> {
 }
 
 impl<R: Rank, T: Send> Queue<R, T> {
-    /// An empty queue; `flag` is set while it has entries.
+    /// Creates an empty queue; `flag` is set while it has entries.
     pub fn new(flag: ReadyFlag) -> Self {
         Self { entries: Mutex::default(), has_entries: flag }
     }
@@ -44,7 +44,7 @@ impl<R: Rank, T: Send> Queue<R, T> {
         result
     }
 
-    /// The lock, for the fork handlers.
+    /// Returns the lock, for the fork handlers.
     pub fn raw(&self) -> &impl Lockable {
         &self.entries
     }

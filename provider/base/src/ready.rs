@@ -15,12 +15,12 @@ pub struct ReadyFlag {
 }
 
 impl ReadyMask {
-    /// The flag `number`, below 32.
+    /// Returns the flag `number`, below 32.
     pub fn flag(&self, number: u32) -> ReadyFlag {
         ReadyFlag { mask: Arc::clone(&self.0), bit: 1 << number }
     }
 
-    /// The flags as bits by number: 1 for each that is set.
+    /// Returns the flags as bits by number: 1 for each that is set.
     #[inline]
     pub fn get(&self) -> u32 {
         self.0.load(Ordering::Acquire)
@@ -28,7 +28,7 @@ impl ReadyMask {
 }
 
 impl Default for ReadyFlag {
-    /// A flag in a new mask.
+    /// Creates a flag in a new mask.
     fn default() -> Self {
         ReadyMask::default().flag(0)
     }

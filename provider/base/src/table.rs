@@ -42,12 +42,12 @@ impl<T> Slot<T> {
 }
 
 impl<T> Slots<T> {
-    /// A table of at most `max` values (at most 2^24 − 1).
+    /// Creates a table of at most `max` values (at most 2^24 − 1).
     pub fn new(max: usize) -> Self {
         Self { slots: Vec::new(), free: Vec::new(), max: max.min((1 << 24) - 1), random: Random::default() }
     }
 
-    /// Number of values.
+    /// Returns the number of values.
     pub fn len(&self) -> usize {
         self.slots.len().saturating_sub(FIRST_INDEX + self.free.len())
     }
@@ -74,7 +74,7 @@ impl<T> Slots<T> {
         Ok(key)
     }
 
-    /// A key for the slot `index`, other than its last one.
+    /// Returns a key for the slot `index`, other than its last one.
     fn new_key(&mut self, index: u32) -> Result<u32, Error> {
         let (mask, last) = (self.mask() << 8, self.slots[index as usize].key);
         loop {
@@ -85,19 +85,19 @@ impl<T> Slots<T> {
         }
     }
 
-    /// The bits of an index that select the slot.
+    /// Returns the bits of an index that select the slot.
     fn mask(&self) -> u32 {
         // No truncation: there are at most 2^24 slots.
         (self.slots.len() as u32).wrapping_sub(1)
     }
 
-    /// The slot of `key`, which exists unless the table is empty.
+    /// Returns the slot of `key`, which exists unless the table is empty.
     #[inline]
     fn slot_index(&self, key: u32) -> usize {
         (key >> 8) as usize & self.slots.len().wrapping_sub(1)
     }
 
-    /// The value under `key`.
+    /// Returns the value under `key`.
     #[inline]
     pub fn get(&self, key: u32) -> Option<&T> {
         let slot = self.slots.get(self.slot_index(key))?;
@@ -105,8 +105,8 @@ impl<T> Slots<T> {
         slot.value.as_ref().filter(|_| slot.key == key)
     }
 
-    /// The current key of the value in the slot that `key` selects, if the two differ at most in
-    /// their tags.
+    /// Returns the current key of the value in the slot that `key` selects, if the two differ at
+    /// most in their tags.
     pub fn key_of_slot(&self, key: u32) -> Option<u32> {
         let slot = self.slots.get(self.slot_index(key))?;
         (slot.value.is_some() && slot.key >> 8 == key >> 8).then_some(slot.key)
@@ -127,12 +127,12 @@ impl<T> Slots<T> {
         }
     }
 
-    /// All values with their keys. Slow: visits every slot.
+    /// Returns all values with their keys. Slow: visits every slot.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.slots.iter().filter_map(|slot| slot.value.as_ref().map(|value| (slot.key, value)))
     }
 
-    /// The value under `key`, mutable.
+    /// Returns the value under `key`, mutable.
     pub fn get_mut(&mut self, key: u32) -> Option<&mut T> {
         self.get(key)?;
         let index = self.slot_index(key);

@@ -100,7 +100,7 @@ impl<R: Rank, T: Send> Timers<R, T> {
         Some((deadline, item))
     }
 
-    /// Number of entries ever added.
+    /// Returns the number of entries ever added.
     pub fn added(&self) -> u64 {
         self.heap.lock().number
     }
@@ -111,7 +111,7 @@ impl<R: Rank, T: Send> Timers<R, T> {
         self.next.load(Ordering::Relaxed) <= now.0
     }
 
-    /// The earliest deadline; `None` if the heap is empty.
+    /// Returns the earliest deadline; `None` if the heap is empty.
     pub fn next(&self) -> Option<Instant> {
         // SeqCst: the background thread stores its wake-up time and then reads the deadline; a
         // thread that adds a deadline stores it and then reads the wake-up time. At least one of
@@ -126,7 +126,7 @@ impl<R: Rank, T: Send> Timers<R, T> {
         self.publish(&heap);
     }
 
-    /// The lock of the heap, for the fork handlers.
+    /// Returns the lock of the heap, for the fork handlers.
     pub fn raw(&self) -> &impl Lockable {
         &self.heap
     }

@@ -157,7 +157,7 @@ impl Occasions {
     }
 }
 
-/// A random seed.
+/// Returns a random seed.
 pub fn draw_seed() -> io::Result<u64> {
     // 32 bits, so that the seed is short enough to type.
     getrandom::u32().map(u64::from).map_err(io::Error::other)
@@ -197,7 +197,7 @@ pub fn has(weakness: Weakness) -> bool {
     WEAKNESSES.load(Ordering::Relaxed) & weakness.bits() != 0
 }
 
-/// The seed in force.
+/// Returns the seed in force.
 pub fn seed() -> u64 {
     SEED.load(Ordering::Relaxed)
 }
@@ -230,36 +230,36 @@ pub enum Subject {
 pub struct Choices(u64);
 
 impl Choices {
-    /// The choices of `seed` about `subject` of object `number` of this process.
+    /// Creates the choices of `seed` about `subject` of object `number` of this process.
     pub fn new(seed: u64, subject: Subject, number: u64) -> Self {
         Self(mix(mix(seed ^ mix(subject as u64)) ^ number))
     }
 
-    /// The next choice: any number.
+    /// Returns the next choice: any number.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(1);
         mix(self.0)
     }
 
-    /// The next choice: a number below `end`; 0 if `end` is 0.
+    /// Returns the next choice: a number below `end`; 0 if `end` is 0.
     pub fn below(&mut self, end: usize) -> usize {
         ((u128::from(self.number()) * end as u128) >> 64) as usize
     }
 
-    /// The next choice: true once in `times`.
+    /// Returns the next choice: true once in `times`.
     pub fn one_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
 
-    /// The next choice: one of `values`.
+    /// Returns the next choice: one of `values`.
     pub fn pick<T: Copy, const N: usize>(&mut self, values: [T; N]) -> T {
         const { assert!(N > 0) };
         values[self.below(N)]
     }
 }
 
-/// A number for an object. On the weakest legal card it follows from the seed and the value of the
-/// counter `number`, which grows by one; else it is random.
+/// Returns a number for an object. On the weakest legal card it follows from the seed and the value
+/// of the counter `number`, which grows by one; else it is random.
 pub fn number_for(subject: Subject, number: &AtomicU64) -> io::Result<u32> {
     if has(Weakness::NUMBERS) {
         let number = number.fetch_add(1, Ordering::Relaxed);

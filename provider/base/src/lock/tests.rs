@@ -5,7 +5,7 @@ use super::*;
 use std::io::Read;
 use std::os::fd::FromRawFd;
 
-/// The output of a forked child that runs `violation`, and the signal that ends the child.
+/// Returns the output of a forked child that runs `violation`, and the signal that ends the child.
 fn in_child(violation: impl FnOnce()) -> (String, i32) {
     let (mut pipe, mut status) = ([0; 2], 0);
     // SAFETY: `pipe` has room for two descriptors; the child ends with `_exit` at the latest, and
