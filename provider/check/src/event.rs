@@ -375,7 +375,7 @@ pub enum Event<'a> {
 }
 
 impl<'a> Event<'a> {
-    /// The event of a posted or refused send.
+    /// Returns the event of a posted or refused send.
     pub fn of_posted_send(qp: ObjectId, request: &'a SendRequest<'a>, posted: &Result<(), PostError>) -> Self {
         match *posted {
             Ok(()) => Self::PostedSend { qp, request },
@@ -386,7 +386,7 @@ impl<'a> Event<'a> {
         }
     }
 
-    /// The event of a refused receive.
+    /// Returns the event of a refused receive.
     pub fn of_refused_recv(queue: ObjectId, request: &RecvRequest<'a>, error: PostError) -> Self {
         Self::PostRefused { queue, side: Side::Recv, wr_id: request.wr_id, inline: 0, error }
     }

@@ -28,7 +28,7 @@ const EXIT_TIMEOUT: Duration = Duration::from_millis(200);
 static PENDING: AtomicU32 = AtomicU32::new(0);
 static WRITTEN: Mutex<rank::Explained, Option<HashSet<String>>> = Mutex::new(None);
 
-/// The amount of explanation that the user requested.
+/// Returns the amount of explanation that the user requested.
 pub fn explains() -> Explain {
     config().map_or(Explain::Off, |config| config.explain)
 }
@@ -290,7 +290,7 @@ fn details(failure: &Failure<'_>, cause: &Cause, text: &mut String) {
     line("what to do", &cause.advice);
 }
 
-/// The cause and advice that follow from the status alone.
+/// Returns the cause and advice that follow from the status alone.
 fn general(failure: &Failure<'_>) -> Cause {
     Cause { text: general_text(failure), advice: general_advice(failure) }
 }
@@ -378,7 +378,7 @@ fn retries(count: u8) -> String {
     if count == 1 { "1 retry".to_owned() } else { format!("{count} retries") }
 }
 
-/// Advice for requests that end with `status`.
+/// Returns advice for requests that end with `status`.
 pub const fn advice(status: WcStatus) -> &'static str {
     match status {
         WcStatus::RetryExcErr => {
@@ -419,7 +419,7 @@ const fn operation(cqe: &Cqe) -> &'static str {
     }
 }
 
-/// The text of `ibv_wc_status_str`.
+/// Returns the text of `ibv_wc_status_str`.
 pub(crate) fn name(status: WcStatus) -> &'static str {
     WC_STATUS_TEXTS.get(status as usize).and_then(|text| text.to_str().ok()).unwrap_or("unknown")
 }

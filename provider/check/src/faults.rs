@@ -82,8 +82,8 @@ pub(crate) fn on_load() {
     ON.store(is_wanted, Ordering::Relaxed);
 }
 
-/// The rules of this process with their seed, announced on the first call; `None` if there are
-/// none.
+/// Returns the rules of this process with their seed, announced on the first call; `None` if there
+/// are none.
 ///
 /// # Errors
 /// EINVAL if `ROXE_FAULTS` cannot be parsed; an errno if no seed can be drawn.
@@ -102,7 +102,7 @@ pub fn rules() -> Result<Option<&'static Rules>, Error> {
     rules.as_ref().map(Option::as_ref).map_err(Clone::clone)
 }
 
-/// The rules that are for this process, with a seed.
+/// Returns the rules that are for this process, with a seed.
 fn of_this_process(all: &Rules) -> Result<Rules, Error> {
     let drawn = || random::number().map_err(|e| Error::os("cannot draw a seed", &e));
     Ok(all.for_process(&process()).with_seed(all.seed().map_or_else(drawn, Ok)?))
@@ -119,7 +119,7 @@ pub fn check_changeable() -> Result<(), String> {
     }
 }
 
-/// The rules of `text` for this process, which are to replace the present ones.
+/// Returns the rules of `text` for this process, which are to replace the present ones.
 ///
 /// # Errors
 /// Fails as [`check_changeable`], if the text cannot be parsed, if calls are not judged, or without
@@ -148,7 +148,7 @@ pub fn replace(rules: &Rules) -> Vec<String> {
     counts_of(&mem::replace(&mut state.injector, new))
 }
 
-/// Each rule about calls with its counts.
+/// Returns each rule about calls with its counts.
 pub fn counts() -> Vec<String> {
     STATE.lock().as_ref().map_or_else(Vec::new, |state| counts_of(&state.injector))
 }
@@ -291,18 +291,18 @@ fn is_site(frame: &Frame, site: &str) -> bool {
         || line_of(frame).is_some_and(|line| line == site)
 }
 
-/// File name and line of a frame.
+/// Returns the file name and line of a frame.
 fn line_of(frame: &Frame) -> Option<String> {
     let name = frame.file.as_ref()?.file_name()?.to_string_lossy();
     Some(word(&format!("{name}:{}", frame.line?)))
 }
 
-/// The text as one word of a rule.
+/// Returns the text as one word of a rule.
 fn word(text: &str) -> String {
     text.chars().map(|c| if c.is_whitespace() || c == ';' { '_' } else { c }).collect()
 }
 
-/// The words that name the innermost call of the program as a site.
+/// Returns the words that name the innermost call of the program as a site.
 fn site_of(frames: &[Frame]) -> Option<String> {
     let innermost = frames.first()?;
     Some(line_of(innermost).unwrap_or_else(|| word(&innermost.function)))
@@ -375,9 +375,9 @@ fn end() {
 }
 
 impl Census {
-    /// One line for each fault to try, its words separated by tabs: `process NAME:HASH PID`, `call
-    /// VERB STATE SITE NTH STACK`, `completion ORDINAL OPERATION COUNT`, `packet ORDINAL OPCODE
-    /// COUNT`, `occasion EVENT COUNT`. An empty STATE or STACK is `-`.
+    /// Returns one line for each fault to try, its words separated by tabs: `process NAME:HASH
+    /// PID`, `call VERB STATE SITE NTH STACK`, `completion ORDINAL OPERATION COUNT`, `packet
+    /// ORDINAL OPCODE COUNT`, `occasion EVENT COUNT`. An empty STATE or STACK is `-`.
     fn text(&self) -> String {
         let mut text = format!("process\t{}\t{}\n", process(), std::process::id());
         for ((verb, state), stacks) in &self.calls {
@@ -399,8 +399,8 @@ impl Census {
     }
 }
 
-/// The calls of a verb to let fail: of each stack the first one and one in the middle, each as its
-/// site, its position among the calls from that site, and its stack in words.
+/// Returns the calls of a verb to let fail: of each stack the first one and one in the middle, each
+/// as its site, its position among the calls from that site, and its stack in words.
 fn candidates(stacks: &[Stack]) -> Vec<(String, u64, String)> {
     let mut known: Vec<(&Stack, Vec<Frame>)> = Vec::new();
     let mut at_site = BTreeMap::<String, u64>::new();
@@ -425,7 +425,7 @@ fn candidates(stacks: &[Stack]) -> Vec<(String, u64, String)> {
     found
 }
 
-/// The lock that a fork has to take.
+/// Returns the lock that a fork has to take.
 pub(crate) fn lock() -> &'static dyn Lockable {
     &STATE
 }

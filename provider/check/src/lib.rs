@@ -210,7 +210,7 @@ fn end() {
     trace::end();
 }
 
-/// The locks that a fork has to take.
+/// Returns the locks that a fork has to take.
 pub fn locks() -> impl Iterator<Item = &'static dyn Lockable> {
     [&CHECKER as &dyn Lockable, &SINK, explain::lock(), faults::lock()].into_iter().chain(trace::locks())
 }

@@ -117,7 +117,7 @@ pub(crate) fn end() {
     note(&format!("end\t{}\t{destroyed}\t{tried}\t{unread}\t{polled}", std::process::id()));
 }
 
-/// A stack in one word without tabs, innermost call first; `-` if it is unknown.
+/// Returns a stack in one word without tabs, innermost call first; `-` if it is unknown.
 pub(crate) fn words(frames: &[Frame]) -> String {
     let calls: Vec<_> = frames.iter().map(|frame| frame.to_string().replace(['\t', '\n'], " ")).collect();
     if calls.is_empty() { "-".to_owned() } else { calls.join(" < ") }

@@ -168,7 +168,7 @@ impl Program {
         self.posted
     }
 
-    /// Outstanding requests of a queue, oldest first.
+    /// Returns the outstanding requests of a queue, oldest first.
     pub(crate) fn outstanding(&self, side: Side, queue: ObjectId) -> impl DoubleEndedIterator<Item = &Work> {
         self.works[side as usize].get(&queue).into_iter().flatten()
     }
@@ -177,7 +177,7 @@ impl Program {
         self.works[side as usize].get(&queue).map_or(0, VecDeque::len)
     }
 
-    /// All outstanding requests, each with its queue pair or shared receive queue.
+    /// Returns all outstanding requests, each with its queue pair or shared receive queue.
     pub(crate) fn all_outstanding(&self) -> impl Iterator<Item = (ObjectId, &Work)> {
         self.works.iter().flatten().flat_map(|(queue, works)| works.iter().map(|work| (*queue, work)))
     }
@@ -186,7 +186,8 @@ impl Program {
         self.works[Side::Send as usize].iter().filter(|(_, works)| !works.is_empty()).map(|(qp, works)| (*qp, works))
     }
 
-    /// The queue that holds the requests of one side: the queue pair, or its shared receive queue.
+    /// Returns the queue that holds the requests of one side: the queue pair, or its shared receive
+    /// queue.
     pub(crate) fn queue_of(&self, qp: ObjectId, side: Side) -> ObjectId {
         let srq = self.qp(qp).and_then(|pair| pair.srq);
         srq.filter(|_| side == Side::Recv).unwrap_or(qp)
@@ -200,7 +201,7 @@ impl Program {
         self.objects.iter().map(|(id, known)| (*id, known))
     }
 
-    /// Destroyed objects, latest first.
+    /// Returns the destroyed objects, latest first.
     pub(crate) fn gone(&self) -> impl Iterator<Item = &DestroyedObject> {
         self.gone.iter().rev()
     }
@@ -237,7 +238,7 @@ impl Program {
         })
     }
 
-    /// The kind of an object and the numbers by which the program knows it.
+    /// Returns the kind of an object and the numbers by which the program knows it.
     pub(crate) fn name(&self, id: ObjectId) -> String {
         self.objects.get(&id).map_or_else(|| "a destroyed object".to_owned(), |known| describe(&known.object))
     }

@@ -68,7 +68,7 @@ impl Report {
         self
     }
 
-    /// The place in the program; one rule reports each place once.
+    /// Returns the place in the program; one rule reports each place once.
     pub(crate) fn place(&self) -> Option<&Stack> {
         self.stacks.first().map(|(_, stack)| stack)
     }
@@ -81,7 +81,7 @@ impl Report {
 }
 
 impl SymbolizedReport {
-    /// The words that suppressions match: functions, files and values of facts.
+    /// Returns the words that suppressions match: functions, files and values of facts.
     pub(crate) fn words(&self) -> impl Iterator<Item = String> {
         self.top_words(usize::MAX).chain(self.report.facts.iter().map(|(_, value)| value.clone()))
     }

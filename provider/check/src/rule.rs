@@ -36,22 +36,22 @@ macro_rules! rules {
             /// All rules, in the order of the manual.
             pub const ALL: &[Self] = &[$(Self::$variant,)+];
 
-            /// The name in reports, selections and suppressions.
+            /// Returns the name in reports, selections and suppressions.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)+ }
             }
 
-            /// The severity of the rule.
+            /// Returns the severity of the rule.
             pub const fn severity(self) -> Severity {
                 match self { $(Self::$variant => Severity::$severity,)+ }
             }
 
-            /// The mistake that the rule finds, in one sentence.
+            /// Returns the mistake that the rule finds, in one sentence.
             pub const fn summary(self) -> &'static str {
                 match self { $(Self::$variant => $summary,)+ }
             }
 
-            /// The document that forbids the mistake.
+            /// Returns the document that forbids the mistake.
             pub const fn source(self) -> &'static str {
                 match self { $(Self::$variant => $source,)+ }
             }
@@ -250,7 +250,7 @@ impl Selection {
     }
 }
 
-/// Advice is about correct programs, so it is opt-in.
+/// Returns the rules without advice, which is opt-in because it is about correct programs.
 fn default_rules() -> impl Iterator<Item = Rule> {
     Rule::ALL.iter().copied().filter(|rule| rule.severity() > Severity::Advice)
 }

@@ -68,7 +68,7 @@ impl Sink {
         }
     }
 
-    /// The summary of the run; `None` if nothing was reported.
+    /// Returns the summary of the run; `None` if nothing was reported.
     pub(crate) fn summary(&self) -> Option<String> {
         let reports: u32 = self.printed.values().sum();
         if reports == 0 {

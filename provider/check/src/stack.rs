@@ -34,22 +34,22 @@ pub(crate) struct Frame {
 }
 
 impl Stack {
-    /// The stack of the calling thread.
+    /// Returns the stack of the calling thread.
     pub(crate) fn here() -> Self {
         Self(walk::addresses())
     }
 
-    /// The stack with these return addresses, innermost first.
+    /// Creates the stack with these return addresses, innermost first.
     pub(crate) fn of(addresses: &[usize]) -> Self {
         Self(addresses.into())
     }
 
-    /// An empty stack, for events without a call.
+    /// Creates an empty stack, for events without a call.
     pub(crate) fn unknown() -> Self {
         Self([].into())
     }
 
-    /// The calls of the program, innermost first; empty if unknown.
+    /// Returns the calls of the program, innermost first; empty if unknown.
     pub(crate) fn frames(&self) -> Vec<Frame> {
         let mut frames = Vec::new();
         for &address in &*self.0 {

@@ -65,7 +65,8 @@ fn top_of(pattern: &str) -> Option<(usize, &str)> {
     Some((number, rest))
 }
 
-/// The line that suppresses `report` and other reports of the same rule in the same function.
+/// Returns the line that suppresses `report` and other reports of the same rule in the same
+/// function.
 pub(crate) fn suggestion(report: &SymbolizedReport) -> String {
     let rule = report.report.rule;
     let first = report.top_words(1).next().filter(|word| !word.contains(char::is_whitespace));

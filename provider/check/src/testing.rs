@@ -31,7 +31,7 @@ impl Card {
         card
     }
 
-    /// The rules that report an event.
+    /// Emits an event, and returns the rules that report it.
     pub(crate) fn emit(&mut self, event: Event<'_>) -> Vec<Rule> {
         let (stack, mut reports) = (Stack::unknown(), Vec::new());
         self.program.begin(&event, &stack);
@@ -53,7 +53,7 @@ impl Card {
         id
     }
 
-    /// A new region at `addr` with this key.
+    /// Registers a new region at `addr` with this key.
     pub(crate) fn mr(&mut self, key: u32, addr: u64, length: u64, access: Access) -> ObjectId {
         let Self { context, pd, .. } = *self;
         let id = ObjectId::next();
@@ -94,7 +94,7 @@ impl Card {
     }
 }
 
-/// A queue pair whose context, domain and completion queue are its own.
+/// Returns a queue pair whose context, domain and completion queue are its own.
 pub(crate) fn pair(qpn: u32, service: Service) -> Pair {
     let [context, pd, cq] = [ObjectId::next(), ObjectId::next(), ObjectId::next()];
     let caps = QpCaps { max_send_wr: 2, max_recv_wr: 2, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
@@ -102,18 +102,18 @@ pub(crate) fn pair(qpn: u32, service: Service) -> Pair {
     Pair { context, pd, qpn, service, caps, sq_sig_all, send_cq: cq, recv_cq: cq, srq, port_mtu: 1024 }
 }
 
-/// A packet of `kind` with `len` bytes for a queue pair that expects PSN `expected`.
+/// Returns a packet of `kind` with `len` bytes for a queue pair that expects PSN `expected`.
 pub(crate) fn packet(kind: Kind, psn: u32, expected: u32, len: usize) -> Arrived {
     let header = Header { bth: Bth::new(Qpn::new(1), Psn::new(psn)), kind };
     Arrived { src: Gid([1; 16]), dst: Gid([2; 16]), header, len, expected: Psn::new(expected) }
 }
 
-/// A datagram of `len` bytes.
+/// Returns a datagram of `len` bytes.
 pub(crate) fn datagram(qkey: u32, len: usize) -> Arrived {
     packet(Kind::Ud { deth: Deth { qkey: Qkey(qkey), src_qpn: Qpn::new(9) }, imm: None }, 0, 0, len)
 }
 
-/// A WRITE of 0 bytes.
+/// Returns a WRITE of 0 bytes.
 pub(crate) fn write(wr_id: u64, flags: SendFlags) -> SendRequest<'static> {
     let op = SendOp::Write { remote_addr: 0, rkey: RKey(0) };
     SendRequest { wr_id, op, flags, data: SendData::Sges(&[]), ud: None }

@@ -43,7 +43,7 @@ impl Tracked {
         Self { id, is_alive: AtomicBool::new(is_on()) }
     }
 
-    /// The id of the object.
+    /// Returns the id of the object.
     pub fn id(&self) -> ObjectId {
         self.id
     }

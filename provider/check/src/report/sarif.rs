@@ -19,7 +19,7 @@ pub(super) fn add(text: &str, report: Option<&SymbolizedReport>) -> Option<Strin
     Some(format!("{document:#}\n"))
 }
 
-/// A run without results.
+/// Returns a run without results.
 fn empty() -> Value {
     let rules: Vec<_> = Rule::ALL.iter().copied().map(rule).collect();
     let driver = json!({
@@ -77,8 +77,8 @@ fn result(named: &SymbolizedReport) -> Value {
     })
 }
 
-/// The call to show: the innermost in a source below the current folder; else in a file that
-/// belongs to no system or package; else the innermost with a known file; else the innermost.
+/// Returns the call to show: the innermost in a source below the current folder; else in a file
+/// that belongs to no system or package; else the innermost with a known file; else the innermost.
 fn shown_frame(frames: &[Frame]) -> Option<&Frame> {
     let here = std::env::current_dir().unwrap_or_default();
     let in_file =
@@ -124,13 +124,13 @@ fn artifact(file: &Path) -> Value {
     }
 }
 
-/// The repository of the current folder, else the current folder.
+/// Returns the repository of the current folder, else the current folder.
 fn root() -> PathBuf {
     let here = std::env::current_dir().unwrap_or_default();
     here.ancestors().find(|folder| folder.join(".git").exists()).map_or_else(|| here.clone(), Path::to_owned)
 }
 
-/// An absolute path without `.` and `..`.
+/// Returns `path` as an absolute path without `.` and `..`.
 fn normalized(path: &Path) -> PathBuf {
     path.components().fold(PathBuf::new(), |mut normalized, part| {
         match part {
@@ -142,7 +142,7 @@ fn normalized(path: &Path) -> PathBuf {
     })
 }
 
-/// A path as part of a URI (RFC 3986).
+/// Returns a path as part of a URI (RFC 3986).
 fn uri(path: &Path) -> String {
     path.as_os_str().as_bytes().iter().fold(String::new(), |mut text, &byte| {
         if byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte) {
@@ -154,8 +154,8 @@ fn uri(path: &Path) -> String {
     })
 }
 
-/// A hash of the rule and the functions of the first stack: stable while lines move and numbers
-/// change.
+/// Returns a hash of the rule and the functions of the first stack: stable while lines move and
+/// numbers change.
 fn fingerprint(named: &SymbolizedReport) -> String {
     let functions = named.stacks.first().into_iter().flat_map(|(_, frames)| frames);
     let words = [named.report.rule.name()].into_iter().chain(functions.map(|frame| frame.function.as_str()));

@@ -26,7 +26,7 @@ pub(super) struct Completions {
     used: IdSet<(ObjectId, Side)>,
 }
 
-/// The requests of a side, in words.
+/// Returns the requests of a side, in words.
 const fn requests(side: Side) -> &'static str {
     match side {
         Side::Send => "sends",
@@ -473,7 +473,7 @@ mod tests {
         assert_eq!(card.emit(Event::Waits { channel }), [], "once for each queue");
     }
 
-    /// Two queue pairs of one completion queue, with a completion of each.
+    /// Creates two queue pairs of one completion queue, with a completion of each.
     fn card_with_two_pairs() -> (Card, [ObjectId; 2]) {
         let mut card = Card::new();
         let pairs = [card.qp(), card.qp()];

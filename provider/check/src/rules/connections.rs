@@ -159,7 +159,7 @@ const fn continues_message(kind: &Kind) -> bool {
     matches!(kind, Kind::RcRequest(SendMiddle | SendLast(_) | WriteMiddle | WriteLast(_)))
 }
 
-/// The peer, if it is in this process and each end is the other's destination.
+/// Returns the peer, if it is in this process and each end is the other's destination.
 fn peer_of<'w>(end: End<'w>) -> Option<(ObjectId, &'w Attributes)> {
     let End { qp, own, program } = end;
     let number = program.qp(qp)?.qpn;
@@ -168,7 +168,7 @@ fn peer_of<'w>(end: End<'w>) -> Option<(ObjectId, &'w Attributes)> {
     })
 }
 
-/// The connected queue pair of this process that is the destination of `end`.
+/// Returns the connected queue pair of this process that is the destination of `end`.
 fn destination<'w>(end: End<'w>) -> Option<(ObjectId, &'w Attributes)> {
     let End { own, program, .. } = end;
     let is_destination = |(id, peer): &(ObjectId, &Attributes)| {

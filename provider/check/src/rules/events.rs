@@ -42,7 +42,7 @@ impl Observer for Events {
     }
 }
 
-/// The source of the events in words. The object may be destroyed already.
+/// Returns the source of the events in words. The object may be destroyed already.
 fn whose(object: Option<ObjectId>, program: &Program) -> String {
     let Some(id) = object else { return String::new() };
     let alive = program.live_object(id).map(|known| &known.object);

@@ -336,7 +336,7 @@ impl Attempt<'_> {
         report.fact("request", format!("{}, wr_id {}", work.operation(), work.wr_id)).at("posted at", &work.posted)
     }
 
-    /// The user of the key, for the beginning of a sentence.
+    /// Returns the user of the key, for the beginning of a sentence.
     fn user(&self) -> String {
         match (self.by, self.work) {
             (KeyUser::List, Some(work)) => format!("The list of the {}", work.operation()),
@@ -351,7 +351,7 @@ impl Attempt<'_> {
     }
 }
 
-/// The remote address and key of an operation.
+/// Returns the remote address and key of an operation.
 pub(super) fn remote(op: &SendOp) -> Option<(u64, u32)> {
     use SendOp::{AtomicWrite, CompareSwap, FetchAdd, Read, Write, WriteImm};
     match *op {
@@ -421,7 +421,7 @@ impl Windows {
         }
     }
 
-    /// The latest binding of the key.
+    /// Returns the latest binding of the key.
     fn find(&self, context: ObjectId, key: u32) -> Option<&Binding> {
         self.0.get(&(context, key >> 8))?.iter().rev().find(|binding| binding.bind.rkey.0 == key)
     }
@@ -433,7 +433,7 @@ fn end_last(bindings: &mut VecDeque<Binding>, how: &'static str, stack: &Stack) 
     }
 }
 
-/// The call that posted the request selected by `is_match`.
+/// Returns the call that posted the request selected by `is_match`.
 fn posted(program: &Program, is_match: impl Fn(&SendOp) -> bool) -> Stack {
     let is_match = |work: &&Work| work.op.as_ref().is_some_and(&is_match);
     let work = program.all_outstanding().map(|(_, work)| work).find(is_match);

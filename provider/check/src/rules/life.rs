@@ -80,7 +80,7 @@ impl Life {
     }
 }
 
-/// One report of all objects left.
+/// Returns one report of all objects left.
 fn leak(program: &Program) -> Option<Report> {
     let mut kinds: BTreeMap<&'static str, Vec<(ObjectId, &LiveObject)>> = BTreeMap::new();
     for (id, known) in program.objects().filter(|(_, known)| !known.of_library) {
@@ -144,7 +144,7 @@ fn in_flight(stack: &Stack, program: &Program) -> Option<Report> {
     )
 }
 
-/// The label of a kind of objects, and the structure of its handle.
+/// Returns the label of a kind of objects, and the structure of its handle.
 const fn kind(object: &Object) -> (&'static str, &'static str) {
     match object {
         Object::Context => ("context", "ibv_context"),

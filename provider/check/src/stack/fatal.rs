@@ -35,7 +35,7 @@ static WRITTEN: AtomicU32 = AtomicU32::new(0);
 /// The thread that writes them.
 static WRITER: AtomicI32 = AtomicI32::new(0);
 
-/// The signal by which `roxe sweep` asks each thread for its stack.
+/// Returns the signal by which `roxe sweep` asks each thread for its stack.
 pub(crate) fn question() -> i32 {
     libc::SIGRTMAX() - 3
 }
@@ -53,7 +53,7 @@ fn pipe() -> Option<(OwnedFd, OwnedFd)> {
     Some((out_of_the_way(&reader.into())?, out_of_the_way(&writer.into())?))
 }
 
-/// A duplicate with a high number: programs count on the first ones.
+/// Returns a duplicate with a high number: programs count on the first ones.
 fn out_of_the_way(end: &OwnedFd) -> Option<OwnedFd> {
     // SAFETY: takes no pointers.
     let fd = unsafe { libc::fcntl(end.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 200) };

@@ -43,7 +43,7 @@ impl CachedStack {
     }
 }
 
-/// The return addresses of the calling thread, innermost first.
+/// Returns the return addresses of the calling thread, innermost first.
 #[inline(never)]
 pub(super) fn addresses() -> Arc<[usize]> {
     let here = 0u8;

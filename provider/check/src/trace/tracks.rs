@@ -193,7 +193,7 @@ impl Tracks {
         }
     }
 
-    /// The track of a queue pair, else that of the process.
+    /// Returns the track of a queue pair, else that of the process.
     fn track_of(&self, lines: &Lines, object: ObjectId) -> u32 {
         self.pairs.get(&object).map_or_else(|| lines.pid(), PairTrack::track)
     }
@@ -242,7 +242,7 @@ impl Tracks {
     }
 }
 
-/// The title of a packet.
+/// Returns the title of a packet.
 fn packet_name(header: &Header) -> String {
     match header.kind {
         Kind::RcResponse(Response::Ack(aeth)) | Kind::XrcResponse(Response::Ack(aeth)) => match aeth.syndrome {
@@ -451,7 +451,7 @@ impl OpenSend {
     }
 }
 
-/// The attributes set together with a state.
+/// Returns the attributes set together with a state.
 fn attributes(attr: &QpAttr, mask: AttrMask) -> Args {
     let all = [
         (AttrMask::PATH_MTU, "path_mtu", attr.path_mtu.bytes()),
@@ -496,7 +496,7 @@ impl Lines {
         Self { pid, text: String::new() }
     }
 
-    /// The process id, also the track of events that belong to no queue pair.
+    /// Returns the process id, also the track of events that belong to no queue pair.
     const fn pid(&self) -> u32 {
         self.pid
     }

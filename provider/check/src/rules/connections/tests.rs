@@ -24,14 +24,14 @@ fn connect(card: &mut Card, qp: ObjectId, attr: &QpAttr) {
     assert_eq!(card.emit(Event::Modified { qp, attr, mask: AttrMask::all() }), []);
 }
 
-/// A queue pair whose peer, queue pair 99, is in another process.
+/// Creates a queue pair whose peer, queue pair 99, is in another process.
 fn end(card: &mut Card) -> ObjectId {
     let qp = card.qp();
     connect(card, qp, &attr(99));
     qp
 }
 
-/// Two queue pairs, numbers 1 and 2, of one process; `change` changes the second.
+/// Creates two queue pairs, numbers 1 and 2, of one process; `change` changes the second.
 fn pair(card: &mut Card, change: impl FnOnce(&mut QpAttr)) -> [ObjectId; 2] {
     let [a, b] = [card.qp(), card.qp()];
     connect(card, a, &attr(2));

@@ -14,7 +14,7 @@ const LKEY: u32 = 0x100;
 const RKEY: u32 = 0x200;
 const WRITABLE: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 
-/// A region of 64 bytes at 4096 in `pd`, with these rights.
+/// Registers a region of 64 bytes at 4096 in `pd`, with these rights.
 fn region(card: &mut Card, pd: ObjectId, access: Access) -> ObjectId {
     let (context, id) = (card.context, ObjectId::next());
     let memory = Memory { context, pd, lkey: LKEY, rkey: RKEY, addr: 4096, base: 4096, length: 64, access };
@@ -26,7 +26,7 @@ fn sge(lkey: u32, addr: u64, length: u32) -> [Sge; 1] {
     [Sge { addr, length, lkey: LKey(lkey) }]
 }
 
-/// The reports about a peer's failed access.
+/// Returns the reports about a peer's failed access.
 fn peer(card: &mut Card, qp: ObjectId, key: u32, (va, len): (u64, u64), error: MemError) -> Vec<Rule> {
     let access = Access::REMOTE_WRITE;
     card.emit(Event::RemoteFault { qp, rkey: RKey(key), va, len, access, error });
@@ -85,7 +85,7 @@ fn dead_key_is_reported_for_refused_not_duplicate_request() {
     assert_eq!(local(&mut card, qp, &sge(LKEY, 4096, 8), Access::empty(), error), [Rule::KeyStale]);
 }
 
-/// A card with a region and one request that uses it.
+/// Creates a card with a region and one request that uses it.
 fn in_use(sges: &[Sge]) -> (Card, ObjectId, ObjectId) {
     let mut card = Card::new();
     let (qp, pd) = (card.qp(), card.pd);

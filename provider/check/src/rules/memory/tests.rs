@@ -150,7 +150,7 @@ mod atomics {
 
     const ADDR: u64 = 4096;
 
-    /// A card with two queue pairs that are connected to each other.
+    /// Creates a card with two queue pairs that are connected to each other.
     fn card() -> (Card, [ObjectId; 2]) {
         let mut card = Card::new();
         let pairs = [card.qp(), card.qp()];

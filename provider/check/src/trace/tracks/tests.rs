@@ -51,7 +51,7 @@ impl Traced {
         self.tracks.packet(&mut self.lines, &packet, at);
     }
 
-    /// The lines since the last call: phase, name, arguments.
+    /// Returns the lines since the last call: phase, name, arguments.
     fn seen(&mut self) -> Vec<(String, String, Value)> {
         let mut text = String::new();
         self.lines.swap(&mut text);
