@@ -101,12 +101,12 @@ pub struct Ah {
 }
 
 impl Ah {
-    /// Resolved address.
+    /// Returns the resolved address.
     pub fn av(&self) -> &Av {
         &self.av
     }
 
-    /// Protection domain.
+    /// Returns the protection domain.
     pub fn pd(&self) -> &Arc<Pd> {
         &self.pd
     }

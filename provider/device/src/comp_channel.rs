@@ -51,13 +51,13 @@ impl Context {
 }
 
 impl CompChannel {
-    /// Context of the channel.
+    /// Returns the context of the channel.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// Descriptor that is readable while events are pending. The channel owns it; it may be polled
-    /// and made non-blocking.
+    /// Returns the descriptor that is readable while events are pending. The channel owns it; it
+    /// may be polled and made non-blocking.
     pub fn fd(&self) -> RawFd {
         self.events.fd()
     }
@@ -151,7 +151,7 @@ impl EngineSet {
         Self { default, main: OnceLock::new(), has_others: AtomicBool::new(false), others: RwLock::default() }
     }
 
-    /// The engine that was added first.
+    /// Returns the engine that was added first.
     #[inline]
     pub(crate) fn main(&self) -> &Arc<Engine> {
         self.main.get().unwrap_or(&self.default)

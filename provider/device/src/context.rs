@@ -49,12 +49,12 @@ impl Context {
         Ok(Arc::new(Self { device, engine, memory, inventory, events, command, tracked }))
     }
 
-    /// Device of the context.
+    /// Returns the device of the context.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// Attributes of port 1; EINVAL for any other.
+    /// Returns the attributes of port 1; EINVAL for any other.
     pub fn port_attr(&self, port: u8) -> Result<PortAttr, Error> {
         check_port(port)?;
         Ok(self.device.port_attr())
@@ -78,8 +78,8 @@ impl Context {
         if index == 0 { Ok(Pkey::DEFAULT) } else { Err(no_such_index("P_Key", index)) }
     }
 
-    /// Descriptor that is readable while asynchronous events are pending; may be polled and made
-    /// non-blocking.
+    /// Returns the descriptor that is readable while asynchronous events are pending; may be polled
+    /// and made non-blocking.
     pub fn async_fd(&self) -> RawFd {
         self.events.fd()
     }
@@ -89,13 +89,13 @@ impl Context {
         self.events.as_fd()
     }
 
-    /// Descriptor that stays open as long as the context and is never readable.
+    /// Returns the descriptor that stays open as long as the context and is never readable.
     pub fn cmd_fd(&self) -> RawFd {
         self.command.as_raw_fd()
     }
 
-    /// Device and inode number (`man fstat`) of [`Context::cmd_fd`] and its duplicates; no other
-    /// descriptor has them.
+    /// Returns the device and inode number (`man fstat`) of [`Context::cmd_fd`] and its duplicates;
+    /// no other descriptor has them.
     pub fn cmd_identity(&self) -> Result<(u64, u64), Error> {
         let found = self.command.metadata().map_err(|e| Error::os("fstat of the command descriptor failed", &e))?;
         Ok((found.dev(), found.ino()))

@@ -114,27 +114,27 @@ impl Context {
 }
 
 impl Cq {
-    /// Context of the queue.
+    /// Returns the context of the queue.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// Number of the queue in the inventory, which `rdma resource` shows.
+    /// Returns the number of the queue in the inventory, which `rdma resource` shows.
     pub(crate) fn number(&self) -> u32 {
         self.number
     }
 
-    /// Channel of the queue, if it has one.
+    /// Returns the channel of the queue, if it has one.
     pub fn channel(&self) -> Option<&Arc<CompChannel>> {
         self.channel.as_ref()
     }
 
-    /// Token of its events.
+    /// Returns the token of its events.
     pub fn user(&self) -> u64 {
         self.user
     }
 
-    /// Number of entries that fit.
+    /// Returns the number of entries that fit.
     pub fn capacity(&self) -> usize {
         self.state.lock().capacity
     }
@@ -254,7 +254,7 @@ impl Cq {
         self.append(cqe, Some(unpolled))
     }
 
-    /// Number of the oldest unpolled entry.
+    /// Returns the number of the oldest unpolled entry.
     pub(crate) fn polled(&self) -> u64 {
         self.state.lock().polled
     }
@@ -358,12 +358,13 @@ impl Cq {
         }
     }
 
-    /// Identity of the queue in checker events.
+    /// Returns the identity of the queue in checker events.
     pub fn id(&self) -> ObjectId {
         self.id
     }
 
-    /// Main engine of the queue pairs that complete here; without any, that of the creating thread.
+    /// Returns the main engine of the queue pairs that complete here; without any, that of the
+    /// creating thread.
     #[inline]
     pub(crate) fn engine(&self) -> &Arc<Engine> {
         self.engines.main()
@@ -455,12 +456,12 @@ impl State {
         verdict
     }
 
-    /// Number of unpolled entries that no event has announced.
+    /// Returns the number of unpolled entries that no event has announced.
     fn missed(&self) -> usize {
         self.ring.len().saturating_sub(self.known())
     }
 
-    /// Number of unpolled entries that the last event announced.
+    /// Returns the number of unpolled entries that the last event announced.
     fn known(&self) -> usize {
         let dropped = self.dropped.iter().filter(|&&number| (self.polled..self.announced).contains(&number)).count();
         usize::try_from(self.announced.saturating_sub(self.polled)).unwrap_or(usize::MAX) - dropped
@@ -566,7 +567,7 @@ pub(crate) struct Unpolled {
 }
 
 impl Unpolled {
-    /// Number of unpolled completions; at most the number of slots of the send queue.
+    /// Returns the number of unpolled completions; at most the number of slots of the send queue.
     pub(crate) fn len(&self) -> u32 {
         u32::try_from(usize::from(self.oldest.is_some()) + self.newer.len()).unwrap_or(u32::MAX)
     }

@@ -28,32 +28,33 @@ impl Device {
         &self.adapter
     }
 
-    /// Name: `roxe0`, `roxe1`, ..., or the names of the profile or of `ROXE_DEVICE_NAME`.
+    /// Returns the name: `roxe0`, `roxe1`, ..., or the names of the profile or of
+    /// `ROXE_DEVICE_NAME`.
     pub fn name(&self) -> &str {
         self.adapter.name()
     }
 
-    /// Position in the list of devices, from 0.
+    /// Returns the position in the list of devices, from 0.
     pub fn index(&self) -> u32 {
         self.adapter.index()
     }
 
-    /// Name of the network interface.
+    /// Returns the name of the network interface.
     pub fn netdev(&self) -> &str {
         self.adapter.netdev()
     }
 
-    /// Index of the network interface.
+    /// Returns the index of the network interface.
     pub fn ifindex(&self) -> u32 {
         self.adapter.ifindex()
     }
 
-    /// Node GUID, host order; never 0.
+    /// Returns the node GUID, host order; never 0.
     pub fn node_guid(&self) -> u64 {
         self.adapter.node_guid()
     }
 
-    /// Attributes of the port.
+    /// Returns the attributes of the port.
     pub fn port_attr(&self) -> PortAttr {
         self.adapter.port_attr()
     }
@@ -64,7 +65,7 @@ impl Device {
         self.adapter.gids().shown().map(entry).collect()
     }
 
-    /// Attributes and limits of the device.
+    /// Returns the attributes and limits of the device.
     pub fn attr(&self) -> DeviceAttr {
         let (limits, config) = (limits::in_force(), config().ok());
         let profile = config.and_then(|config| config.profile);

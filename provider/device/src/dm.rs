@@ -72,12 +72,12 @@ impl Context {
 }
 
 impl Dm {
-    /// Context of the buffer.
+    /// Returns the context of the buffer.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn length(&self) -> u64 {
         self.length
     }

@@ -137,7 +137,7 @@ impl Agent {
         Ok(value)
     }
 
-    /// Number of connections and lookups, including those in timewait.
+    /// Returns the number of connections and lookups, including those in timewait.
     pub(crate) fn connections(&self, engine: &Engine) -> usize {
         let count = self.core.lock().as_ref().map_or(0, |core| core.cm.len());
         run_again(engine);

@@ -17,7 +17,7 @@ use std::sync::{Arc, Weak};
 
 static INVENTORIES: Mutex<rank::Inventories, Vec<Weak<Inventory>>> = Mutex::new(Vec::new());
 
-/// The lock of the list of contexts, for the fork handlers.
+/// Returns the lock of the list of contexts, for the fork handlers.
 pub(crate) fn lock() -> &'static dyn Lockable {
     &INVENTORIES
 }
@@ -68,7 +68,7 @@ pub(crate) struct Listing {
 }
 
 impl Listing {
-    /// Number of the object among those of its kind in this process.
+    /// Returns the number of the object among those of its kind in this process.
     pub(crate) fn number(&self) -> u32 {
         self.key.1
     }
@@ -89,7 +89,7 @@ impl Drop for Listing {
 }
 
 impl Inventory {
-    /// The list of a new context of the device on interface `ifindex`.
+    /// Creates the list of a new context of the device on interface `ifindex`.
     pub(crate) fn new(ifindex: u32, memory: &Arc<MemoryTable>) -> Arc<Self> {
         let (number, memory, objects) = (next(ObjectKind::Ctx), Arc::clone(memory), Mutex::default());
         let inventory = Arc::new(Self { ifindex, number, memory, objects });

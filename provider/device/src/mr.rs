@@ -263,32 +263,32 @@ impl Mr {
         Ok(Arc::new(Self { context, keys, registration, tracked }))
     }
 
-    /// Protection domain.
+    /// Returns the protection domain.
     pub fn pd(&self) -> Arc<Pd> {
         Arc::clone(&self.registration.lock().pd)
     }
 
-    /// Key for lists; the same number as [`Mr::rkey`] unless the checker is on.
+    /// Returns the key for lists; the same number as [`Mr::rkey`] unless the checker is on.
     pub fn lkey(&self) -> LKey {
         LKey(self.keys.local)
     }
 
-    /// Key for peers.
+    /// Returns the key for peers.
     pub fn rkey(&self) -> RKey {
         RKey(self.keys.remote)
     }
 
-    /// Address of the first byte in SGEs and remote requests.
+    /// Returns the address of the first byte in SGEs and remote requests.
     pub fn base(&self) -> u64 {
         self.registration.lock().attr.base()
     }
 
-    /// Address of the memory; of no use to a program if it is device memory.
+    /// Returns the address of the memory; of no use to a program if it is device memory.
     pub fn addr(&self) -> u64 {
         self.registration.lock().attr.addr
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn length(&self) -> u64 {
         self.registration.lock().attr.length
     }

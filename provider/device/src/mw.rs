@@ -35,17 +35,17 @@ impl Pd {
 }
 
 impl Mw {
-    /// Protection domain.
+    /// Returns the protection domain.
     pub fn pd(&self) -> &Arc<Pd> {
         &self.pd
     }
 
-    /// Kind of the window.
+    /// Returns the kind of the window.
     pub fn kind(&self) -> MwKind {
         self.kind
     }
 
-    /// Key after allocation; each bind replaces the lower 8 bits.
+    /// Returns the key after allocation; each bind replaces the lower 8 bits.
     pub fn rkey(&self) -> RKey {
         RKey(self.key)
     }

@@ -43,7 +43,7 @@ impl Pd {
         Ok(Arc::new(Self { context, id: self.id, uses, _base, _quota, _listing: None, tracked }))
     }
 
-    /// Context of the domain.
+    /// Returns the context of the domain.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }

@@ -74,7 +74,7 @@ impl Runtime {
         WeakRuntime { engine: Arc::downgrade(&self.engine), agent: Arc::downgrade(&self.agent) }
     }
 
-    /// All engines of the device, the first one first.
+    /// Returns all engines of the device, the first one first.
     pub(crate) fn engines(&self) -> impl Iterator<Item = Arc<Engine>> {
         std::iter::once(&self.engine).chain(self.engine.further()).map(Arc::clone)
     }
@@ -83,7 +83,7 @@ impl Runtime {
         Arc::ptr_eq(&self.engine, &other.engine)
     }
 
-    /// The engine, which keeps the connection manager alive.
+    /// Returns the engine, which keeps the connection manager alive.
     pub(crate) fn into_engine(self) -> Arc<Engine> {
         self.engine
     }

@@ -238,17 +238,17 @@ impl Srq {
         }))
     }
 
-    /// Number of the queue in the inventory, which `rdma resource` shows.
+    /// Returns the number of the queue in the inventory, which `rdma resource` shows.
     pub(crate) fn listed(&self) -> u32 {
         self.listed
     }
 
-    /// Number in messages, in an XRC domain.
+    /// Returns the number in messages, in an XRC domain.
     pub fn number(&self) -> Option<u32> {
         if let Kind::Xrc { number, .. } = self.kind { Some(number) } else { None }
     }
 
-    /// Completion queue of its receives, in an XRC domain or with tags.
+    /// Returns the completion queue of its receives, in an XRC domain or with tags.
     pub fn cq(&self) -> Option<&Arc<Cq>> {
         match &self.kind {
             Kind::Basic => None,
@@ -256,7 +256,7 @@ impl Srq {
         }
     }
 
-    /// Protection domain for the lists of its requests.
+    /// Returns the protection domain for the lists of its requests.
     pub fn pd(&self) -> &Arc<Pd> {
         &self.pd
     }
@@ -303,7 +303,7 @@ impl Srq {
         Ok(())
     }
 
-    /// Current attributes.
+    /// Returns the current attributes.
     pub fn query(&self) -> SrqAttr {
         self.state.lock().attr
     }
@@ -334,18 +334,18 @@ impl Srq {
         }
     }
 
-    /// Maximum list length of a receive or posted tag.
+    /// Returns the maximum list length of a receive or posted tag.
     pub(crate) fn longest_list(&self) -> u32 {
         let max_sge = self.state.lock().attr.max_sge;
         if self.matches_tags() { max_sge.max(MAX_TM_SGE) } else { max_sge }
     }
 
-    /// Identity of the queue in checker events.
+    /// Returns the identity of the queue in checker events.
     pub fn id(&self) -> ObjectId {
         self.id
     }
 
-    /// Token of its events; in C the low half is its `handle`.
+    /// Returns the token of its events; in C the low half is its `handle`.
     pub(crate) fn user(&self) -> u64 {
         self.user
     }

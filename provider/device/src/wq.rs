@@ -128,17 +128,17 @@ impl Context {
 }
 
 impl Wq {
-    /// Number of the queue in completions.
+    /// Returns the number of the queue in completions.
     pub fn number(&self) -> u32 {
         self.qp.qpn().get()
     }
 
-    /// Current state.
+    /// Returns the current state.
     pub fn state(&self) -> WqState {
         WqState::from_qp_state(self.qp.state())
     }
 
-    /// Maximum number of posted receives, and of scatter list elements of a receive.
+    /// Returns the maximum number of posted receives, and of scatter list elements of a receive.
     pub fn size(&self) -> (u32, u32) {
         let QpCaps { max_recv_wr, max_recv_sge, .. } = self.qp.query().1.caps;
         (max_recv_wr, max_recv_sge)

@@ -96,7 +96,7 @@ impl Context {
 }
 
 impl Xrcd {
-    /// Context of the opening.
+    /// Returns the context of the opening.
     pub fn context(&self) -> &Arc<Context> {
         self.pd.context()
     }

@@ -268,7 +268,7 @@ impl Inner {
         }
     }
 
-    /// Private data of a request: addresses, except in `AF_IB`, and the program's part.
+    /// Returns the private data of a request: addresses, except in `AF_IB`, and the program's part.
     // clause: CM-IP-HEADER
     fn with_addresses<const N: usize>(&self, user: &[u8]) -> Result<PrivateData<N>, Error> {
         let (Some(Address::Ip(local)), Some(Address::Ip(peer))) = (self.local, self.peer) else {
@@ -289,8 +289,8 @@ impl Inner {
     }
 }
 
-/// Time for which a request is retransmitted while no program listens. On this host the request
-/// waits for its listener (`engine/gsi.rs`).
+/// Returns the time for which a request is retransmitted while no program listens. On this host the
+/// request waits for its listener (`engine/gsi.rs`).
 // clause: CM-REQ-AGAIN
 fn retry_for(engine: &Engine, path: &Path) -> Duration {
     if engine.link(path.dgid).is_some() { Duration::ZERO } else { NO_LISTENER_RETRY }
@@ -363,7 +363,7 @@ impl CmHandler for Id {
     }
 }
 
-/// The outcome of a connection request that a fault rule requests.
+/// Returns the outcome of a connection request that a fault rule requests.
 fn failure_by_rule() -> Option<Outcome> {
     if faults::happens(EventFault::Rejected) {
         let reason = RejReason::InvalidServiceId;
@@ -514,7 +514,7 @@ impl Id {
         joined
     }
 
-    /// Attached queue pair.
+    /// Returns the attached queue pair.
     pub fn qp(&self) -> Option<Arc<Qp>> {
         self.lock().qp.clone()
     }

@@ -69,7 +69,7 @@ pub enum EventData {
 }
 
 impl EventData {
-    /// Private data of the peer's program.
+    /// Returns the private data of the peer's program.
     pub fn private_data(&self) -> &[u8] {
         match self {
             Self::Conn(conn) => &conn.private_data,

@@ -65,7 +65,7 @@ impl Id {
 const UNANSWERED: &str = "check that the host is up, that UDP port 4791 is open both ways, and that a program there \
                           has opened its RDMA device on the interface with this address (ROXE_NETDEV)";
 
-/// Advice for an address that cannot be reached.
+/// Returns advice for an address that cannot be reached.
 const fn route_advice(errno: i32) -> &'static str {
     match errno {
         libc::ENODEV => "open the interface that the route uses: `roxe run --netdev NAME`, or ROXE_NETDEV=NAME",
@@ -160,7 +160,7 @@ pub(super) fn note_refusal(ifindex: u32, peer: Qpn, backlog: usize) {
     });
 }
 
-/// Private data without trailing zeros; `None` if there is none.
+/// Returns the private data without trailing zeros; `None` if there is none.
 fn private_data(data: &EventData) -> Option<&[u8]> {
     let all = data.private_data();
     let end = all.iter().rposition(|byte| *byte != 0)?;

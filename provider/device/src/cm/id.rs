@@ -57,8 +57,8 @@ impl Channel {
         Ok(Arc::new(Self { events: EventQueue::new()?, engine: OnceLock::new() }))
     }
 
-    /// Descriptor that is readable while events are pending. The channel owns it; it may be polled
-    /// and made non-blocking.
+    /// Returns the descriptor that is readable while events are pending. The channel owns it; it
+    /// may be polled and made non-blocking.
     pub fn fd(&self) -> RawFd {
         self.events.fd()
     }
@@ -140,7 +140,7 @@ pub(super) enum State {
 }
 
 impl State {
-    /// Name in lists of the kernel's ids (`rdma resource show cm_id`).
+    /// Returns the name in lists of the kernel's ids (`rdma resource show cm_id`).
     const fn name(self) -> &'static str {
         match self {
             Self::Idle => "IDLE",
@@ -382,22 +382,22 @@ impl Id {
         pending.iter().filter(|event| event.listener.is_some()).for_each(|event| event.id.destroy());
     }
 
-    /// Token of the program; 0 for the id of a request until [`Id::set_user`].
+    /// Returns the token of the program; 0 for the id of a request until [`Id::set_user`].
     pub fn user(&self) -> u64 {
         self.user.load(Ordering::Relaxed)
     }
 
-    /// Port space.
+    /// Returns the port space.
     pub fn port_space(&self) -> PortSpace {
         self.port_space
     }
 
-    /// Service of its queue pair.
+    /// Returns the service of its queue pair.
     pub fn service(&self) -> Service {
         self.service
     }
 
-    /// Channel of its events.
+    /// Returns the channel of its events.
     pub fn channel(&self) -> Arc<Channel> {
         Arc::clone(&self.channel.lock())
     }
@@ -482,32 +482,32 @@ impl Id {
         Ok(())
     }
 
-    /// Vendor options of the peer (`rdma_get_remote_ece`).
+    /// Returns the vendor options of the peer (`rdma_get_remote_ece`).
     pub fn remote_ece(&self) -> Ece {
         self.lock().remote_ece
     }
 
-    /// Device that the id is bound to.
+    /// Returns the device that the id is bound to.
     pub fn device(&self) -> Option<Arc<Device>> {
         self.lock().device_addr.as_ref().map(|device_addr| Arc::clone(&device_addr.device))
     }
 
-    /// Port number of the device; 0 without a device.
+    /// Returns the port number of the device; 0 without a device.
     pub fn port(&self) -> u8 {
         if self.lock().device_addr.is_some() { limits::PORTS } else { 0 }
     }
 
-    /// Local address, once bound.
+    /// Returns the local address, once bound.
     pub fn local_addr(&self) -> Option<Address> {
         self.lock().local
     }
 
-    /// Peer address, once known.
+    /// Returns the peer address, once known.
     pub fn peer_addr(&self) -> Option<Address> {
         self.lock().peer
     }
 
-    /// Path, once resolved or requested.
+    /// Returns the path, once resolved or requested.
     pub fn path(&self) -> Option<Path> {
         self.lock().path
     }

@@ -291,7 +291,7 @@ pub(super) fn is_ipv4(addr: &Address) -> bool {
     matches!(addr, Address::Ip(SocketAddr::V4(_)))
 }
 
-/// Flow label of a path: the program's, or one derived from the ports.
+/// Returns the flow label of a path: the program's, or one derived from the ports.
 // clause: CM-FLOW-LABEL
 fn flow_label(local: &Address, peer: &Address) -> u32 {
     const MASK: u32 = 0x000f_ffff;

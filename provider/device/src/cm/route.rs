@@ -67,7 +67,7 @@ impl Address {
         }
     }
 
-    /// Port; of an `AF_IB` address the low 16 bits of the service ID.
+    /// Returns the port; of an `AF_IB` address the low 16 bits of the service ID.
     pub fn port(&self) -> u16 {
         match self {
             Self::Ip(ip) => ip.port(),
@@ -116,7 +116,7 @@ impl Address {
         }
     }
 
-    /// GID of the address.
+    /// Returns the GID of the address.
     pub fn gid(&self) -> Gid {
         match self {
             Self::Ip(ip) => ip.ip().into(),
@@ -177,7 +177,7 @@ fn notify_of_owner(gid: Gid, own: Gid) {
     }
 }
 
-/// Error for an address that no device has.
+/// Returns the error for an address that no device has.
 fn no_device(gid: Gid) -> Error {
     let ip = gid.to_ip();
     if let (Some(owner), Ok(own)) = (other_owner_of_port(gid), HostRoute::loopback(gid.is_ipv4())) {
@@ -249,7 +249,7 @@ impl HostRoute {
         Ok(Self { device_addr, destination: to.ip(), hop_limit })
     }
 
-    /// Loopback address of this user's card.
+    /// Returns the loopback address of this user's card.
     fn loopback(is_ipv4: bool) -> Result<DeviceAddr, Error> {
         let is_loopback = |gid: Gid| gid.is_ipv4() == is_ipv4 && gid.to_ip().is_loopback();
         let found = DeviceAddr::find(&devices()?, is_loopback)?;
@@ -357,7 +357,8 @@ impl Path {
         Av { sgid, dgid, traffic_class, hop_limit, flow_label, sgid_index, static_rate: 0 }
     }
 
-    /// Address handle attributes for the end of the path, from the address with this index.
+    /// Returns the address handle attributes for the end of the path, from the address with this
+    /// index.
     pub(super) fn ah_attr(&self, sgid_index: u8) -> AhAttr {
         AhAttr {
             dgid: self.dgid,

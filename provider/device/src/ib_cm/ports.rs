@@ -88,7 +88,7 @@ impl Claim {
         Self::bind(Place { service, scope }, reuse)
     }
 
-    /// Port; the low 16 bits of a service ID.
+    /// Returns the port; the low 16 bits of a service ID.
     pub(crate) fn port(&self) -> u16 {
         self.place.service.0 as u16
     }
@@ -237,7 +237,7 @@ fn from_range<T>(mut take: impl FnMut(u16) -> Option<T>) -> Result<T, Error> {
     found.ok_or_else(|| Error::new(libc::EADDRNOTAVAIL, "no port of the system's local range is free"))
 }
 
-/// Range of the ports that the system chooses for programs.
+/// Returns the range of the ports that the system chooses for programs.
 fn local_range() -> RangeInclusive<u16> {
     const USUAL: RangeInclusive<u16> = 32_768..=60_999;
     static RANGE: OnceLock<RangeInclusive<u16>> = OnceLock::new();

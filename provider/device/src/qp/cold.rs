@@ -263,7 +263,7 @@ impl QpHost<'_> {
         ending
     }
 
-    /// The fault that a rule requests for a completion that reports success.
+    /// Returns the fault that a rule requests for a completion that reports success.
     fn fault_of(&self, cqe: &Cqe) -> Option<CompletionVerdict> {
         if !faults::is_on() || cqe.status != WcStatus::Success {
             return None;

@@ -507,7 +507,7 @@ const fn pool(service: Service) -> Pool {
     if service.is_reliable() { Pool::Stream } else { Pool::Datagrams }
 }
 
-/// Time to wait for room before the window opens anyway.
+/// Returns the time to wait for room before the window opens anyway.
 const fn stall(pool: Pool) -> Duration {
     match pool {
         Pool::Stream => STREAM_STALL,

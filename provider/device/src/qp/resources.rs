@@ -93,13 +93,13 @@ impl QpResources {
         &self.engine
     }
 
-    /// Memory table for the queue pair's keys.
+    /// Returns the memory table for the queue pair's keys.
     #[inline]
     pub(super) fn memory(&self) -> &MemoryTable {
         self.context.memory()
     }
 
-    /// Memory that its peer may access.
+    /// Returns the memory that its peer may access.
     #[inline]
     pub(super) fn access_scope(&self) -> AccessScope {
         AccessScope { pd: self.pd_id, qp: Some(self.id) }
@@ -113,12 +113,13 @@ impl QpResources {
         }
     }
 
-    /// Memory table and domain for the lists of its own queues.
+    /// Returns the memory table and domain for the lists of its own queues.
     pub(super) fn lists(&self) -> (&MemoryTable, PdId) {
         (self.memory(), self.pd_id)
     }
 
-    /// Bytes of a receive that a message may fill; a datagram is one packet after its GRH.
+    /// Returns the bytes of a receive that a message may fill; a datagram is one packet after its
+    /// GRH.
     pub(super) fn longest_message(&self) -> u32 {
         match self.service {
             Service::Ud => GRH_LEN + self.context.device().adapter().active_mtu().bytes(),

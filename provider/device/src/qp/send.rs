@@ -90,7 +90,7 @@ impl SendGuard<'_> {
         inner.state.free_sends(room, &self.core.resources.send_cq).min(card_room)
     }
 
-    /// Free slots as the weakest legal card counts them: without unpolled completions.
+    /// Returns the free slots as the weakest legal card counts them: without unpolled completions.
     fn card_room(&mut self) -> u32 {
         let Some(state) = self.inner.as_mut().map(|inner| &mut inner.state) else { return u32::MAX };
         let Some(weak) = &mut state.weak else { return u32::MAX };

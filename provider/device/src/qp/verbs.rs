@@ -116,42 +116,42 @@ impl Qp {
         &self.core
     }
 
-    /// Identity of the queue pair in checker events.
+    /// Returns the identity of the queue pair in checker events.
     pub fn id(&self) -> ObjectId {
         self.core.resources.id
     }
 
-    /// Queue pair number.
+    /// Returns the queue pair number.
     pub fn qpn(&self) -> Qpn {
         self.core.resources.qpn
     }
 
-    /// Transport service.
+    /// Returns the transport service.
     pub fn service(&self) -> Service {
         self.core.resources.service
     }
 
-    /// Protection domain.
+    /// Returns the protection domain.
     pub fn pd(&self) -> &Arc<Pd> {
         &self.pd
     }
 
-    /// Completion queue for sends.
+    /// Returns the completion queue for sends.
     pub fn send_cq(&self) -> &Arc<Cq> {
         &self.core.resources.send_cq
     }
 
-    /// Completion queue for receives.
+    /// Returns the completion queue for receives.
     pub fn recv_cq(&self) -> &Arc<Cq> {
         &self.core.resources.recv_cq
     }
 
-    /// Shared receive queue, if it has one.
+    /// Returns the shared receive queue, if it has one.
     pub fn srq(&self) -> Option<&Arc<Srq>> {
         self.core.resources.srq.as_ref()
     }
 
-    /// Current state.
+    /// Returns the current state.
     pub fn state(&self) -> QpState {
         self.core.inner.lock().machine.state()
     }

@@ -32,7 +32,7 @@ impl Litmus {
         byte[0]
     }
 
-    /// For each byte of data, returns true if it is visible.
+    /// Returns for each byte of data true if it is visible.
     fn visible(&self) -> Vec<bool> {
         (0..LEN as u64).map(|at| self.byte(DATA + at) != 0).collect()
     }

@@ -7,7 +7,7 @@ use roxe_provider::wire::Gid;
 use roxe_provider::{AsyncEventKind, AttrMask, MigState, Qp, QpAttr};
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Path over IPv6, if this machine has it.
+/// Returns the path over IPv6, if this machine has it.
 fn other_way(node: &Node, path: &Path) -> Option<Path> {
     let here = Gid::from(IpAddr::V6(Ipv6Addr::LOCALHOST));
     let has = node.context.gid_entries().iter().any(|entry| entry.gid == here);

@@ -12,7 +12,7 @@ fn assert_ok(cqes: &[Cqe]) {
     }
 }
 
-/// Index of the first IPv6 GID, if there is one.
+/// Returns the index of the first IPv6 GID, if there is one.
 fn ipv6_index(node: &Node) -> Option<u8> {
     node.context.gid_entries().iter().find(|entry| !entry.gid.is_ipv4()).map(|entry| entry.index)
 }

@@ -107,7 +107,7 @@ impl Drop for Place {
     }
 }
 
-/// Runtime folders of a user.
+/// Returns the runtime folders of a user.
 fn candidates(user: u32) -> [String; 3] {
     [format!("/run/user/{user}/roxe"), format!("/tmp/roxe-{user}"), format!("/dev/shm/roxe-{user}")]
 }
@@ -141,8 +141,8 @@ fn alone(name: &str, test: impl FnOnce()) {
     println!("{stdout}");
 }
 
-/// User ID of the victim. Each test has users of its own, because the runtime folder of a user does
-/// not depend on the namespace, and is removed after the test.
+/// Returns the user ID of the victim. Each test has users of its own, because the runtime folder of
+/// a user does not depend on the namespace, and is removed after the test.
 fn victim() -> u32 {
     std::env::var(INSIDE).unwrap().parse().unwrap()
 }
@@ -282,7 +282,7 @@ impl Puppet {
     }
 }
 
-/// Abstract socket names of former versions, which any user could bind.
+/// Returns the abstract socket names of former versions, which any user could bind.
 fn open_names() -> impl Iterator<Item = SockAddr> {
     (1..0xfff).map(|slot| SockAddr::unix(format!("\0roxe/1/1/{slot}")).unwrap())
 }

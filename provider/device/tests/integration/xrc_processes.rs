@@ -150,7 +150,7 @@ impl Connection {
         self.node.wait(1)[0].status
     }
 
-    /// Memory of the peer for remote access.
+    /// Returns the memory of the peer for remote access.
     fn window(&mut self) -> (u64, RKey) {
         let window = self.peer.ask("window");
         (window[0], RKey(window[1] as u32))
