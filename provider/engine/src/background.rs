@@ -66,7 +66,7 @@ pub(crate) fn prepare() {
     Batch::put_back(Batch::take());
 }
 
-/// The body of the thread; ends when the engine is dropped or no thread of the program is left.
+/// Runs the thread until the engine is dropped or no thread of the program is left.
 pub(crate) fn run(engine: &Weak<Engine>, thread: &Thread) {
     let own = OwnThread::begin();
     let (mut woken, mut experience) = (Woken::Other, Experience::default());

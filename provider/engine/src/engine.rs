@@ -159,7 +159,7 @@ impl Engine {
         })
     }
 
-    /// Index among the engines of the device; 0 is the first.
+    /// Returns the index among the engines of the device; 0 is the first.
     pub fn number(&self) -> usize {
         self.number
     }
@@ -169,7 +169,7 @@ impl Engine {
         self.number() == 0
     }
 
-    /// This engine's counters.
+    /// Returns this engine's counters.
     #[inline]
     pub fn counters(&self) -> &Counters {
         &self.counters
@@ -180,7 +180,7 @@ impl Engine {
         self.interceptor.as_ref()
     }
 
-    /// Line rate for DCQCN in bit/s; `None` if DCQCN is off.
+    /// Returns the line rate for DCQCN in bit/s; `None` if DCQCN is off.
     pub fn line_rate(&self) -> Option<NonZeroU64> {
         self.config.dcqcn.then(|| self.adapter.line_rate())
     }
@@ -293,14 +293,14 @@ impl Engine {
         self.scheduler.publish_steering(state.steering.iter().filter_map(Steering::deadline).min(), now);
     }
 
-    /// The locks acquired before that of the table, for the fork handlers. The first engine
+    /// Returns the locks acquired before that of the table, for the fork handlers. The first engine
     /// includes those of the adapter.
     pub fn outer_locks(&self) -> impl Iterator<Item = &dyn Lockable> {
         let own: [&dyn Lockable; 2] = [&self.starting, &self.rx];
         own.into_iter().chain(self.is_first().then(|| self.adapter.raw_observers() as &dyn Lockable))
     }
 
-    /// The lock that [`Engine::lock_table`] acquires.
+    /// Returns the lock that [`Engine::lock_table`] acquires.
     pub fn raw_table(&self) -> &dyn Lockable {
         &self.table.slots
     }
@@ -310,7 +310,7 @@ impl Engine {
         self.table.lock_and_list()
     }
 
-    /// The locks acquired after those of the queue pairs, for the fork handlers.
+    /// Returns the locks acquired after those of the queue pairs, for the fork handlers.
     pub fn inner_locks(&self) -> impl Iterator<Item = &dyn Lockable> {
         let [map, ready, credits] = self.flows.raw();
         let delayed = self.interceptor().map(|interceptor| interceptor.delayed.raw() as &dyn Lockable);

@@ -52,7 +52,8 @@ pub struct Flows {
 }
 
 impl Flows {
-    /// `ready`: flag for queue pairs with room; `owes`: flag for owed credits.
+    /// Creates the windows. `ready` is set while queue pairs have room, `owes` while credits are
+    /// owed.
     pub(crate) fn new(ready: ReadyFlag, owes: ReadyFlag) -> Self {
         Self { ready: Queue::new(ready), owes, ..Self::default() }
     }
@@ -64,7 +65,7 @@ impl Flows {
         self.window.store(configured.unwrap_or(derived), Ordering::Relaxed);
     }
 
-    /// Fewest bytes worth a credit message; less withheld credit blocks no sender.
+    /// Returns the fewest bytes worth a credit message; less withheld credit blocks no sender.
     fn credit_unit(&self) -> u32 {
         (self.window.load(Ordering::Relaxed) / 8).max(8 << 10)
     }
@@ -99,7 +100,7 @@ impl Flows {
         self.owes.is_set() && self.credits.lock().is_blocked
     }
 
-    /// The window of `key`; `find_receiver` determines the receiver of a new destination.
+    /// Returns the window of `key`; `find_receiver` determines the receiver of a new destination.
     pub fn get(&self, key: Key, now: Instant, find_receiver: impl FnOnce() -> Receiver) -> Arc<Flow> {
         let mut map = self.map.lock();
         if let Some(flow) = map.get(&key) {
@@ -193,7 +194,7 @@ impl Flows {
         *self.credits.lock() = Credits::default();
     }
 
-    /// The locks in the order they are taken, for the fork handlers.
+    /// Returns the locks in the order they are taken, for the fork handlers.
     pub fn raw(&self) -> [&dyn roxe_base::lock::Lockable; 3] {
         [&self.map, self.ready.raw(), &self.credits]
     }
@@ -346,7 +347,7 @@ mod tests {
         assert!(!full.reserve_ahead(1), "the window is not open yet");
     }
 
-    /// The queue pairs that are ready now, with their grants.
+    /// Returns the queue pairs that are ready now, with their grants.
     fn ready(flows: &Flows) -> Vec<Turn> {
         std::iter::from_fn(|| flows.pop_ready()).collect()
     }

@@ -70,7 +70,7 @@ pub(crate) fn choose(rules: &Rules<Target>, chosen: &mut Vec<(Arc<dyn QueuePair>
     });
 }
 
-/// The frames the interface must receive for a rule.
+/// Returns the frames the interface must receive for a rule.
 pub(crate) fn filter_of(rule: &Rule<Target>) -> RxFilter {
     match rule.kind {
         RuleKind::Normal(_) => rule.filter.dst_mac().map_or(RxFilter::Everything, RxFilter::Address),

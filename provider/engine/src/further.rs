@@ -30,7 +30,7 @@ thread_local! {
     static THREAD_NUMBER: usize = THREADS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Lock of the list of engines, for the fork handlers.
+/// Returns the lock of the list of engines, for the fork handlers.
 pub fn lock() -> &'static dyn Lockable {
     &CREATION
 }
@@ -64,8 +64,8 @@ impl Services for FirstEngineServices {
 }
 
 impl Engine {
-    /// The engine for objects created by the calling thread. With an interceptor, which needs all
-    /// packets in order, and on the weakest legal card it is always the first engine.
+    /// Returns the engine for objects created by the calling thread. With an interceptor, which
+    /// needs all packets in order, and on the weakest legal card it is always the first engine.
     pub fn of_this_thread(self: &Arc<Self>) -> Arc<Self> {
         if self.interceptor().is_some() || weakest::has(Weakness::all()) {
             return Arc::clone(self);
@@ -87,7 +87,7 @@ impl Engine {
         place.get().map_or_else(|| Arc::clone(self), Arc::clone)
     }
 
-    /// The further engines of the device, if this is the first.
+    /// Returns the further engines of the device, if this is the first.
     pub fn further(&self) -> impl Iterator<Item = &Arc<Self>> {
         self.further.iter().filter_map(|place| place.get())
     }

@@ -67,8 +67,8 @@ impl Interceptor {
         self.faults.is_some()
     }
 
-    /// The interceptor that `config` demands for the device `name`. Errors if the capture cannot be
-    /// written.
+    /// Opens the interceptor that `config` demands for the device `name`. Errors if the capture
+    /// cannot be written.
     pub(crate) fn open(config: &Config, name: &str) -> Result<Option<Self>, Error> {
         let (recorder, faults) = process::open(config)?;
         if recorder.is_none() && faults.is_none() && config.census.is_none() && !trace::is_on() {
@@ -78,7 +78,7 @@ impl Interceptor {
         Ok(Some(Self { recorder, faults, is_counting: config.census.is_some(), delayed: Timers::default() }))
     }
 
-    /// The fate of each packet; `None` (an unparsable packet) passes.
+    /// Returns the fate of each packet; `None` (an unparsable packet) passes.
     pub(crate) fn judge<'a>(&self, packets: impl Iterator<Item = Option<PacketContext<'a>>>) -> Vec<Fate> {
         let counted = packets.inspect(|seen| {
             if let Some(PacketContext { dir, ordinal, packet, .. }) = seen.as_ref().filter(|_| self.is_counting) {
@@ -121,14 +121,14 @@ pub(crate) fn count(counters: &Counters, verdict: &Verdict) {
     }
 }
 
-/// The sealed packet that a verdict injects ahead of `packet`.
+/// Returns the sealed packet that a verdict injects ahead of `packet`.
 pub(crate) fn forged(net: &NetHeader, packet: Option<&Packet<'_>>, verdict: &Verdict) -> Option<Vec<u8>> {
     let mut bytes = verdict.forged?.packet(packet?)?;
     icrc::seal(net, &mut bytes);
     Some(bytes)
 }
 
-/// The header with the congestion mark that a verdict demands.
+/// Returns the header with the congestion mark that a verdict demands.
 pub(crate) fn marked(mut net: NetHeader, verdict: &Verdict) -> NetHeader {
     if verdict.mark_ce {
         net.mark();

@@ -52,7 +52,7 @@ impl Engine {
         }
     }
 
-    /// Number of groups that `qp` is attached to.
+    /// Returns the number of groups that `qp` is attached to.
     pub fn memberships(&self, qp: &dyn QueuePair) -> usize {
         self.rx.lock().state.groups.iter().filter(|group| group.position(qp).is_some()).count()
     }

@@ -122,7 +122,7 @@ impl Background {
         Course::Leave(UNNEEDED << before.saturating_sub(1).min(FULL.ilog2()))
     }
 
-    /// Length of the next sleep of the muted thread.
+    /// Returns the length of the next sleep of the muted thread.
     pub(crate) fn tick(&mut self) -> Duration {
         let tick = (self.muted / SHARE).max((self.muted + FIRST_TICK).min(SHORT_TICK));
         self.muted = (self.muted + tick).min(LONGEST_TICK * SHARE);
@@ -152,7 +152,7 @@ pub(crate) fn gave_up_too_soon(waited: Duration, default: Duration) -> bool {
     waited < default * LONG_SPIN_FACTOR
 }
 
-/// Spin time before sleeping; `spins_longer` if the last sleeper [`gave_up_too_soon`].
+/// Returns the spin time before sleeping; `spins_longer` if the last sleeper [`gave_up_too_soon`].
 pub(crate) fn spin_time(default: Duration, spins_longer: bool) -> Duration {
     if spins_longer { default * LONG_SPIN_FACTOR } else { default }
 }

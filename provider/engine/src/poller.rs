@@ -107,7 +107,7 @@ impl Poller {
         }
     }
 
-    /// Descriptor that peer processes write to in order to wake the thread.
+    /// Returns the descriptor that peer processes write to in order to wake the thread.
     pub(crate) fn doorbell(&self) -> RawFd {
         self.kick
     }

@@ -38,7 +38,7 @@ bitflags! {
 }
 
 impl VisitOutcome {
-    /// `flag` if it `applies`.
+    /// Returns `flag` if it `applies`.
     #[inline]
     pub fn when(flag: Self, applies: bool) -> Self {
         if applies { flag } else { Self::empty() }
@@ -75,22 +75,23 @@ pub const PREFETCHED: usize = 1152;
 
 /// The engine's interface to a queue pair.
 pub trait QueuePair: Debug + Send + Sync {
-    /// Queue pair number.
+    /// Returns the queue pair number.
     fn qpn(&self) -> Qpn;
 
-    /// Index in the process in order of creation, from 0; fault rules count by it.
+    /// Returns the index in the process in order of creation, from 0; fault rules count by it.
     fn ordinal(&self) -> u32;
 
-    /// Transport service.
+    /// Returns the transport service.
     fn service(&self) -> Service;
 
-    /// State and statistics for observers. Takes its lock.
+    /// Returns state and statistics for observers. Takes its lock.
     fn status(&self) -> (QpStatus, QpStats);
 
-    /// Numbers of its protection domain and, if it has one, of its shared receive queue.
+    /// Returns the numbers of its protection domain and, if it has one, of its shared receive
+    /// queue.
     fn owners(&self) -> (u32, Option<u32>);
 
-    /// True for a receive work queue, which has no queue pair in the verbs API.
+    /// Returns true for a receive work queue, which has no queue pair in the verbs API.
     fn is_work_queue(&self) -> bool;
 
     /// Receives a run of packets. Responses leave in [`QueuePair::serve`], or at once if `tools`
@@ -151,13 +152,13 @@ pub trait QueuePair: Debug + Send + Sync {
     /// Ends all work before destruction, or in the child of a fork. Returns false if already ended.
     fn cut_off(&self) -> bool;
 
-    /// The lock, for the fork handlers.
+    /// Returns the lock, for the fork handlers.
     fn raw(&self) -> &dyn Lockable;
 }
 
 /// Selects one of several queue pairs for a frame (RSS).
 pub trait Spread: Debug + Send + Sync {
-    /// The queue pair for a frame with `key`.
+    /// Returns the queue pair for a frame with `key`.
     fn choose(&self, key: &FrameKey) -> Option<Arc<dyn QueuePair>>;
 }
 

@@ -38,7 +38,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The next hop still to be resolved on `route`; `None` if packets can leave. Errors as
+    /// Returns the next hop still to be resolved on `route`; `None` if packets can leave. Errors as
     /// [`Engine::await_next_hop`], except ETIMEDOUT.
     pub fn find_next_hop(&self, route: Route) -> Result<Option<NextHop>, Error> {
         let Route { local, remote } = route;
@@ -143,7 +143,7 @@ fn no_route(route: Route, error: &io::Error) -> Error {
     Error::new(errno, format!("no route leads from {from} to {to}; see `ip route get {to} from {from}`"))
 }
 
-/// The ETIMEDOUT error of a neighbour that has not told its link address.
+/// Returns the ETIMEDOUT error of a neighbour that has not told its link address.
 pub fn no_answer(route: Route, hop: &NextHop) -> Error {
     let (peer, neighbour) = (route.remote.to_ip(), hop.neighbour());
     let protocol = if neighbour.is_ipv4() { "ARP" } else { "neighbour discovery" };

@@ -35,7 +35,7 @@ const FULL_MAILBOX_INTERVAL: Duration = Duration::from_millis(5);
 /// Maximum wait of requests for an agreement: the peer may be stopped or not scheduled.
 const AGREEMENT_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Data bytes of the next ring to be written; `None` if the limit is reached.
+/// Returns the data bytes of the next ring to be written; `None` if the limit is reached.
 pub(crate) fn size_of_next() -> Option<usize> {
     match shm::written() {
         0..MAX_LARGE_RINGS => Some(shm::SIZE),
@@ -73,7 +73,7 @@ impl Sender {
         }
     }
 
-    /// Total bytes read by the reader; `None` if the ring is closed.
+    /// Returns the total bytes read by the reader; `None` if the ring is closed.
     pub(crate) fn read_so_far(&mut self) -> Option<u64> {
         self.writer.as_mut().map(Writer::read_so_far)
     }
@@ -192,7 +192,7 @@ impl Rings {
         Self { is_on, version: AtomicU32::new(1), has_wanted, has_full, has_awaiting, ..Self::default() }
     }
 
-    /// Version of the routes of [`crate::engine::Engine::find_ring`]; never 0.
+    /// Returns the version of the routes of [`crate::engine::Engine::find_ring`]; never 0.
     #[inline]
     pub(crate) fn version(&self) -> u32 {
         self.version.load(Ordering::Acquire)
@@ -203,7 +203,7 @@ impl Rings {
         self.is_on && matches!(self.out.lock().get(&slot), Some(RingState::Ready(..)))
     }
 
-    /// The route of packets to `slot`. Requests a ring if there is none.
+    /// Returns the route of packets to `slot`. Requests a ring if there is none.
     pub(crate) fn find(&self, slot: Slot) -> RingRoute {
         let mut out = self.out.lock();
         if out.len() >= MAX_RINGS {
@@ -255,7 +255,7 @@ impl Rings {
         ended
     }
 
-    /// End of the first wait for an agreement. Clears the flag if there is none.
+    /// Returns the end of the first wait for an agreement. Clears the flag if there is none.
     pub(crate) fn awaited_until(&self) -> Option<Instant> {
         if !self.has_awaiting.is_set() {
             return None;

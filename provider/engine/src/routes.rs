@@ -30,7 +30,7 @@ impl Engine {
         uncancelled(|| slot::is_owned(self.ifindex(), slot))
     }
 
-    /// The link with the local address `gid`.
+    /// Returns the link with the local address `gid`.
     pub fn link(&self, gid: Gid) -> Option<Arc<UdpLink>> {
         self.links.get(gid)
     }
@@ -48,7 +48,7 @@ impl Engine {
         }
     }
 
-    /// The route of packets to `to` along `av`; rings serve only addresses of this device.
+    /// Returns the route of packets to `to` along `av`; rings serve only addresses of this device.
     // clause: PATH-SOURCE
     pub(crate) fn find_ring(&self, av: &Av, to: Qpn) -> RingRoute {
         let slot = Slot::of(to);
@@ -89,7 +89,7 @@ impl Engine {
         self.links.send_queued(self.counters(), |ready| self.flows.push_ready(ready.into_iter()))
     }
 
-    /// Time at which the first packet that a fault rule delays is due.
+    /// Returns the time at which the first packet that a fault rule delays is due.
     pub(crate) fn held_until(&self) -> Option<Instant> {
         self.interceptor()?.delayed.next()
     }

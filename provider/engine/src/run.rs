@@ -20,15 +20,15 @@ pub struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// Number of packets.
+    /// Returns the number of packets.
     pub fn count(&self) -> u64 {
         self.meta.packets_in(self.bytes.len())
     }
 
-    /// The packets with their indices. A shorter acknowledgement after requests is returned first:
-    /// segmentation allows a shorter packet only at the end of a run, so its sender moved it there.
-    /// An acknowledgement after responses acknowledges later requests and stays last. The weakest
-    /// legal card keeps the order of arrival.
+    /// Returns the packets with their indices. A shorter acknowledgement after requests is returned
+    /// first: segmentation allows a shorter packet only at the end of a run, so its sender moved it
+    /// there. An acknowledgement after responses acknowledges later requests and stays last. The
+    /// weakest legal card keeps the order of arrival.
     #[inline]
     pub fn packets(self) -> Packets<'a> {
         let (rest, ack) = self.split_ack();
@@ -153,7 +153,7 @@ impl RxTools<'_> {
     }
 }
 
-/// The network header of packet `index` of a receive.
+/// Returns the network header of packet `index` of a receive.
 pub fn header_of(meta: &RxMeta, index: u16) -> NetHeader {
     NetHeader {
         src: meta.src,
@@ -166,8 +166,8 @@ pub fn header_of(meta: &RxMeta, index: u16) -> NetHeader {
     }
 }
 
-/// The network header of packet `index` of a run that was sealed as one: the kernel counts the IPv4
-/// identifications.
+/// Returns the network header of packet `index` of a run that was sealed as one: the kernel counts
+/// the IPv4 identifications.
 pub(crate) fn numbered(net: &NetHeader, index: u16) -> NetHeader {
     NetHeader { ident: if net.is_ipv4() { index } else { 0 }, ..*net }
 }

@@ -165,7 +165,7 @@ impl RxState {
         self.readiness.poll(mailboxes.chain(links.iter().chain(groups).map(|link| link.fd())));
     }
 
-    /// The descriptor of mailbox `at`: slots first, then services.
+    /// Returns the descriptor of mailbox `at`: slots first, then services.
     #[inline]
     pub(crate) fn mailbox(&self, at: usize) -> Option<RawFd> {
         match at.checked_sub(self.slots.len()) {

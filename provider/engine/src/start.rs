@@ -94,7 +94,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The poller of the background thread; starts the thread if needed.
+    /// Returns the poller of the background thread; starts the thread if needed.
     pub(crate) fn ensure_thread(&self, control: &mut Option<ControlSockets>) -> Result<Arc<Poller>, Error> {
         if let Ok(poller) = self.scheduler.poller() {
             return Ok(poller);
@@ -204,7 +204,7 @@ impl Engine {
     }
 }
 
-/// The error for an address that cannot be opened, with advice.
+/// Returns the error for an address that cannot be opened, with advice.
 pub(crate) fn explain(gid: Gid, cause: &io::Error) -> Error {
     let address = gid.to_ip();
     match cause.raw_os_error() {
@@ -232,7 +232,7 @@ mod tests {
     use crate::testing::private_engine;
     use roxe_base::config::config;
 
-    /// An engine of one test that follows its interface, and its thread.
+    /// Starts an engine of one test that follows its interface; returns it and its thread.
     fn engine() -> (Arc<Engine>, Arc<Thread>) {
         let engine = private_engine(config().unwrap());
         engine.watch();

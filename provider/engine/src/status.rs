@@ -29,7 +29,7 @@ impl Engine {
         }
     }
 
-    /// The answer to a query.
+    /// Returns the answer to a query.
     pub(crate) fn text(&self, query: &Query) -> String {
         let head = format!("device {} {}\n", self.adapter.name(), self.adapter.netdev());
         let body = match query {
@@ -41,7 +41,7 @@ impl Engine {
         head + &body
     }
 
-    /// Queue pairs of all engines of the device.
+    /// Returns the queue pairs of all engines of the device.
     fn all_qps(&self) -> impl Iterator<Item = Arc<dyn QueuePair>> {
         let further = self.further().flat_map(|engine| engine.table.list());
         self.table.list().into_iter().chain(further)

@@ -21,12 +21,12 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// An engine on loopback that no other test uses, without services.
+/// Starts an engine on loopback that no other test uses, without services.
 pub(crate) fn private_engine(config: &'static Config) -> Arc<Engine> {
     engine_on(&Netdev::find(1).unwrap().unwrap(), config)
 }
 
-/// [`private_engine`] with one loopback address that no other test uses.
+/// Starts a [`private_engine`] with one loopback address that no other test uses.
 pub(crate) fn private_engine_at(address: Ipv4Addr) -> Arc<Engine> {
     let loopback = Netdev::find(1).unwrap().unwrap();
     engine_on(&Netdev { addresses: vec![address.into()], ..loopback }, config().unwrap())

@@ -129,7 +129,7 @@ pub(crate) fn prefer_short_slices() {
     }
 }
 
-/// Number of involuntary context switches of the calling thread.
+/// Returns the number of involuntary context switches of the calling thread.
 pub(crate) fn preemptions() -> u64 {
     // SAFETY: an all-zero rusage is valid, and the kernel writes a complete one. If the call fails,
     // the count is 0.

@@ -147,8 +147,8 @@ impl Batch {
         self.packets.len() - self.newest + count <= MAX_SEGMENTS && self.used + count * len - start <= MAX_BYTES
     }
 
-    /// Room for a packet of `len` bytes (or a frame) to `to` along `av`; `None` if the batch is
-    /// full.
+    /// Returns room for a packet of `len` bytes (or a frame) to `to` along `av`; `None` if the
+    /// batch is full.
     pub fn room(&mut self, av: &Av, to: Qpn, len: usize, note: &PacketNote) -> Option<&mut [u8]> {
         let (start, total) = (self.used, len + icrc::LEN);
         let same_path = self.avs.last() == Some(av);
@@ -283,7 +283,7 @@ impl Batch {
         }
     }
 
-    /// The longest run that starts at packet `at`.
+    /// Returns the longest run that starts at packet `at`.
     fn run_from(&self, at: usize, max: usize) -> Range<usize> {
         let Some(first) = self.packets.get(at) else { return at..at };
         let mut end = at + 1;
@@ -342,7 +342,8 @@ fn send(link: &UdpLink, to: &NetHeader, bytes: &[u8], segment: usize, count: usi
     true
 }
 
-/// The link of a local address, kept in `cached`. If the engine has none, counts a send error.
+/// Returns the link of a local address, kept in `cached`. If the engine has none, counts a send
+/// error.
 fn find_link<'c>(engine: &Engine, sgid: Gid, cached: &'c mut Option<Arc<UdpLink>>) -> Option<&'c Arc<UdpLink>> {
     if cached.as_ref().is_none_or(|link| link.gid() != sgid) {
         *cached = engine.link(sgid);
@@ -364,7 +365,7 @@ fn header(engine: &Engine, link: &UdpLink, av: &Av) -> NetHeader {
     }
 }
 
-/// The destination QPN of a packet: bytes 5 to 7 of the BTH.
+/// Returns the destination QPN of a packet: bytes 5 to 7 of the BTH.
 #[inline]
 pub(crate) fn peek_qpn(packet: &[u8]) -> Option<Qpn> {
     let word = packet.get(4..8)?.first_chunk()?;

@@ -29,7 +29,7 @@ pub struct Key {
 }
 
 impl Key {
-    /// The process that owns the queue pair `qpn`.
+    /// Returns the process that owns the queue pair `qpn`.
     pub fn of(dst: Gid, qpn: Qpn) -> Self {
         Self { dst, slot: Slot::of(qpn) }
     }
@@ -67,7 +67,7 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// The destination.
+    /// Returns the destination.
     #[inline]
     pub fn key(&self) -> Key {
         self.key
@@ -125,20 +125,20 @@ impl Flow {
         used <= max
     }
 
-    /// Bytes in use below which a full window opens again.
+    /// Returns the bytes in use below which a full window opens again.
     pub(crate) fn nearly_full(&self) -> u32 {
         self.window - self.window / 4
     }
 
-    /// The window of UC and UD. Smaller, because their packets are not retransmitted: until
+    /// Returns the window of UC and UD. Smaller, because their packets are not retransmitted: until
     /// steering is established, both directions between two processes may share one socket, and the
     /// kernel charges more for small packets than their size.
     pub(crate) fn datagram_window(&self) -> u32 {
         self.window - self.window / 4
     }
 
-    /// Bytes after which RC requests an acknowledgement: a quarter of the window, so that the
-    /// sender need not stop for it, while one acknowledgement covers several superpackets.
+    /// Returns the bytes after which RC requests an acknowledgement: a quarter of the window, so
+    /// that the sender need not stop for it, while one acknowledgement covers several superpackets.
     pub fn ack_interval(&self) -> u32 {
         self.window / 4
     }
@@ -229,8 +229,8 @@ impl Flow {
         &self.waiters[pool as usize]
     }
 
-    /// Bytes granted to a waiter that needs `bytes`, if there is room: for a long message a quarter
-    /// of the window, so that runs are long.
+    /// Returns the bytes granted to a waiter that needs `bytes`, if there is room: for a long
+    /// message a quarter of the window, so that runs are long.
     pub(crate) fn room_for(&self, pool: Pool, bytes: u32) -> Option<u32> {
         let used = self.used(pool).get();
         let (room, wanted) = match pool {

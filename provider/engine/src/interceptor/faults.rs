@@ -40,7 +40,7 @@ struct Current {
 }
 
 impl Current {
-    /// `rules` about packets, followed by those of the weakest legal card.
+    /// Creates the rules about packets: `rules`, then those of the weakest legal card.
     fn new(rules: Option<&Rules>) -> Result<Self, Error> {
         let mut list = rules.map_or_else(Vec::new, |rules| rules.list().to_vec());
         let configured = list.len();
@@ -59,14 +59,14 @@ impl Current {
         Fate { rule, verdict, ..Fate::PASS }
     }
 
-    /// Each rule of the user with its counts.
+    /// Returns each rule of the user with its counts.
     fn counts(&self) -> Vec<String> {
         self.injector.report().take(self.configured).map(|report| report.to_string()).collect()
     }
 }
 
 impl Faults {
-    /// The rules of this process; `None` if it has none about packets.
+    /// Creates the rules of this process; `None` if it has none about packets.
     pub(crate) fn start() -> Result<Option<Self>, Error> {
         let rules = faults::rules()?;
         let may_have_some = rules.is_some_and(|rules| rules.is_empty() || !rules.list().is_empty());
@@ -76,7 +76,7 @@ impl Faults {
         Ok(Some(Self { current: Mutex::new(Current::new(rules)?), active: AtomicBool::new(true) }))
     }
 
-    /// The fate of each packet; `None` (an unparsable packet) passes.
+    /// Returns the fate of each packet; `None` (an unparsable packet) passes.
     pub(crate) fn judge<'a>(&self, packets: impl Iterator<Item = Option<PacketContext<'a>>>) -> Vec<Fate> {
         let mut current = self.current.lock();
         let configured = current.configured;
@@ -120,7 +120,7 @@ impl Faults {
         }
     }
 
-    /// Each rule of the user with its counts.
+    /// Returns each rule of the user with its counts.
     pub(crate) fn counts(&self) -> Vec<String> {
         self.current.lock().counts()
     }

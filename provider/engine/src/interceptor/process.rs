@@ -20,7 +20,7 @@ static FAULTS: OnceLock<Faults> = OnceLock::new();
 /// True in the child of a fork until [`resume`].
 static ABANDONED: AtomicBool = AtomicBool::new(false);
 
-/// The recorder and the rules that `config` demands, created on the first call.
+/// Returns the recorder and the rules that `config` demands, created on the first call.
 pub(crate) fn open(config: &Config) -> Result<(Option<&'static Recorder>, Option<&'static Faults>), Error> {
     let _starting = STARTING.lock();
     if let (None, Some(path)) = (RECORDER.get(), &config.capture) {
@@ -92,13 +92,13 @@ pub(crate) fn resume() -> Result<(), Error> {
     Ok(())
 }
 
-/// The outermost lock of the interceptor, for the fork handlers. While held, [`inner_locks`] does
-/// not change.
+/// Returns the outermost lock of the interceptor, for the fork handlers. While held,
+/// [`inner_locks`] does not change.
 pub fn outer_lock() -> &'static dyn Lockable {
     &STARTING
 }
 
-/// The other locks, of which at most one is held at a time.
+/// Returns the other locks, of which at most one is held at a time.
 pub fn inner_locks() -> impl Iterator<Item = &'static dyn Lockable> {
     let recorder = RECORDER.get().map(|recorder| recorder.raw() as &dyn Lockable);
     recorder.into_iter().chain(FAULTS.get().map(|faults| faults.raw() as &dyn Lockable))

@@ -50,7 +50,7 @@ impl Recorder {
         &self.configured
     }
 
-    /// The index of the interface `name`, which is added if new.
+    /// Returns the index of the interface `name`, which is added if new.
     pub(crate) fn interface(&self, name: &str) -> u32 {
         let mut state = self.state.lock();
         let known = state.interfaces.iter().position(|known| known == name);
@@ -186,7 +186,7 @@ fn open_beside(configured: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// The path `name.PID.pcapng` for `name.pcapng`.
+/// Returns the path `name.PID.pcapng` for `name.pcapng`.
 fn path_with_process_suffix(path: &Path) -> PathBuf {
     let id = std::process::id().to_string();
     let extension = path.extension().map(|extension| extension.to_string_lossy().into_owned());

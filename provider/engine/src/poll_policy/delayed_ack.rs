@@ -98,7 +98,7 @@ mod tests {
 
     const SOON: Duration = Duration::from_micros(1);
 
-    /// A queue pair that expects quick answers from now on, and the time.
+    /// Returns the policy of a queue pair that expects quick answers from now on, and the time.
     fn settled() -> (DelayedAck, Instant) {
         let (mut delayed_ack, mut now) = (DelayedAck::default(), Instant(1_000_000));
         for _ in 0..MIN_SCORE {

@@ -51,7 +51,7 @@ pub(crate) struct SpinRound {
 }
 
 impl SpinRound {
-    /// A round begins at `now` and ends when nothing arrives for `spin_time`.
+    /// Creates a round that begins at `now` and ends when nothing arrives for `spin_time`.
     pub(crate) fn new(spin_time: Duration, now: Instant) -> Self {
         Self { spin_time, start: now, last_poll: now, last_found: now, preemptions: None }
     }
@@ -79,7 +79,7 @@ impl SpinRound {
         Next::Poll
     }
 
-    /// Maximum time of empty polls, given how long the thread has found packets.
+    /// Returns the maximum time of empty polls, given how long the thread has found packets.
     fn stretched(&self) -> Duration {
         (self.last_found.since(self.start) / STRETCH).clamp(self.spin_time, self.spin_time * STRETCH)
     }

@@ -25,7 +25,7 @@ fn ip_fields() -> IpFields {
     IpFields { src: here, dst: here, traffic_class: 0, hop_limit: 64 }
 }
 
-/// A private engine that uses rings, and sleeps unless woken.
+/// Starts a private engine that uses rings, and sleeps unless woken.
 fn engine() -> Arc<Engine> {
     let quiet = roxe_base::config::Config { rings: true, steering: false, ..config().unwrap().clone() };
     let engine = private_engine(Box::leak(Box::new(quiet)));
@@ -33,7 +33,7 @@ fn engine() -> Arc<Engine> {
     engine
 }
 
-/// A ring in use: the shared writer, and the reader.
+/// Creates a ring in use; returns its shared writer and its reader.
 fn ring() -> (SharedSender, Inbound) {
     let (ours, theirs) = (Poller::new().unwrap(), Poller::new().unwrap());
     let offer = Offer::new(shm::SIZE).unwrap();
@@ -423,8 +423,8 @@ fn rings_are_small_beyond_limit_across_engines() {
     assert_eq!(size as usize, shm::SMALL);
 }
 
-/// The packets of one batch as the reader takes them: the first byte of each, and the number of
-/// records. `0x11` stands for an acknowledgement.
+/// Returns the packets of one batch as the reader takes them: the first byte of each, and the
+/// number of records. `0x11` stands for an acknowledgement.
 fn through_ring(packets: &[(u8, usize)]) -> (Vec<u8>, usize) {
     use crate::run::Run;
     use crate::tx::{TxCache, TxPath};

@@ -50,7 +50,7 @@ impl<'a> Arrival<'a> {
 type Name = (Qpn, u32);
 
 impl Interceptor {
-    /// The fates of packets for `qp`. Damaged packets pass: their headers are not reliable.
+    /// Returns the fates of packets for `qp`. Damaged packets pass: their headers are not reliable.
     fn judge_arrivals(&self, (qpn, ordinal): Name, arrivals: &[Arrival<'_>]) -> Vec<Fate> {
         self.judge(arrivals.iter().map(|arrival| {
             let peer = arrival.net.src;

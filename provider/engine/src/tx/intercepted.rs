@@ -41,7 +41,7 @@ impl Batch {
         }
     }
 
-    /// The fates of the packets, which are not sealed yet.
+    /// Returns the fates of the packets, which are not sealed yet.
     fn judge(&self, interceptor: &Interceptor, ordinal: u32) -> Vec<Fate> {
         let parsed: Vec<_> = (0..self.packets.len()).map(|at| Packet::parse(self.packet(at)).ok()).collect();
         let seen = self.packets.iter().zip(&parsed).map(|(entry, packet)| {

@@ -56,7 +56,7 @@ enum RoomWait {
 }
 
 impl TxCache {
-    /// Bytes sent, from BTH to ICRC, or of frames; lost packets count.
+    /// Returns the bytes sent, from BTH to ICRC, or of frames; lost packets count.
     pub fn sent_bytes(&self) -> u64 {
         self.sent
     }
@@ -206,7 +206,8 @@ impl<'a> TxPath<'a> {
     /// Time that datagrams wait for room before they are lost.
     pub const ROOM_TIMEOUT: Duration = Duration::from_secs(1);
 
-    /// For the queue pair `qpn`, whose packets are acknowledged if it `is_reliable`.
+    /// Creates the batch of the queue pair `qpn`, whose packets are acknowledged if it
+    /// `is_reliable`.
     pub fn new(engine: &'a Engine, cache: &'a mut TxCache, qpn: Qpn, is_reliable: bool) -> Self {
         if engine.rings.is_on {
             cache.renew(engine);
@@ -248,7 +249,7 @@ impl<'a> TxPath<'a> {
         self.cache.ring.is_some()
     }
 
-    /// Version of the rings at the last lookup, for [`Engine::knows_rings`].
+    /// Returns the version of the rings at the last lookup, for [`Engine::knows_rings`].
     pub fn rings(&self) -> u32 {
         self.cache.version
     }
