@@ -87,7 +87,8 @@ mod x86 {
         [reflected_power(bits + 32), reflected_power(bits - 32)]
     }
 
-    /// x^`n`, shifted by one bit, as carry-less multiplication of reflected operands requires.
+    /// Returns x^`n`, shifted by one bit, as carry-less multiplication of reflected operands
+    /// requires.
     const fn reflected_power(n: u32) -> u64 {
         (power_of_x(n) as u64) << 1
     }
@@ -278,7 +279,7 @@ mod x86 {
         unsafe { _mm_loadu_si128(lane.as_ptr().cast()) }
     }
 
-    /// The `index`-th quarter of a block.
+    /// Loads the `index`-th quarter of a block.
     #[inline]
     #[target_feature(enable = "avx512f,vpclmulqdq")]
     fn load(block: &[u8; BLOCK], index: usize) -> __m512i {

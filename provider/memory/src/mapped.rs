@@ -92,7 +92,7 @@ impl Mapping {
         Ok(Self { addr: first, first, length })
     }
 
-    /// Address of the first byte.
+    /// Returns the address of the first byte.
     pub fn addr(&self) -> u64 {
         self.addr
     }
@@ -112,7 +112,7 @@ fn map(length: usize, rights: i32, flags: i32, fd: RawFd, start: libc::off_t) ->
     if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(at.expose_provenance() as u64) }
 }
 
-/// Size of the descriptor's file; `None` if it reports none, like a device.
+/// Returns the size of the descriptor's file; `None` if it reports none, like a device.
 fn size_of_fd(fd: RawFd) -> Result<Option<u64>, Error> {
     let mut stat = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: `fstat` accepts any descriptor number and fills a `stat`.
@@ -125,7 +125,7 @@ fn size_of_fd(fd: RawFd) -> Result<Option<u64>, Error> {
     Ok(u64::try_from(stat.st_size).ok().filter(|_| has_size))
 }
 
-/// Page size in bytes, a power of two.
+/// Returns the page size in bytes, a power of two.
 pub fn page_size() -> u64 {
     // SAFETY: the call takes no pointers.
     u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)

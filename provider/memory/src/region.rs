@@ -16,13 +16,13 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 pub struct PdId(NonZeroU32);
 
 impl PdId {
-    /// The id of a new domain.
+    /// Returns the id of a new domain.
     pub fn next() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         Self(NonZeroU32::new(NEXT.fetch_add(1, Ordering::Relaxed)).unwrap_or(NonZeroU32::MIN))
     }
 
-    /// The id as a number, from 1 in each process.
+    /// Returns the id as a number, from 1 in each process.
     pub const fn number(self) -> u32 {
         self.0.get()
     }
@@ -262,7 +262,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// A window of the domain `pd` that is not bound.
+    /// Creates a window of the domain `pd` that is not bound.
     pub const fn new(kind: MwKind, pd: PdId) -> Self {
         Self { kind, pd, bound_to: None }
     }

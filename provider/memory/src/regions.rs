@@ -21,7 +21,7 @@ impl<'t> Regions<'t> {
         Self(guard)
     }
 
-    /// Number of entries, windows included.
+    /// Returns the number of entries, windows included.
     #[cfg(any(test, feature = "testing"))]
     pub fn count(&self) -> usize {
         self.0.len()
@@ -29,7 +29,7 @@ impl<'t> Regions<'t> {
 }
 
 impl Regions<'_> {
-    /// The regions with their keys; no windows.
+    /// Returns the regions with their keys; no windows.
     pub fn memory(&self) -> impl Iterator<Item = (u32, &Region)> {
         self.0.iter().filter(|(_, region)| region.window().is_none())
     }
@@ -39,12 +39,12 @@ impl Regions<'_> {
         self.0.get(key).ok_or(MemError::BadKey)
     }
 
-    /// The current key of the entry in the slot of `key` ([`Slots::key_of_slot`]).
+    /// Returns the current key of the entry in the slot of `key` ([`Slots::key_of_slot`]).
     pub fn key_of(&self, key: u32) -> Option<u32> {
         self.0.key_of_slot(key)
     }
 
-    /// The state of a key, for explanations.
+    /// Returns the state of a key, for explanations.
     pub fn facts(&self, key: u32) -> KeyFacts {
         let Some(region) = self.0.get(key) else {
             return match self.key_of(key) {

@@ -34,7 +34,7 @@ impl Pages {
         Self::map(count, None)
     }
 
-    /// Shared pages of a file in memory.
+    /// Creates shared pages of a file in memory.
     pub fn of_file(count: u64) -> Self {
         // SAFETY: the name is a C string; the returned descriptor has no other owner.
         let file = unsafe { File::from_raw_fd(libc::memfd_create(c"roxe-test".as_ptr(), libc::MFD_CLOEXEC)) };
@@ -57,7 +57,7 @@ impl Pages {
         self.addr
     }
 
-    /// The descriptor of the file of [`Pages::of_file`].
+    /// Returns the descriptor of the file of [`Pages::of_file`].
     pub fn fd(&self) -> i32 {
         self.file.as_ref().unwrap().as_raw_fd()
     }

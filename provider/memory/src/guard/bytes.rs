@@ -27,7 +27,7 @@ pub struct Sum {
     pub remainder: u32,
 }
 
-/// The bytes of `room` as cells.
+/// Returns the bytes of `room` as cells.
 #[inline]
 pub fn cells(room: TxRoom<'_>) -> &[AtomicU8] {
     match room {
@@ -36,7 +36,7 @@ pub fn cells(room: TxRoom<'_>) -> &[AtomicU8] {
     }
 }
 
-/// Bytes that only this process can access, as cells.
+/// Returns bytes that only this process can access, as cells.
 #[inline]
 pub fn own_cells(bytes: &mut [u8]) -> &[AtomicU8] {
     // SAFETY: an atomic byte has the layout of a byte, and the result borrows `bytes` exclusively.
@@ -52,7 +52,7 @@ pub struct SharedBytes<'a> {
 }
 
 impl<'a> SharedBytes<'a> {
-    /// The `len` bytes at `start`.
+    /// Creates a reference to the `len` bytes at `start`.
     ///
     /// # Safety
     ///
@@ -62,7 +62,7 @@ impl<'a> SharedBytes<'a> {
         Self { addr: start.expose_provenance() as u64, len, mapping: PhantomData }
     }
 
-    /// Number of bytes.
+    /// Returns the number of bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
@@ -74,7 +74,7 @@ impl<'a> SharedBytes<'a> {
         self.len == 0
     }
 
-    /// The bytes in `range`; `None` if it reaches beyond the last one.
+    /// Returns the bytes in `range`; `None` if it reaches beyond the last one.
     #[inline]
     pub fn get(&self, range: Range<usize>) -> Option<Self> {
         let is_inside = range.start <= range.end && range.end <= self.len;
@@ -87,7 +87,7 @@ impl<'a> SharedBytes<'a> {
         prefetch_at(self.addr as usize, len.min(self.len));
     }
 
-    /// The address of the first byte.
+    /// Returns the address of the first byte.
     #[cfg(any(test, feature = "testing"))]
     pub fn addr(&self) -> u64 {
         self.addr

@@ -50,7 +50,7 @@ pub(super) enum Fold {
 }
 
 impl Fold {
-    /// The widest multiplication of this processor, if it has one.
+    /// Returns the widest multiplication of this processor, if it has one.
     #[inline]
     fn best() -> Option<Self> {
         if can_fold() { Some(Self::Wide) } else { Self::has_half().then_some(Self::Half) }
