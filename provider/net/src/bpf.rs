@@ -21,7 +21,7 @@ pub(super) const PASS: sock_filter = op(RETURN, u32::MAX);
 /// Drops the packet.
 pub(super) const DROP: sock_filter = op(RETURN, 0);
 
-/// An instruction without branch.
+/// Creates an instruction without branch.
 pub(super) const fn op(code: u16, k: u32) -> sock_filter {
     sock_filter { code, jt: 0, jf: 0, k }
 }

@@ -29,7 +29,7 @@ impl Control {
         self.bytes.get(..self.len).unwrap_or_default()
     }
 
-    /// The whole buffer for the kernel to write into; follow with [`Control::set_len`].
+    /// Returns the whole buffer for the kernel to write into; follow with [`Control::set_len`].
     pub(crate) fn as_mut_buffer(&mut self) -> &mut [u8; CAPACITY] {
         &mut self.bytes
     }
@@ -58,7 +58,7 @@ impl Control {
         !data.is_empty() && self.push(libc::SOL_SOCKET, libc::SCM_RIGHTS, data)
     }
 
-    /// The messages as (level, type, data), up to the first incomplete one.
+    /// Returns the messages as (level, type, data), up to the first incomplete one.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Message<'_>> {
         let mut rest = self.as_bytes();
         std::iter::from_fn(move || {
@@ -77,7 +77,7 @@ impl Default for Control {
 
 type Message<'a> = (c_int, c_int, &'a [u8]);
 
-/// The first message of `bytes` and the bytes after it.
+/// Returns the first message of `bytes` and the bytes after it.
 fn split_message(bytes: &[u8]) -> Option<(Message<'_>, &[u8])> {
     let (header, rest) = bytes.split_first_chunk::<HEADER>()?;
     let len = usize::from_ne_bytes(*header.first_chunk()?);
@@ -88,14 +88,14 @@ fn split_message(bytes: &[u8]) -> Option<(Message<'_>, &[u8])> {
     Some(((level, kind, data), next))
 }
 
-/// The `struct timespec` of a message, as time since 1970.
+/// Returns the `struct timespec` of a message, as time since 1970.
 pub(crate) fn time(data: &[u8]) -> Option<SystemTime> {
     let (seconds, rest) = data.split_first_chunk()?;
     let [seconds, nanos] = [*seconds, *rest.first_chunk()?].map(i64::from_ne_bytes).map(u64::try_from);
     SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds.ok()?) + Duration::from_nanos(nanos.ok()?))
 }
 
-/// The `int` of a message; IPv4 TOS is a single byte.
+/// Returns the `int` of a message; IPv4 TOS is a single byte.
 pub(crate) fn int(data: &[u8]) -> c_int {
     match *data {
         [byte] => c_int::from(byte),

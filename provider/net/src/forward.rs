@@ -51,7 +51,7 @@ const RING: u8 = 6;
 const RING_FORMAT: u8 = 2;
 
 impl Frame {
-    /// The header bytes.
+    /// Returns the header bytes.
     pub fn header(&self) -> [u8; HEADER] {
         let mut out = [0; HEADER];
         match *self {

@@ -10,14 +10,14 @@ use std::net::Ipv4Addr;
 /// The first 12 bytes of `ff0e::ffff:a.b.c.d`.
 const EMBEDDED: [u8; 12] = [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
 
-/// The IPv4 group in `ff0e::ffff:a.b.c.d`.
+/// Returns the IPv4 group in `ff0e::ffff:a.b.c.d`.
 pub fn embedded_ipv4(group: Gid) -> Option<Gid> {
     let (prefix, last) = group.0.split_last_chunk::<4>()?;
     let v4 = Ipv4Addr::from(*last);
     (prefix == EMBEDDED && v4.is_multicast()).then(|| v4.into())
 }
 
-/// Destination of packets to `group` from a source of the given family.
+/// Returns the destination of packets to `group` from a source of the given family.
 pub fn destination(group: Gid, from_ipv4: bool) -> Gid {
     embedded_ipv4(group).filter(|_| from_ipv4).unwrap_or(group)
 }

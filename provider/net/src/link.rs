@@ -54,7 +54,7 @@ pub struct RxMeta {
 }
 
 impl RxMeta {
-    /// Metadata of a single packet of `len` bytes with default header fields.
+    /// Returns the metadata of a single packet of `len` bytes with default header fields.
     #[inline]
     pub fn alone(len: usize, src: Gid, dst: Gid) -> Self {
         Self {
@@ -70,12 +70,12 @@ impl RxMeta {
         }
     }
 
-    /// Number of packets.
+    /// Returns the number of packets.
     pub fn packets(&self) -> u64 {
         self.packets_in(self.len)
     }
 
-    /// Number of packets in `len` bytes of the run.
+    /// Returns the number of packets in `len` bytes of the run.
     pub fn packets_in(&self, len: usize) -> u64 {
         // Avoids a division for the common single packet.
         if (1..=self.segment).contains(&len) { 1 } else { len.div_ceil(self.segment) as u64 }
@@ -115,7 +115,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Number of packets in `len` bytes.
+    /// Returns the number of packets in `len` bytes.
     pub fn packets(&self, len: usize) -> u64 {
         len.div_ceil(self.segment.max(1)) as u64
     }
@@ -147,7 +147,7 @@ struct State {
 }
 
 impl TxQueue {
-    /// A queue for sockets that `room` watches.
+    /// Creates a queue for sockets that `room` watches.
     pub(crate) fn new(room: &Arc<SendRoom>) -> Self {
         Self { room: Some(Arc::clone(room)), ..Self::default() }
     }
@@ -249,7 +249,7 @@ impl TxQueue {
         Some(state.sent_runs)
     }
 
-    /// Total number of queued runs that were sent.
+    /// Returns the total number of queued runs that were sent.
     pub fn sent_runs(&self) -> u64 {
         self.state.lock().sent_runs
     }

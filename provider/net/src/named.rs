@@ -99,13 +99,13 @@ impl Prefix {
     }
 }
 
-/// The network namespace of this thread.
+/// Returns the network namespace of this thread.
 pub fn namespace() -> io::Result<u64> {
     Ok(namespace_of(&datagram_socket()?))
 }
 
-/// The network namespace of a socket: its cookie (Linux 5.14), else the inode of this thread's
-/// namespace.
+/// Returns the network namespace of a socket: its cookie (Linux 5.14), else the inode of this
+/// thread's namespace.
 fn namespace_of(socket: &Socket) -> u64 {
     let inode = || fs::metadata("/proc/thread-self/ns/net").map(|meta| meta.ino());
     sys::namespace_cookie(socket.as_raw_fd()).or_else(|_| inode()).unwrap_or(0)
@@ -205,7 +205,7 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// A socket for lookups.
+    /// Opens a socket for lookups.
     pub fn new() -> io::Result<Self> {
         let socket = datagram_socket()?;
         let space = Space::of(&socket)?;

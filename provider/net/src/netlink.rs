@@ -98,12 +98,12 @@ impl NextHop {
         true
     }
 
-    /// The neighbour whose link address is unknown.
+    /// Returns the neighbour whose link address is unknown.
     pub fn neighbour(&self) -> IpAddr {
         self.neighbour
     }
 
-    /// State of the neighbour (`NUD_...`); `None` if the kernel gives no answer.
+    /// Returns the state of the neighbour (`NUD_...`); `None` if the kernel gives no answer.
     fn state(&mut self) -> Option<u16> {
         self.netlink.neighbour_state(self.neighbour, self.ifindex).ok()
     }
@@ -144,7 +144,7 @@ impl LinkEvents {
         Netlink::open(groups).map(Self)
     }
 
-    /// The descriptor, to wait on.
+    /// Returns the descriptor, to wait on.
     pub fn fd(&self) -> RawFd {
         self.0.socket.as_raw_fd()
     }
@@ -195,8 +195,8 @@ impl Netlink {
         self.receive().map(drop)
     }
 
-    /// The route between two addresses, through the interface `scope` unless 0. `None` if it needs
-    /// no neighbour: to this host, or to a group.
+    /// Returns the route between two addresses, through the interface `scope` unless 0. `None` if
+    /// it needs no neighbour: to this host, or to a group.
     fn route(&mut self, from: IpAddr, to: IpAddr, scope: u32) -> io::Result<Option<Route>> {
         let bits = if to.is_ipv4() { 32 } else { 128 };
         let mut body = [0; BODY];
@@ -270,7 +270,7 @@ fn request(kind: u16, sequence: u32, body: [u8; BODY], attributes: &[(u16, Vec<u
     message
 }
 
-/// The native 32-bit word at offset `at`.
+/// Returns the native 32-bit word at offset `at`.
 fn word(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..)?.first_chunk().map(|word| u32::from_ne_bytes(*word))
 }

@@ -46,8 +46,8 @@ pub struct LocalPort {
 }
 
 impl LocalPort {
-    /// The port of this user in the network namespace of the calling thread, for a process with a
-    /// name in the runtime folder.
+    /// Returns the port of this user in the network namespace of the calling thread, for a process
+    /// with a name in the runtime folder.
     ///
     /// # Errors
     /// Those of the common directory and its file, and of opening a socket.
@@ -88,13 +88,13 @@ impl LocalPort {
         self.guard.send_to(bytes, &SocketAddr::new(to, ROCE_PORT).into()).map(drop)
     }
 
-    /// The port number.
+    /// Returns the port number.
     pub fn number(&self) -> u16 {
         self.number
     }
 }
 
-/// The lock of the current port, for the fork handlers.
+/// Returns the lock of the current port, for the fork handlers.
 pub fn lock() -> &'static dyn Lockable {
     &CURRENT
 }
@@ -155,7 +155,7 @@ fn agree(file: &mut File, known: Option<u16>) -> io::Result<(u16, Socket)> {
     Ok((number, guard))
 }
 
-/// A socket bound to `port` at all addresses of both families that receives nothing. Errors:
+/// Opens a socket bound to `port` at all addresses of both families that receives nothing. Errors:
 /// `EADDRINUSE` if another user has the port at some address.
 fn hold(port: u16) -> io::Result<Socket> {
     let v6 = Socket::new(Domain::IPV6, Type::DGRAM, Some(Protocol::UDP)).and_then(|socket| {
@@ -178,8 +178,9 @@ fn hold(port: u16) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Number of sockets bound to the RoCE port of `gid`. The table is read repeatedly, because a
-/// reader misses lines while sockets are opened and closed; too large a number does no harm.
+/// Returns the number of sockets bound to the RoCE port of `gid`. The table is read repeatedly,
+/// because a reader misses lines while sockets are opened and closed; too large a number does no
+/// harm.
 pub(super) fn count_bound(gid: Gid) -> io::Result<usize> {
     let table = if gid.is_ipv4() { "/proc/net/udp" } else { "/proc/net/udp6" };
     let mut count = 0;
@@ -189,17 +190,18 @@ pub(super) fn count_bound(gid: Gid) -> io::Result<usize> {
     Ok(count)
 }
 
-/// The other user that owns the RoCE port of `gid`, in words; `None` if it is free or this user's.
+/// Returns the other user that owns the RoCE port of `gid`, in words; `None` if it is free or this
+/// user's.
 pub fn other_owner_of_port(gid: Gid) -> Option<String> {
     Users::of_port(ROCE_PORT).at(&[gid, any(gid)]).find(|uid| *uid != effective_uid()).map(describe_user)
 }
 
-/// The owner of the RoCE port of `gid`, in words; `None` if the kernel shows none.
+/// Returns the owner of the RoCE port of `gid`, in words; `None` if the kernel shows none.
 pub fn owner_of_port(gid: Gid) -> Option<String> {
     Users::of_port(ROCE_PORT).at(&[gid, any(gid)]).next().map(describe_user)
 }
 
-/// The user in words; a user namespace shows all unmapped users as one.
+/// Returns the user in words; a user namespace shows all unmapped users as one.
 fn describe_user(uid: u32) -> String {
     if runtime_dir::is_unmapped(uid) { "another user".to_owned() } else { format!("user {uid}") }
 }
@@ -238,7 +240,7 @@ impl Users {
     }
 }
 
-/// The wildcard address of the family of `gid`.
+/// Returns the wildcard address of the family of `gid`.
 fn any(gid: Gid) -> Gid {
     let any: IpAddr = if gid.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     any.into()
@@ -253,7 +255,7 @@ fn users<'a>(table: &'a str, locals: &'a [String]) -> impl Iterator<Item = u32> 
     })
 }
 
-/// The table's form of `port` at `gid`: addresses as native 32-bit words.
+/// Returns the table's form of `port` at `gid`: addresses as native 32-bit words.
 fn local(gid: Gid, port: u16) -> String {
     let word = |bytes: &[u8; 4]| format!("{:08X}", u32::from_ne_bytes(*bytes));
     let address = match gid.to_ip() {
@@ -280,8 +282,8 @@ struct Claimed {
 }
 
 impl Claim {
-    /// The addresses of this user's card among `addresses`; one on loopback is claimed. All of them
-    /// if other users have all, so that opening one reports the owner.
+    /// Returns the addresses of this user's card among `addresses`; one on loopback is claimed. All
+    /// of them if other users have all, so that opening one reports the owner.
     pub fn usable(&mut self, addresses: &[Gid]) -> Vec<Gid> {
         let cards = Users::of_port(ROCE_PORT);
         let first_of_loopback = addresses.iter().copied().find(is_loopback);

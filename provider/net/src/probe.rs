@@ -40,7 +40,7 @@ impl Probe {
         Ok(Self(socket))
     }
 
-    /// The ICMP error received, if any.
+    /// Returns the ICMP error received, if any.
     pub fn icmp_error(&self) -> Option<io::Error> {
         self.0.take_error().ok().flatten()
     }
@@ -57,7 +57,7 @@ impl Probe {
     }
 }
 
-/// The source address of packets to `to` according to the routing table.
+/// Returns the source address of packets to `to` according to the routing table.
 pub fn source_towards(to: Gid) -> io::Result<Gid> {
     let ip = to.to_ip();
     let any: IpAddr = if ip.is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };

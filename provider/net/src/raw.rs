@@ -148,7 +148,7 @@ impl FrameReceiver {
         Ok(socket)
     }
 
-    /// The descriptor, to wait on.
+    /// Returns the descriptor, to wait on.
     pub fn fd(&self) -> RawFd {
         self.socket.as_raw_fd()
     }
@@ -188,12 +188,12 @@ impl FrameReceiver {
         Ok(count == batch)
     }
 
-    /// The frames of the last [`FrameReceiver::recv`].
+    /// Returns the frames of the last [`FrameReceiver::recv`].
     pub fn frames(&self) -> impl Iterator<Item = &[u8]> {
         self.frames.iter().filter_map(|range| self.area.get(range.clone()))
     }
 
-    /// Number of oversized frames dropped since the last call.
+    /// Returns the number of oversized frames dropped since the last call.
     pub fn take_oversized(&mut self) -> u64 {
         std::mem::take(&mut self.oversized)
     }
@@ -208,7 +208,7 @@ fn restore_tag(room: &mut [u8], tag: [u8; TAG_LEN]) {
     }
 }
 
-/// A socket that sends through the interface and receives nothing.
+/// Opens a socket that sends through the interface and receives nothing.
 fn open(interface: &Interface) -> io::Result<Socket> {
     let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(0)))?;
     socket.set_send_buffer_size(BUFFER_LEN)?;
@@ -226,8 +226,8 @@ fn explain(cause: &io::Error) -> Error {
     }
 }
 
-/// The filter of received frames: incoming ones, and outgoing ones for a group or for the interface
-/// itself.
+/// Returns the filter of received frames: incoming ones, and outgoing ones for a group or for the
+/// interface itself.
 // clause: RAW-LOOPBACK
 fn filter(interface: &Interface) -> Vec<sock_filter> {
     const PACKET_OUTGOING: u32 = 4;

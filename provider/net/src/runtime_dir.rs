@@ -104,7 +104,8 @@ enum Refusal {
 }
 
 impl RuntimeDir {
-    /// The directory of this user, created and swept on the first call; EACCES if none can be used.
+    /// Returns the directory of this user, created and swept on the first call; EACCES if none can
+    /// be used.
     pub(crate) fn get() -> io::Result<Arc<Self>> {
         let uid = roxe_base::privilege::effective_uid();
         let mut current = CURRENT.lock();
@@ -123,12 +124,12 @@ impl RuntimeDir {
         &self.path
     }
 
-    /// This directory, then the common one if that is another.
+    /// Returns this directory, then the common one if that is another.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Self> {
         [Some(self), self.common.as_deref()].into_iter().flatten()
     }
 
-    /// The path of the symlink for the name at `path`; `None` if none is needed.
+    /// Returns the path of the symlink for the name at `path`; `None` if none is needed.
     pub(crate) fn link_to(&self, path: &Path) -> Option<PathBuf> {
         Some(self.common.as_ref()?.path.join(path.file_name()?))
     }
@@ -147,7 +148,7 @@ impl RuntimeDir {
         Ok(Self { common: common.filter(|common| common.path != own.path), ..own })
     }
 
-    /// The first usable directory of `candidates`, and its index.
+    /// Returns the first usable directory of `candidates`, and its index.
     fn choose<'a>(candidates: impl IntoIterator<Item = &'a PathBuf>, uid: u32) -> io::Result<(usize, Self)> {
         let refuse = |why: Unusable| io::Error::new(io::ErrorKind::PermissionDenied, why);
         if is_unmapped(uid) {
@@ -237,8 +238,8 @@ fn remove_unused_port_files(dir: &Path) {
     let _ = lock.unlock();
 }
 
-/// The directory in which the processes of this user find each other, created if needed. Programs
-/// may keep files in it.
+/// Returns the directory in which the processes of this user find each other, created if needed.
+/// Programs may keep files in it.
 ///
 /// # Errors
 /// EACCES with the list of candidates if none can be used.
@@ -246,8 +247,9 @@ pub fn runtime_dir() -> io::Result<PathBuf> {
     RuntimeDir::get().map(|dir| dir.path().to_owned())
 }
 
-/// Folder for [`LISTED_FILE`] and [`STARTED_FILE`] that `roxe run` watches, created if needed. It
-/// is not the runtime directory, because a watch takes time for each name that the folder ever had.
+/// Returns the folder for [`LISTED_FILE`] and [`STARTED_FILE`] that `roxe run` watches, created if
+/// needed. It is not the runtime directory, because a watch takes time for each name that the
+/// folder ever had.
 ///
 /// # Errors
 /// Those of [`runtime_dir`], and of creating the folder.
@@ -273,8 +275,8 @@ fn note(name: &str) {
     let _ = RuntimeDir::get().and_then(|dir| dir.open_file(&format!("{WATCHED_DIR}/{name}")));
 }
 
-/// The directory for files that all processes of this user share: the common directory, or this
-/// process's own if there is none.
+/// Returns the directory for files that all processes of this user share: the common directory, or
+/// this process's own if there is none.
 ///
 /// # Errors
 /// Those of [`runtime_dir`].
@@ -377,7 +379,7 @@ fn remove(path: &Path, link: Option<&Path>) {
     link.into_iter().chain([path]).for_each(|path| _ = fs::remove_file(path));
 }
 
-/// The lock of this module's state, for the fork handlers.
+/// Returns the lock of this module's state, for the fork handlers.
 pub fn lock() -> &'static dyn Lockable {
     &CURRENT
 }

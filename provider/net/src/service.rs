@@ -28,12 +28,12 @@ pub enum Scope {
 }
 
 impl Scope {
-    /// All addresses of the family of `gid`.
+    /// Returns the scope of all addresses of the family of `gid`.
     pub fn family_of(gid: Gid) -> Self {
         if gid.to_ip().is_ipv4() { Self::V4 } else { Self::V6 }
     }
 
-    /// The scopes that include `gid`, narrowest first.
+    /// Returns the scopes that include `gid`, narrowest first.
     pub fn candidates(gid: Gid) -> [Self; 3] {
         [Self::At(gid), Self::family_of(gid), Self::All]
     }
@@ -129,12 +129,12 @@ impl ServiceSocket {
         Ok(Self { place, socket: slot::mailbox(&mailbox_name(ifindex, place))? })
     }
 
-    /// The service and its addresses.
+    /// Returns the service and its addresses.
     pub fn place(&self) -> Place {
         self.place
     }
 
-    /// The descriptor, to wait on.
+    /// Returns the descriptor, to wait on.
     pub fn fd(&self) -> RawFd {
         self.socket.as_raw_fd()
     }

@@ -60,12 +60,12 @@ pub enum PeerEvent {
 }
 
 impl ControlSocket {
-    /// The descriptor, to wait on.
+    /// Returns the descriptor, to wait on.
     pub fn fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 
-    /// The next event, without blocking.
+    /// Returns the next event, without blocking.
     pub fn poll(&self) -> PeerEvent {
         let mut control = Control::new();
         match sys::recv(self.fd(), &mut [0; 8], &mut control) {
@@ -104,7 +104,7 @@ impl Offer {
         Ok(Self { writer, control: ControlSocket(near), memory, far_end: far.into() })
     }
 
-    /// The descriptors to send; `doorbell` wakes this process.
+    /// Returns the descriptors to send; `doorbell` wakes this process.
     pub fn descriptors(&self, doorbell: RawFd) -> [RawFd; OFFERED] {
         [self.memory.as_raw_fd(), self.far_end.as_raw_fd(), doorbell]
     }
@@ -187,7 +187,7 @@ pub mod testing {
         sys::take_descriptors(&got)
     }
 
-    /// The parts of an offer that its process keeps.
+    /// Returns the parts of an offer that its process keeps.
     pub fn keep(offer: Offer) -> (Writer, ControlSocket) {
         (offer.writer, offer.control)
     }
@@ -200,7 +200,7 @@ mod tests {
     use std::io::Read;
     use std::os::unix::net::UnixStream;
 
-    /// A stand-in for an eventfd, and its other end.
+    /// Creates a stand-in for an eventfd, and its other end.
     fn bell() -> (UnixStream, UnixStream) {
         let (bell, ear) = UnixStream::pair().unwrap();
         bell.set_nonblocking(true).unwrap();

@@ -28,17 +28,17 @@ const MAILBOX: usize = 4 << 20;
 pub struct Slot(u16);
 
 impl Slot {
-    /// The slot of `qpn`.
+    /// Returns the slot of `qpn`.
     pub const fn of(qpn: Qpn) -> Self {
         Self((qpn.get() >> INDEX_BITS) as u16)
     }
 
-    /// The slot with this number, below 4096.
+    /// Creates the slot with this number, below 4096.
     pub const fn new(number: u16) -> Self {
         Self(number & 0xfff)
     }
 
-    /// The number, below 4096.
+    /// Returns the number, below 4096.
     pub const fn get(self) -> u16 {
         self.0
     }
@@ -48,7 +48,7 @@ impl Slot {
         SLOTS.contains(&self.0)
     }
 
-    /// The `index`-th QPN of this slot.
+    /// Returns the `index`-th QPN of this slot.
     pub const fn qpn(self, index: u32) -> Qpn {
         Qpn::new(((self.0 as u32) << INDEX_BITS) | (index & (QPNS_PER_SLOT - 1)))
     }
@@ -93,7 +93,7 @@ impl SlotSocket {
         Ok(Self { slot, ifindex, socket: mailbox(&Name { ifindex, slot })? })
     }
 
-    /// The slot.
+    /// Returns the slot.
     pub fn slot(&self) -> Slot {
         self.slot
     }
@@ -102,7 +102,7 @@ impl SlotSocket {
         self.ifindex
     }
 
-    /// The descriptor, to wait on.
+    /// Returns the descriptor, to wait on.
     pub fn fd(&self) -> RawFd {
         self.socket.as_raw_fd()
     }
@@ -136,7 +136,7 @@ impl SlotSocket {
         Err(io::ErrorKind::ConnectionRefused.into())
     }
 
-    /// [`recv_frame`] with a new buffer for control messages.
+    /// Does as [`recv_frame`] with a new buffer for control messages.
     #[cfg(any(test, feature = "testing"))]
     pub fn recv(&self, buf: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
         recv_frame(self.fd(), buf, &mut Control::new())
@@ -148,7 +148,7 @@ pub fn is_owned(ifindex: u32, slot: Slot) -> bool {
     slot.can_be_owned() && Probe::new().is_ok_and(|probe| probe.finds(&Name { ifindex, slot }))
 }
 
-/// A new socket named `name` that receives the sender's credentials.
+/// Opens a new socket named `name` that receives the sender's credentials.
 pub(super) fn mailbox(name: &impl fmt::Display) -> io::Result<NamedSocket> {
     NamedSocket::bind(name).and_then(with_room)
 }

@@ -63,7 +63,7 @@ impl SourcePorts {
         self.local_port = local_port;
     }
 
-    /// The port from which only this user can send.
+    /// Returns the port from which only this user can send.
     pub fn local_port(&self) -> u16 {
         self.local_port
     }
@@ -107,7 +107,7 @@ impl SourcePorts {
         self.due.get_or_insert_with(|| now.after(PERIOD));
     }
 
-    /// Time of the next [`SourcePorts::renew_filters`].
+    /// Returns the time of the next [`SourcePorts::renew_filters`].
     pub fn due(&self) -> Option<Instant> {
         self.due
     }
@@ -142,9 +142,9 @@ impl SourcePorts {
     }
 }
 
-/// A filter for a socket of the family of `own`: packets from the addresses of this `host`, from
-/// `own` and from loopback pass only from `local_port`, except from `cards` of other users. `None`
-/// if it would be too long.
+/// Returns a filter for a socket of the family of `own`: packets from the addresses of this `host`,
+/// from `own` and from loopback pass only from `local_port`, except from `cards` of other users.
+/// `None` if it would be too long.
 fn program(own: Gid, local_port: u16, host: &[Gid], cards: &[Gid]) -> Option<Vec<sock_filter>> {
     let mut code = vec![op(LOAD_HALF, SRC_PORT), jump(JUMP_EQ, local_port.into(), 0, 1), PASS];
     let alike = |gid: &&Gid| gid.is_ipv4() == own.is_ipv4();

@@ -48,7 +48,7 @@ impl ObjectKind {
     /// All kinds, in the order of `rdma resource`.
     pub const ALL: [Self; 7] = [Self::Pd, Self::Cq, Self::Qp, Self::CmId, Self::Mr, Self::Ctx, Self::Srq];
 
-    /// Name in `rdma resource` of iproute2.
+    /// Returns the name in `rdma resource` of iproute2.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Pd => "pd",
@@ -61,7 +61,7 @@ impl ObjectKind {
         }
     }
 
-    /// The kind of this name.
+    /// Returns the kind of this name.
     pub fn of(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
@@ -89,7 +89,7 @@ const FAULTS: &str = "faults";
 const MAX_QUERY: usize = 128 << 10;
 
 impl Query {
-    /// Text of the datagram.
+    /// Returns the text of the datagram.
     fn text(&self) -> String {
         match self {
             Self::Status => "status".to_owned(),
@@ -167,7 +167,7 @@ impl StatusSocket {
         Ok(Self { socket, id })
     }
 
-    /// The descriptor, readable when there is a query.
+    /// Returns the descriptor, readable when there is a query.
     pub fn fd(&self) -> RawFd {
         self.socket.as_raw_fd()
     }
@@ -202,7 +202,7 @@ impl StatusSocket {
     }
 }
 
-/// The text in parts of whole lines; true for the last part.
+/// Returns the text in parts of whole lines; true for the last part.
 fn parts(text: &str) -> impl Iterator<Item = (&str, bool)> {
     let mut rest = Some(text);
     std::iter::from_fn(move || {

@@ -118,7 +118,7 @@ impl Steering {
         }
     }
 
-    /// The address of the group.
+    /// Returns the address of the group.
     pub fn gid(&self) -> Gid {
         self.link.gid()
     }
@@ -156,12 +156,12 @@ impl Steering {
         self.probed.is_some_and(|probed| self.wanted <= probed.after(MAX_ANSWER_WAIT))
     }
 
-    /// The mailbox of the current session, to wait on.
+    /// Returns the mailbox of the current session, to wait on.
     pub fn fd(&self) -> Option<RawFd> {
         self.session.as_ref().map(|session| session.mailbox.as_raw_fd())
     }
 
-    /// Time of the next necessary [`Steering::step`] if no answer arrives.
+    /// Returns the time of the next necessary [`Steering::step`] if no answer arrives.
     pub fn deadline(&self) -> Option<Instant> {
         self.session.as_ref().map(|session| session.deadline).or(self.due)
     }
@@ -318,7 +318,7 @@ impl Session {
         firsts.windows(2).any(|pair| pair[0] == pair[1])
     }
 
-    /// The lowest number of each slot, sorted by slot: only numbers without a socket are
+    /// Returns the lowest number of each slot, sorted by slot: only numbers without a socket are
     /// reassigned. Empty while the kernel may not follow the probe rule.
     fn map(&self) -> Vec<(Slot, u32)> {
         if self.round == 1 && self.has_doubles() {
@@ -334,7 +334,7 @@ impl Session {
     }
 }
 
-/// Name held by the builder for the group of `gid`.
+/// Returns the name held by the builder for the group of `gid`.
 fn builder_name(ifindex: u32, gid: Gid) -> String {
     format!("steer-{ifindex:x}-{}", AddressPart(gid))
 }
@@ -385,8 +385,8 @@ pub fn answer(packet: &[u8], meta: &RxMeta, local_port: u16, mine: &[SlotSocket]
     Some(mine.first().is_some_and(send_answer))
 }
 
-/// The program for `map`, sorted by slot, of at most [`MAX_SLOTS`]. Other slots go to the lowest
-/// number, which is reassigned last and belongs to a process that has just answered.
+/// Returns the program for `map`, sorted by slot, of at most [`MAX_SLOTS`]. Other slots go to the
+/// lowest number, which is reassigned last and belongs to a process that has just answered.
 fn program(map: &[(Slot, u32)]) -> Vec<sock_filter> {
     let other = map.iter().map(|(_, index)| *index).min().unwrap_or(NO_SOCKET);
     let mut code = vec![

@@ -24,7 +24,7 @@ impl SendRoom {
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd as RawFd) }))
     }
 
-    /// The descriptor to wait on.
+    /// Returns the descriptor to wait on.
     pub fn fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
@@ -94,7 +94,8 @@ fn get<const N: usize>(fd: RawFd, level: c_int, name: c_int) -> io::Result<[u8; 
     check(rc).map(|_| value)
 }
 
-/// Number of datagrams that the kernel has dropped before a socket's queue (`SK_MEMINFO_DROPS`).
+/// Returns the number of datagrams that the kernel has dropped before a socket's queue
+/// (`SK_MEMINFO_DROPS`).
 pub(super) fn drops(fd: RawFd) -> io::Result<u32> {
     /// Index of the drops in `SO_MEMINFO` (<linux/sock_diag.h>).
     const DROPS: usize = 8;
@@ -148,7 +149,7 @@ pub(super) enum Name<'a> {
 }
 
 impl Name<'_> {
-    /// Pointer and length for the system call.
+    /// Returns pointer and length for the system call.
     fn raw(&self) -> (*const c_void, socklen_t) {
         match self {
             Self::Peer => (std::ptr::null(), 0),
@@ -265,7 +266,7 @@ fn parse_name(name: &libc::sockaddr_in6) -> (Gid, u16) {
     }
 }
 
-/// The sender's user as reported by the kernel (`SO_PASSCRED`).
+/// Returns the sender's user as reported by the kernel (`SO_PASSCRED`).
 pub(super) fn credentials(control: &Control) -> Option<libc::uid_t> {
     let is_ours = |&(level, kind, data): &(c_int, c_int, &[u8])| {
         level == libc::SOL_SOCKET && kind == libc::SCM_CREDENTIALS && data.len() == size_of::<libc::ucred>()
@@ -276,22 +277,22 @@ pub(super) fn credentials(control: &Control) -> Option<libc::uid_t> {
     Some(libc::uid_t::from_ne_bytes(uid.try_into().ok()?))
 }
 
-/// The network namespace cookie of a socket, unique until reboot. ENOPROTOOPT before
-/// Linux 5.14.
+/// Returns the network namespace cookie of a socket, unique until reboot. ENOPROTOOPT before Linux
+/// 5.14.
 pub(super) fn namespace_cookie(fd: RawFd) -> io::Result<u64> {
     /// From `<asm-generic/socket.h>`.
     const SO_NETNS_COOKIE: c_int = 71;
     get(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE).map(u64::from_ne_bytes)
 }
 
-/// Path MTU of a connected socket in bytes, with the IP header.
+/// Returns the path MTU of a connected socket in bytes, with the IP header.
 pub(super) fn path_mtu(fd: RawFd, is_ipv4: bool) -> io::Result<u32> {
     let (level, name) = if is_ipv4 { (libc::IPPROTO_IP, libc::IP_MTU) } else { (libc::IPPROTO_IPV6, libc::IPV6_MTU) };
     get(fd, level, name).map(u32::from_ne_bytes)
 }
 
-/// Errno of the last call of this thread, without an [`io::Error`] to be dropped after each empty
-/// poll.
+/// Returns the errno of the last call of this thread, without an [`io::Error`] to be dropped after
+/// each empty poll.
 #[inline]
 fn errno() -> c_int {
     // SAFETY: the address is valid for as long as this thread exists.

@@ -137,12 +137,12 @@ impl UdpLink {
         self.queue.drain(|run| self.sender_of(run), |run, bytes| self.send_now(run, bytes), report)
     }
 
-    /// The local address, or the group's.
+    /// Returns the local address, or the group's.
     pub fn gid(&self) -> Gid {
         self.gid
     }
 
-    /// The source port of packets to addresses of this host; for a group the RoCE port.
+    /// Returns the source port of packets to addresses of this host; for a group the RoCE port.
     #[inline]
     pub fn local_port(&self) -> u16 {
         self.local_port.as_ref().map_or(ROCE_PORT, |port| port.number())
@@ -171,7 +171,8 @@ impl UdpLink {
         self.local.get()
     }
 
-    /// Receive buffer in bytes, as `SO_RCVBUF` reports it (doubled for the kernel's overhead).
+    /// Returns the receive buffer in bytes, as `SO_RCVBUF` reports it (doubled for the kernel's
+    /// overhead).
     pub fn rcvbuf(&self) -> usize {
         self.rcvbuf
     }
@@ -181,7 +182,7 @@ impl UdpLink {
         self.segments.state.load(Relaxed) == SEGMENTS_OFF
     }
 
-    /// The descriptor, to wait on.
+    /// Returns the descriptor, to wait on.
     pub fn fd(&self) -> RawFd {
         self.socket.as_raw_fd()
     }
@@ -290,7 +291,7 @@ impl UdpLink {
         }
     }
 
-    /// Metadata of `len` received bytes with the control messages `control`.
+    /// Returns the metadata of `len` received bytes with the control messages `control`.
     fn meta_of(&self, len: usize, src: Gid, src_port: u16, control: &Control) -> RxMeta {
         meta_of(RxMeta { src_port, ..RxMeta::alone(len, src, self.gid) }, control)
     }
@@ -334,7 +335,7 @@ impl UdpLink {
         Ok(received.map(|(len, src, src_port)| self.meta_of(len, src, src_port, control)))
     }
 
-    /// [`UdpLink::recv_with`] with a new buffer for control messages.
+    /// Does as [`UdpLink::recv_with`] with a new buffer for control messages.
     #[cfg(any(test, feature = "testing"))]
     pub fn recv(&self, buf: &mut [u8]) -> io::Result<Option<RxMeta>> {
         self.recv_with(buf, &mut Control::new())
@@ -375,12 +376,12 @@ impl LocalSender {
         Ok(Self { socket, port, _held: held })
     }
 
-    /// The socket, which receives nothing.
+    /// Returns the socket, which receives nothing.
     pub fn socket(&self) -> &Socket {
         &self.socket
     }
 
-    /// The source port.
+    /// Returns the source port.
     pub fn port(&self) -> u16 {
         self.port.number()
     }
@@ -434,18 +435,19 @@ impl BareLink {
         }))
     }
 
-    /// The socket for sending to the peer.
+    /// Returns the socket for sending to the peer.
     pub fn sender(&self) -> &Socket {
         self.local.as_ref().map_or(&self.receiver, LocalSender::socket)
     }
 
-    /// The source port of [`BareLink::sender`].
+    /// Returns the source port of [`BareLink::sender`].
     pub fn source_port(&self) -> u16 {
         self.local.as_ref().map_or(ROCE_PORT, LocalSender::port)
     }
 }
 
-/// The largest UDP payload in bytes from `from`, an address of this host, to `to` in one IP packet.
+/// Returns the largest UDP payload in bytes from `from`, an address of this host, to `to` in one IP
+/// packet.
 ///
 /// # Errors
 /// `EADDRNOTAVAIL` if `from` is not of this host; `ENETUNREACH` if there is no route to `to`.
@@ -581,7 +583,7 @@ impl Drops {
     }
 }
 
-/// A socket to be bound to `address`, or to another port of it.
+/// Opens a socket to be bound to `address`, or to another port of it.
 pub(crate) fn bare_socket(address: SocketAddr, ifindex: u32, rcvbuf: usize) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
     socket.set_reuse_port(true)?;
@@ -596,7 +598,7 @@ pub(crate) fn bare_socket(address: SocketAddr, ifindex: u32, rcvbuf: usize) -> i
     Ok(socket)
 }
 
-/// The socket address of `gid` at the RoCE port.
+/// Returns the socket address of `gid` at the RoCE port.
 pub(crate) fn socket_addr(gid: Gid, scope: u32) -> SocketAddr {
     match gid.to_ip() {
         IpAddr::V4(ip) => SocketAddrV4::new(ip, ROCE_PORT).into(),
@@ -604,8 +606,8 @@ pub(crate) fn socket_addr(gid: Gid, scope: u32) -> SocketAddr {
     }
 }
 
-/// The kernel's form of the address of `gid` at the RoCE port. Built for each send, without the
-/// detour over [`socket_addr`].
+/// Returns the kernel's form of the address of `gid` at the RoCE port. Built for each send, without
+/// the detour over [`socket_addr`].
 #[inline]
 fn name_of(gid: Gid, scope: u32) -> Name<'static> {
     let port = ROCE_PORT.to_be();
@@ -628,7 +630,7 @@ fn name_of(gid: Gid, scope: u32) -> Name<'static> {
     }
 }
 
-/// The scope of IPv6 addresses that need one, else 0.
+/// Returns the scope of IPv6 addresses that need one, else 0.
 #[inline]
 fn scope_of(ip: Ipv6Addr, scope: u32) -> u32 {
     if ip.is_unicast_link_local() || ip.is_multicast() { scope } else { 0 }

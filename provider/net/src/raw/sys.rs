@@ -14,7 +14,7 @@ use std::os::fd::RawFd;
 pub(super) const MAX_SEND: usize = 16;
 pub(super) const MAX_RECV: usize = 16;
 
-/// The address of an interface for frames of `protocol` in host order; 0 for none.
+/// Returns the address of an interface for frames of `protocol` in host order; 0 for none.
 pub(super) fn address(ifindex: u32, protocol: u16) -> io::Result<SockAddr> {
     // SAFETY: the closure writes a whole sockaddr_ll, which fits into the storage, and its length.
     let ((), address) = unsafe {
@@ -126,7 +126,7 @@ pub(super) fn recv(
     Ok(())
 }
 
-/// The VLAN tag that the kernel has removed from a frame (`struct tpacket_auxdata`).
+/// Returns the VLAN tag that the kernel has removed from a frame (`struct tpacket_auxdata`).
 fn tag_of(control: &Control) -> Option<[u8; TAG_LEN]> {
     const TCI_VALID: u32 = 1 << 4;
     const TPID_VALID: u32 = 1 << 6;

@@ -128,7 +128,7 @@ fn user_has_its_number_outside_the_namespace() {
     assert_eq!(["", "0", "0 x 1", "5 4294967295 9"].map(|line| outside(line, 6)), [None; 4]);
 }
 
-/// A directory for one `XDG_RUNTIME_DIR`, next to the common one of a test.
+/// Opens a directory for one `XDG_RUNTIME_DIR`, next to the common one of a test.
 fn opened(common: &Scratch, named: Option<&Scratch>) -> RuntimeDir {
     let candidates = Candidates { named: named.map(Scratch::candidate), fixed: vec![common.candidate()] };
     RuntimeDir::open(&candidates, roxe_base::privilege::effective_uid()).unwrap()

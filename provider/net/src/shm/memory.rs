@@ -130,7 +130,7 @@ impl SharedMemory {
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(word as usize).cast()) }
     }
 
-    /// The word at position `at` of the data, a multiple of 8.
+    /// Returns the word at position `at` of the data, a multiple of 8.
     #[inline]
     pub(super) fn header(&self, at: u64) -> &AtomicU64 {
         // SAFETY: the word is inside the first mapping of the data, which lives as long as `self`,
@@ -147,16 +147,16 @@ impl SharedMemory {
         let _ = self.view(at, out.len()).map(|bytes| bytes.copy_to(out));
     }
 
-    /// The bytes from position `at`, written by the other process, which may change them at any
-    /// time; `None` if they exceed the data.
+    /// Returns the bytes from position `at`, written by the other process, which may change them at
+    /// any time; `None` if they exceed the data.
     pub(super) fn view(&self, at: u64, len: usize) -> Option<SharedBytes<'_>> {
         // SAFETY: `start < size` and `len <= size`, so the bytes lie in the two mappings of the
         // data, which stay while `self` is borrowed.
         (len <= self.size).then(|| unsafe { SharedBytes::new(self.data(at), len) })
     }
 
-    /// Room from position `at`; `None` if it exceeds the data. A broken reader may change it, which
-    /// affects only itself.
+    /// Returns room from position `at`; `None` if it exceeds the data. A broken reader may change
+    /// it, which affects only itself.
     pub(super) fn room(&self, at: u64, len: usize) -> Option<TxRoom<'_>> {
         // SAFETY: the room lies in the two mappings of the data as for `view`, and its bytes may
         // change behind a reference to atomics.

@@ -46,12 +46,12 @@ const STAGE_LEN: usize = 2 << 10;
 static WRITTEN: AtomicU32 = AtomicU32::new(0);
 static READ: AtomicU32 = AtomicU32::new(0);
 
-/// Number of rings that this process writes, offered or agreed.
+/// Returns the number of rings that this process writes, offered or agreed.
 pub fn written() -> usize {
     WRITTEN.load(Ordering::Relaxed) as usize
 }
 
-/// Number of rings that this process reads.
+/// Returns the number of rings that this process reads.
 pub fn read() -> usize {
     READ.load(Ordering::Relaxed) as usize
 }
@@ -69,14 +69,14 @@ pub struct IpFields {
     pub hop_limit: u8,
 }
 
-/// Maximum number of free bytes needed for a record with `len` bytes of packets, including the
-/// cleared header of the next record.
+/// Returns the maximum number of free bytes needed for a record with `len` bytes of packets,
+/// including the cleared header of the next record.
 #[inline]
 pub fn record_len(len: usize) -> u64 {
     ((START + len) as u64).next_multiple_of(LINE) + LINE
 }
 
-/// Offset of the packets in a record whose first packet has `segment` bytes.
+/// Returns the offset of the packets in a record whose first packet has `segment` bytes.
 #[inline]
 const fn start(keeps_addresses: bool, segment: usize) -> usize {
     let before = if keeps_addresses { HEADER_LEN } else { HEADER_LEN + ADDRESSES };
@@ -113,13 +113,13 @@ impl RecordHeader {
         is_sane.then_some(Self { len, segment, joined, traffic_class, hop_limit, keeps_addresses: flags & 2 != 0 })
     }
 
-    /// Offset of the packets in the record.
+    /// Returns the offset of the packets in the record.
     #[inline]
     fn start(&self) -> usize {
         start(self.keeps_addresses, self.segment)
     }
 
-    /// Bytes from the record to the next one.
+    /// Returns the bytes from the record to the next one.
     #[inline]
     fn extent(&self) -> u64 {
         ((self.start() + self.len) as u64).next_multiple_of(LINE)
@@ -205,12 +205,12 @@ impl Writer {
         self.has_room(record_len(before + len))
     }
 
-    /// Room for a packet of `len` bytes with its ICRC; `None` if the ring is full.
+    /// Returns room for a packet of `len` bytes with its ICRC; `None` if the ring is full.
     pub fn slot(&mut self, ip_fields: &IpFields, len: usize) -> Option<TxRoom<'_>> {
         if self.takes(ip_fields, len) { self.place(ip_fields, len) } else { None }
     }
 
-    /// [`Writer::slot`] after [`Writer::takes`] has returned true, to avoid a second check.
+    /// Does as [`Writer::slot`] after [`Writer::takes`] has returned true, to avoid a second check.
     // A call would return the room in memory.
     #[inline(always)]
     pub fn place(&mut self, ip_fields: &IpFields, len: usize) -> Option<TxRoom<'_>> {
@@ -250,9 +250,9 @@ impl Writer {
         }
     }
 
-    /// Room for the payloads of up to `count` more packets of `len` bytes each, which share the
-    /// header of a packet that is alone in its record. `None` if there is no such packet, or no
-    /// room.
+    /// Returns the room for the payloads of up to `count` more packets of `len` bytes each, which
+    /// share the header of a packet that is alone in its record. `None` if there is no such packet,
+    /// or no room.
     #[inline]
     pub fn extend(&mut self, len: usize, count: u32) -> Option<TxRoom<'_>> {
         let open = self.open.as_ref()?;
@@ -334,7 +334,7 @@ impl Writer {
         self.free(bytes) >= bytes
     }
 
-    /// Free bytes, exact if less than `wanted`. An invalid head leaves none.
+    /// Returns the free bytes, exact if less than `wanted`. An invalid head leaves none.
     #[inline]
     fn free(&mut self, wanted: u64) -> u64 {
         let (tail, size) = (self.tail, self.memory.size());
@@ -345,7 +345,7 @@ impl Writer {
         free(self.head)
     }
 
-    /// Total bytes read by the reader; constant while it is stalled.
+    /// Returns the total bytes read by the reader; constant while it is stalled.
     pub fn read_so_far(&mut self) -> u64 {
         self.head = self.memory.word(Word::Head).load(Ordering::Acquire);
         self.head
@@ -394,8 +394,8 @@ impl Open {
     }
 }
 
-/// The staged bytes of a record up to `end` in whole words, its header still 0; `None` if the
-/// record is longer than the stage.
+/// Returns the staged bytes of a record up to `end` in whole words, its header still 0; `None` if
+/// the record is longer than the stage.
 #[inline]
 fn staged_lines(staged: &[u8; STAGE_LEN], end: usize) -> Option<&[[u8; HEADER_LEN]]> {
     staged.as_chunks().0.get(..end.next_multiple_of(LINE as usize) / HEADER_LEN)
@@ -428,13 +428,13 @@ impl Reader {
         self.next_header() == 0
     }
 
-    /// Total bytes read.
+    /// Returns the total bytes read.
     #[inline]
     pub fn read_so_far(&self) -> u64 {
         self.head.load(Ordering::Relaxed)
     }
 
-    /// Data bytes: the most that a dead writer can have left.
+    /// Returns the data bytes: the most that a dead writer can have left.
     pub fn size(&self) -> u64 {
         self.memory.size()
     }

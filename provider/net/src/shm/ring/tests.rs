@@ -270,7 +270,7 @@ fn sleeping_reader_is_woken_once_and_misses_no_record() {
     assert!(!writer.must_wake());
 }
 
-/// A header whose traffic class and hop limit are a checksum of its other fields.
+/// Returns a header whose traffic class and hop limit are a checksum of its other fields.
 fn checksummed_header(seed: u32) -> RecordHeader {
     let (len, joined, keeps_addresses) = (1 + seed as usize % MAX_RUN, 1 + (seed >> 16) as u8 % 3, seed & 1 << 24 != 0);
     let segment = if joined > 1 { len } else { 1 + (seed >> 4) as usize % len };
