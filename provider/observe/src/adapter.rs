@@ -42,7 +42,7 @@ pub struct Adapter {
 }
 
 impl Adapter {
-    /// The adapter number `index` of this process, over `netdev`.
+    /// Creates the adapter number `index` of this process, over `netdev`.
     pub fn new(index: u32, netdev: &Netdev) -> Self {
         let name = config().map(|config| config.device_name.clone()).unwrap_or_default().nth(index);
         let folders = config().map(|config| (config.counters.as_deref(), config.stats_files.as_deref()));
@@ -94,52 +94,52 @@ impl Adapter {
         self.observers.lock().push(observer);
     }
 
-    /// `roxe0`, `roxe1`, ..., or as configured by `ROXE_DEVICE_NAME`.
+    /// Returns the name: `roxe0`, `roxe1`, ..., or as configured by `ROXE_DEVICE_NAME`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Position in the list of devices, from 0.
+    /// Returns the position in the list of devices, from 0.
     pub fn index(&self) -> u32 {
         self.index
     }
 
-    /// Name of the network interface.
+    /// Returns the name of the network interface.
     pub fn netdev(&self) -> &str {
         &self.netdev
     }
 
-    /// Index of the network interface.
+    /// Returns the index of the network interface.
     pub fn ifindex(&self) -> u32 {
         self.ifindex
     }
 
-    /// Node GUID, host order; never 0.
+    /// Returns the node GUID, host order; never 0.
     pub fn node_guid(&self) -> u64 {
         self.guid
     }
 
-    /// The lock held while the port changes, for the fork handlers.
+    /// Returns the lock held while the port changes, for the fork handlers.
     pub fn raw_observers(&self) -> &impl Lockable {
         &self.observers
     }
 
-    /// The lock of the port's state, for the fork handlers.
+    /// Returns the lock of the port's state, for the fork handlers.
     pub fn raw_port(&self) -> &impl Lockable {
         &self.port
     }
 
-    /// The largest UD payload and path MTU.
+    /// Returns the largest UD payload and path MTU.
     pub fn active_mtu(&self) -> PathMtu {
         self.port.read().attr.active_mtu
     }
 
-    /// Line rate in bit/s.
+    /// Returns the line rate in bit/s.
     pub fn line_rate(&self) -> NonZeroU64 {
         self.port.read().line_rate
     }
 
-    /// The network interface as raw packet queue pairs need it.
+    /// Returns the network interface as raw packet queue pairs need it.
     pub fn interface(&self) -> Interface {
         let port = self.port.read();
         let max_frame = (port.mtu as usize + ETH_LEN + TAG_LEN).min(MAX_BYTES - icrc::LEN);
@@ -151,12 +151,12 @@ impl Adapter {
         self.port.read().is_gone()
     }
 
-    /// The current GID table.
+    /// Returns the current GID table.
     pub fn gids(&self) -> GidTable {
         self.port.read().gids
     }
 
-    /// Attributes of the port.
+    /// Returns the attributes of the port.
     pub fn port_attr(&self) -> PortAttr {
         let counters = self.counters();
         let drops = |reason| u32::try_from(counters.drops(reason)).unwrap_or(u32::MAX);
@@ -169,14 +169,15 @@ impl Adapter {
         }
     }
 
-    /// The counters of all engines, added up.
+    /// Returns the counters of all engines, added up.
     pub fn counters(&self) -> Counters {
         let sum = Counters::default();
         self.counters.iter().take(self.engines.load(Relaxed)).for_each(|counters| sum.add_counts(counters));
         sum
     }
 
-    /// The counters of engine number `engine`, which [`Adapter::counters`] includes from now on.
+    /// Returns the counters of engine number `engine`, which [`Adapter::counters`] includes from
+    /// now on.
     pub fn counters_of(&self, engine: usize) -> Arc<Counters> {
         let number = engine.min(MAX_ENGINES - 1);
         self.engines.fetch_max(number + 1, Relaxed);

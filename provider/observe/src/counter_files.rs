@@ -31,7 +31,7 @@ pub fn counter_files() -> impl Iterator<Item = &'static str> {
     FILES.iter().map(|(path, _)| *path)
 }
 
-/// The counters of a port that `rdma statistic` shows, by the names of their files.
+/// Returns the counters of a port that `rdma statistic` shows, by the names of their files.
 pub fn port_counters(counters: &Counters) -> impl Iterator<Item = (&'static str, u64)> {
     let named = FILES.iter().filter_map(|(path, value)| Some((path.strip_prefix("hw_counters/")?, value)));
     named.map(|(name, value)| (name, value(counters)))
@@ -52,7 +52,8 @@ pub struct CounterFiles {
 }
 
 impl CounterFiles {
-    /// The files of port 1 of `device` in the directory `root`, and a file in `stats`, if given.
+    /// Creates the files of port 1 of `device` in the directory `root`, and a file in `stats`, if
+    /// given.
     pub fn new(root: Option<&Path>, stats: Option<&Path>, device: &str) -> Self {
         Self {
             folder: root.map(|root| root.join(device).join("ports/1")).unwrap_or_default(),
@@ -121,7 +122,7 @@ impl CounterFiles {
         }
     }
 
-    /// Pause from a change to its write.
+    /// Returns the pause from a change to its write.
     pub fn pause(&self) -> Duration {
         Duration::from_nanos(self.pause.load(Ordering::Relaxed))
     }
@@ -136,13 +137,13 @@ impl CounterFiles {
         self.stats.iter().for_each(StatsFile::abandon);
     }
 
-    /// The lock, for the fork handlers.
+    /// Returns the lock, for the fork handlers.
     pub fn raw(&self) -> &impl Lockable {
         &self.written
     }
 }
 
-/// The pause in nanoseconds after a write that took `cost`.
+/// Returns the pause in nanoseconds after a write that took `cost`.
 fn pause_after(cost: Duration) -> u64 {
     (cost * SHARE).clamp(PERIOD, LONGEST).as_nanos() as u64
 }

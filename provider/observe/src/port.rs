@@ -95,13 +95,13 @@ pub struct Netdev {
 }
 
 impl Netdev {
-    /// All interfaces of this network namespace.
+    /// Returns all interfaces of this network namespace.
     pub fn all() -> Vec<Self> {
         pnet_datalink::interfaces().iter().map(Self::describe).collect()
     }
 
-    /// The interface with this index; `Ok(None)` if it was removed. Errors: EAGAIN if the system
-    /// lists no interface, not even loopback.
+    /// Returns the interface with this index; `Ok(None)` if it was removed. Errors: EAGAIN if the
+    /// system lists no interface, not even loopback.
     pub fn find(ifindex: u32) -> Result<Option<Self>, Error> {
         let all = pnet_datalink::interfaces();
         if all.is_empty() {
@@ -123,8 +123,8 @@ impl Netdev {
         }
     }
 
-    /// EUI-64 of the MAC with the universal/local bit flipped, as in rxe. An interface without a
-    /// MAC (loopback) gets a locally administered number, the same in every process.
+    /// Returns the EUI-64 of the MAC with the universal/local bit flipped, as in rxe. An interface
+    /// without a MAC (loopback) gets a locally administered number, the same in every process.
     pub fn guid(&self) -> u64 {
         let [a, b, c, d, e, f] = self.mac;
         if self.mac == [0; 6] {
@@ -134,12 +134,12 @@ impl Netdev {
         u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f])
     }
 
-    /// The path MTU of the interface by the kernel's rule, at least the smallest.
+    /// Returns the path MTU of the interface by the kernel's rule, at least the smallest.
     pub fn path_mtu(&self) -> PathMtu {
         PathMtu::for_netdev(self.mtu).unwrap_or(PathMtu::Mtu256)
     }
 
-    /// Attributes of a port over this interface.
+    /// Returns the attributes of a port over this interface.
     pub fn port_attr(&self) -> PortAttr {
         let (active_width, active_speed) = speed_codes(self.speed());
         PortAttr {
@@ -163,23 +163,23 @@ impl Netdev {
         }
     }
 
-    /// Line rate in bit/s. If unknown, about the rate of one queue pair: with a higher one, the
-    /// first rate cuts of congestion control would have no effect.
+    /// Returns the line rate in bit/s. If unknown, about the rate of one queue pair: with a higher
+    /// one, the first rate cuts of congestion control would have no effect.
     pub fn line_rate(&self) -> NonZeroU64 {
         const MEGA: u64 = 1_000_000;
         NonZeroU64::new(u64::from(self.speed()) * MEGA).unwrap_or(UNKNOWN_LINE)
     }
 
-    /// Link speed in Mbit/s; 0 if the interface has none (loopback, bridges) or does not report it.
-    /// Asks the driver, since `/sys/class/net` omits interfaces that are down and may show another
-    /// network namespace.
+    /// Returns the link speed in Mbit/s; 0 if the interface has none (loopback, bridges) or does
+    /// not report it. Asks the driver, since `/sys/class/net` omits interfaces that are down and
+    /// may show another network namespace.
     fn speed(&self) -> u32 {
         link_speed(&self.name).unwrap_or_default()
     }
 }
 
-/// Width and speed codes of the slowest InfiniBand link with at least `mbits`; 100 Gbit/s if
-/// unknown, about what copies through a socket reach.
+/// Returns width and speed codes of the slowest InfiniBand link with at least `mbits`; 100 Gbit/s
+/// if unknown, about what copies through a socket reach.
 fn speed_codes(mbits: u32) -> (u8, u8) {
     const X1: u8 = 1;
     const X4: u8 = 2;
@@ -208,7 +208,8 @@ struct LinkSettings {
     rest: [u8; 14],
 }
 
-/// Link speed of an interface in Mbit/s; 0 if unknown. Errors: EOPNOTSUPP if it has none.
+/// Returns the link speed of an interface in Mbit/s; 0 if unknown. Errors: EOPNOTSUPP if it has
+/// none.
 fn link_speed(name: &str) -> Result<u32, Error> {
     const ETHTOOL_GSET: u32 = 1;
     const UNKNOWN: u32 = u32::MAX;
@@ -223,7 +224,7 @@ fn link_speed(name: &str) -> Result<u32, Error> {
     Ok(if speed == UNKNOWN { 0 } else { speed })
 }
 
-/// An `ifreq` for the interface `name`, truncated to fit.
+/// Returns an `ifreq` for the interface `name`, truncated to fit.
 fn ifreq_for(name: &str) -> libc::ifreq {
     // SAFETY: all-zero is a valid `ifreq`.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -247,7 +248,7 @@ unsafe fn interface_ioctl(request: &mut libc::ifreq, code: libc::c_ulong) -> io:
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// MTU of an interface in bytes of an IP packet.
+/// Returns the MTU of an interface in bytes of an IP packet.
 fn mtu_of(name: &str) -> Result<u32, Error> {
     let mut request = ifreq_for(name);
     // SAFETY: SIOCGIFMTU reads the name and writes the MTU of the `ifreq`, which has no pointers.
@@ -289,7 +290,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// The port over `netdev`.
+    /// Creates the port over `netdev`.
     pub fn new(netdev: &Netdev) -> Self {
         let mut gids = GidTable::new(config().map(|config| config.gid_layout).unwrap_or_default());
         let mut claim = Claim::default();
@@ -346,7 +347,7 @@ pub struct GidTable {
 }
 
 impl GidTable {
-    /// An empty table.
+    /// Creates an empty table.
     pub fn new(layout: GidLayout) -> Self {
         Self { layout, ..Self::default() }
     }
@@ -367,7 +368,7 @@ impl GidTable {
         }
     }
 
-    /// Entries per address.
+    /// Returns the entries per address.
     const fn step(&self) -> usize {
         match self.layout {
             GidLayout::Plain => 1,
@@ -375,8 +376,8 @@ impl GidTable {
         }
     }
 
-    /// Index for a new address. The first pair of a Mellanox card belongs to an IPv6 (link-local)
-    /// address, so IPv4 begins at index 2.
+    /// Returns the index for a new address. The first pair of a Mellanox card belongs to an IPv6
+    /// (link-local) address, so IPv4 begins at index 2.
     fn hole_for(&self, address: Gid) -> Option<usize> {
         let step = self.step();
         let skipped = usize::from(step == 2 && address.is_ipv4());
@@ -384,23 +385,23 @@ impl GidTable {
         places.find(|place| self.entries[*place].is_zero())
     }
 
-    /// The entry at `index`: zero for a hole, `None` outside the table.
+    /// Returns the entry at `index`: zero for a hole, `None` outside the table.
     pub fn get(&self, index: usize) -> Option<Gid> {
         let place = if self.layout == GidLayout::Mellanox { index | 1 } else { index };
         self.entries.get(place).copied()
     }
 
-    /// The index of `gid`.
+    /// Returns the index of `gid`.
     pub fn index_of(&self, gid: Gid) -> Option<usize> {
         self.entries.iter().position(|&entry| entry == gid)
     }
 
-    /// The used entries with their indices, without those for RoCE v1.
+    /// Returns the used entries with their indices, without those for RoCE v1.
     pub fn used(&self) -> impl Iterator<Item = (u8, Gid)> {
         (0u8..).zip(self.entries).filter(|(_, gid)| !gid.is_zero())
     }
 
-    /// The used entries as programs see them; true for RoCE v1.
+    /// Returns the used entries as programs see them; true for RoCE v1.
     pub fn shown(&self) -> impl Iterator<Item = (u8, Gid, bool)> {
         let twice = self.layout == GidLayout::Mellanox;
         self.used().flat_map(move |(index, gid)| {

@@ -47,7 +47,7 @@ struct Own {
 
 static WRITTEN: Mutex<rank::Reasons, Option<Written>> = Mutex::new(None);
 
-/// Path of the file of the process that owns `slot`.
+/// Returns the path of the file of the process that owns `slot`.
 fn path(ifindex: u32, slot: Slot) -> io::Result<PathBuf> {
     let folder = common_dir()?.join("reasons");
     match DirBuilder::new().mode(0o700).create(&folder) {
@@ -56,8 +56,8 @@ fn path(ifindex: u32, slot: Slot) -> io::Result<PathBuf> {
     }
 }
 
-/// Prefix of the file names of this interface. Network namespaces may share the directory and the
-/// numbers of interfaces and slots.
+/// Returns the prefix of the file names of this interface. Network namespaces may share the
+/// directory and the numbers of interfaces and slots.
 fn names_of(ifindex: u32) -> io::Result<String> {
     Ok(format!("{:x}-{ifindex}-", named::namespace()?))
 }
@@ -154,7 +154,7 @@ pub fn note_refusal(ifindex: u32, peer: Qpn, reason: impl FnOnce() -> String) {
     write(ifindex, None, || Some((refused(peer), reason())));
 }
 
-/// First word of a line about a refusal.
+/// Returns the first word of a line about a refusal.
 fn refused(peer: Qpn) -> String {
     format!("refused-{:x}", peer.get())
 }
@@ -177,7 +177,7 @@ fn write(ifindex: u32, slot: Option<Slot>, line: impl FnOnce() -> Option<(String
     }
 }
 
-/// The reason for which a process of this host refused a connection with `qpn`.
+/// Returns the reason for which a process of this host refused a connection with `qpn`.
 pub fn of_refusal(ifindex: u32, qpn: Qpn) -> Option<String> {
     let (folder, about, names) = (common_dir().ok()?.join("reasons"), refused(qpn), names_of(ifindex).ok()?);
     let files = fs::read_dir(folder).ok()?.filter_map(Result::ok);
@@ -204,8 +204,8 @@ pub enum Owner {
     Stopped(String),
 }
 
-/// The owner of `qpn` on this host, and its last reasons for dropping packets for it that cause
-/// `status`, newest last.
+/// Returns the owner of `qpn` on this host, and its last reasons for dropping packets for it that
+/// cause `status`, newest last.
 pub fn of(ifindex: u32, qpn: Qpn, status: WcStatus) -> (Owner, Vec<Reason>) {
     let slot = Slot::of(qpn);
     let read = path(ifindex, slot).and_then(|path| Ok((fs::read_to_string(&path)?, File::open(&path)?)));
@@ -248,7 +248,7 @@ fn remove() {
     }
 }
 
-/// The lock of the files, for the fork handlers.
+/// Returns the lock of the files, for the fork handlers.
 pub fn lock() -> &'static dyn Lockable {
     &WRITTEN
 }
@@ -267,7 +267,7 @@ mod tests {
     use std::process::Command;
     use std::time::SystemTime;
 
-    /// The index of a missing interface that concurrent test processes do not use.
+    /// Returns the index of a missing interface that concurrent test processes do not use.
     fn nowhere(number: u32) -> u32 {
         0x4000_0000 | std::process::id() << 4 | number
     }

@@ -25,7 +25,7 @@ struct Open {
 }
 
 impl StatsFile {
-    /// The file of `device` in `folder`, created at the first write.
+    /// Creates the writer of the file of `device` in `folder`. The first write creates the file.
     pub fn new(folder: &Path, device: &str) -> Self {
         Self { folder: folder.into(), device: device.into(), open: Mutex::default() }
     }
