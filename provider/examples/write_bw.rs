@@ -50,7 +50,7 @@ impl End {
         Ok(Self { context, _pd: pd, cq, qp, mr })
     }
 
-    /// Address and keys for the other end.
+    /// Returns the address and the keys for the other end.
     fn describe(&self) -> String {
         format!("{} {} {}", self.qp.qpn().get(), self.mr.addr(), self.mr.rkey().0)
     }
@@ -76,7 +76,7 @@ fn parse(line: &str) -> Result<(Qpn, u64, RKey)> {
     Ok((Qpn::new(next()?? as u32), next()??, RKey(next()?? as u32)))
 }
 
-/// The passive end: polls, because that is what its owner would do.
+/// Runs the passive end: polls, as its owner would do.
 fn serve(size: usize) -> Result<()> {
     let end = End::open(size)?;
     let mut line = String::new();

@@ -96,7 +96,7 @@ impl Running {
         Outcome { command: self.command.clone(), ok, output: self.output_so_far() + &note }
     }
 
-    /// Standard output and standard error so far.
+    /// Returns standard output and standard error so far.
     pub(crate) fn output_so_far(&self) -> String {
         output_of(&self.log)
     }

@@ -25,7 +25,7 @@ pub fn is_installed() -> bool {
     Path::new(SUITE).is_dir() && Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir()
 }
 
-/// Folder of the copy that runs. Its name must be `tests`, the package of the tests.
+/// Returns the folder of the copy that runs. Its name must be `tests`, the package of the tests.
 fn folder() -> PathBuf {
     build::target_dir().join("pyverbs/tests")
 }
@@ -104,7 +104,7 @@ impl Run {
         Self { outcome, results }
     }
 
-    /// Result of each test, by its name without the package `tests`.
+    /// Returns the result of each test, by its name without the package `tests`.
     pub fn results(&self) -> &BTreeMap<String, TestResult> {
         &self.results
     }

@@ -39,7 +39,7 @@ pub struct Agents {
 const NO_LINE: &str = "^$";
 
 impl Agents {
-    /// Name in the results.
+    /// Returns the name in the results.
     pub fn name(&self) -> String {
         let words = ["agents", self.command, self.netem, self.options];
         words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")

@@ -158,7 +158,7 @@ pub fn run(
 }
 
 impl InteropExchange {
-    /// Direction, condition and the client's command line.
+    /// Returns direction, condition and the client's command line.
     pub fn name(&self) -> String {
         format!("rdmacm {} {} {} {}", self.direction, self.ip, self.condition, self.exchange)
     }

@@ -50,7 +50,7 @@ impl Count {
         count
     }
 
-    /// Total number.
+    /// Returns the total number.
     pub fn total(&self) -> usize {
         self.passed + self.failed + self.skipped + self.peer_bugs
     }

@@ -48,7 +48,7 @@ pub struct ProgramResult {
 }
 
 impl Stock {
-    /// Direction, condition and command line.
+    /// Returns direction, condition and command line.
     pub fn name(&self) -> String {
         format!("stock {} {} {} {} {}", self.direction, self.ip, self.condition, self.tool, self.args)
     }

@@ -59,7 +59,7 @@ impl ibv_qp_init_attr_ex {
         })
     }
 
-    /// The fields of the classic structure.
+    /// Returns the fields of the classic structure.
     pub fn classic(&self) -> ibv_qp_init_attr {
         copy_fields!(ibv_qp_init_attr from self { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all })
     }

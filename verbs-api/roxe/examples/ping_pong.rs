@@ -134,7 +134,7 @@ fn exchange(mut tcp: &TcpStream, own: &Endpoint) -> Result<Endpoint, Box<dyn Err
     Ok(line.parse()?)
 }
 
-/// Bytes that differ from round to round.
+/// Returns bytes that differ from round to round.
 fn message(round: u32) -> Vec<u8> {
     (0..MESSAGE as u32).map(|i| (round.wrapping_mul(31) + i) as u8).collect()
 }

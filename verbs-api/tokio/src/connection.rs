@@ -45,7 +45,7 @@ impl Connection {
         .await
     }
 
-    /// The queue pair. Its protection domain is [`QueuePair::pd`].
+    /// Returns the queue pair. Its protection domain is [`QueuePair::pd`].
     pub const fn qp(&self) -> &QueuePair {
         &self.qp
     }
@@ -55,12 +55,12 @@ impl Connection {
         &self.completions
     }
 
-    /// The completions as a mutable reference, for the methods of a stream.
+    /// Returns the completions as a mutable reference, for the methods of a stream.
     pub const fn completions_mut(&mut self) -> &mut Completions {
         &mut self.completions
     }
 
-    /// Private data of the peer's acceptance; empty on the accepting side.
+    /// Returns the private data of the peer's acceptance; empty on the accepting side.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
@@ -110,7 +110,7 @@ impl Listener {
         Ok(Self { id, events, requested: addr })
     }
 
-    /// Address of the listener, with the chosen port.
+    /// Returns the address of the listener, with the chosen port.
     pub fn local_addr(&self) -> SocketAddr {
         self.id.local_addr().unwrap_or(self.requested)
     }
@@ -144,7 +144,7 @@ async fn accept(id: CmId, param: ConnParam) -> Result<Connection, Error> {
     Ok(Connection { qp, id, events, completions, private_data: Vec::new() })
 }
 
-/// A queue pair on `id`, in a new protection domain.
+/// Creates a queue pair on `id`, in a new protection domain.
 fn queue_pair(id: &CmId) -> Result<(QueuePair, Completions), Error> {
     let context = id.context()?;
     let (pd, completions) = (context.alloc_pd()?, Completions::create(&context, COMPLETIONS)?);

@@ -61,7 +61,7 @@ impl Events {
         Ok(Self(watched(channel)?))
     }
 
-    /// The channel, to create ids on.
+    /// Returns the channel, to create ids on.
     pub fn channel(&self) -> &EventChannel {
         self.0.get_ref()
     }
@@ -101,7 +101,7 @@ impl Completions {
         Ok(Self { cq: context.create_cq_with_channel(cqe, &channel)?, channel: watched(channel)? })
     }
 
-    /// The queue, to create queue pairs with.
+    /// Returns the queue, to create queue pairs with.
     pub const fn cq(&self) -> &CompletionQueue {
         &self.cq
     }

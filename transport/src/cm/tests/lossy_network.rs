@@ -81,7 +81,7 @@ struct Simulation {
     qpns: u32,
 }
 
-/// Address of an end.
+/// Returns the address of an end.
 fn address_of(end: usize) -> Gid {
     address(end as u8 + 1)
 }

@@ -67,7 +67,7 @@ impl Injector {
         (0..count).filter(|psn| self.drops(stream, *psn)).collect()
     }
 
-    /// Packets matched and faults, by rule.
+    /// Returns packets matched and faults, by rule.
     fn totals(&self) -> Vec<(u64, u64)> {
         self.report().map(|report| (report.matched, report.applied)).collect()
     }

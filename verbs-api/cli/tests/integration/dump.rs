@@ -27,7 +27,7 @@ fn capture(name: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// A capture of SENDs with these PSNs, each with a hostile remark.
+/// Returns a capture of SENDs with these PSNs, each with a hostile remark.
 fn hostile_capture(psns: &[u32]) -> Vec<u8> {
     let loopback = Ipv4Addr::LOCALHOST.into();
     let net = NetHeader { src: loopback, dst: loopback, src_port: 0xc000, ..NetHeader::default() };

@@ -142,7 +142,7 @@ impl Wrong {
         errs
     }
 
-    /// The packet of the mistake, in a wait in which no packet comes.
+    /// Returns the packet of the mistake, in a wait in which no packet comes.
     fn stray(&mut self) -> Option<Datagram> {
         let mut datagram = self.last_packet.clone()?;
         let mistake = self.mistake;

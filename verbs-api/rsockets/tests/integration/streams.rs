@@ -54,7 +54,7 @@ fn get(sock: &Sock, level: i32, name: i32) -> i32 {
     i32::from_ne_bytes(sock.option(level, name, 4).unwrap().try_into().unwrap())
 }
 
-/// Bytes whose period, a prime, makes shifted data differ.
+/// Returns bytes whose period, a prime, makes shifted data differ.
 fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i % 251) as u8).collect()
 }
