@@ -504,7 +504,9 @@ impl State {
         let n = max.min(self.ring.len());
         // Not `drain`, which would copy each entry once more: most polls read few entries.
         for _ in 0..n {
-            self.ring.front().into_iter().for_each(&mut f);
+            if let Some(cqe) = self.ring.front() {
+                f(cqe);
+            }
             self.ring.pop_front();
         }
         self.advance_polled(n as u64);

@@ -36,8 +36,9 @@ impl Engine {
         match waiting {
             Some(waiting) if Arc::ptr_eq(&waiting.qp, qp) => waiting.until = until,
             _ => {
-                let before = waiting.replace(Waiting { qp: Arc::clone(qp), until });
-                before.into_iter().for_each(|before| before.qp.end_waiting(now));
+                if let Some(before) = waiting.replace(Waiting { qp: Arc::clone(qp), until }) {
+                    before.qp.end_waiting(now);
+                }
             }
         }
         self.scheduler.publish(Task::DelayedAck, Some(delayed_ack::due_in_background(until)));

@@ -193,7 +193,9 @@ impl Engine {
     pub(crate) fn clear(&self) {
         self.links.clear();
         self.flows.clear();
-        self.interceptor().into_iter().for_each(|interceptor| interceptor.delayed.clear());
+        if let Some(interceptor) = self.interceptor() {
+            interceptor.delayed.clear();
+        }
         self.rings.clear();
         self.scheduler.clear();
     }
@@ -260,7 +262,9 @@ impl Engine {
     /// Resets the packet counts of fault rules for a queue pair that was destroyed or moved to
     /// RESET.
     pub fn forget_packets(&self, qp: &dyn QueuePair) {
-        self.interceptor().into_iter().for_each(|interceptor| interceptor.forget(qp.ordinal()));
+        if let Some(interceptor) = self.interceptor() {
+            interceptor.forget(qp.ordinal());
+        }
     }
 
     /// Completes deferred placement and sends pending packets of all queue pairs when the process

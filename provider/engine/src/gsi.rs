@@ -221,8 +221,9 @@ impl Engine {
 pub(crate) fn packet_of(header: &Header, mad: &[u8; MAD_LEN], net: &NetHeader) -> Vec<u8> {
     let len = header.padded_len(MAD_LEN);
     let mut packet = vec![0; len + icrc::LEN];
-    let room = packet.get_mut(..len).and_then(|room| header.emit(MAD_LEN, room));
-    room.into_iter().for_each(|room| room.copy_from_slice(mad));
+    if let Some(room) = packet.get_mut(..len).and_then(|room| header.emit(MAD_LEN, room)) {
+        room.copy_from_slice(mad);
+    }
     icrc::seal(net, &mut packet);
     packet
 }

@@ -100,7 +100,9 @@ impl Interceptor {
 
     /// Resets the counts of the queue pair `ordinal`, which is destroyed or reset.
     pub(crate) fn forget(&self, ordinal: u32) {
-        self.faults.into_iter().for_each(|faults| faults.forget(ordinal));
+        if let Some(faults) = self.faults {
+            faults.forget(ordinal);
+        }
     }
 }
 

@@ -169,8 +169,16 @@ impl Engine {
     pub(crate) fn run_timers(&self, added: u64, now: Instant) {
         while let Some((deadline, owner)) = self.scheduler.timers.pop_due_before(added, now) {
             match owner {
-                TimerOwner::Qp(qpn) => self.table.get(qpn).into_iter().for_each(|qp| qp.on_timer(deadline, now)),
-                TimerOwner::Other(owner) => owner.upgrade().into_iter().for_each(|owner| owner.on_deadline(deadline)),
+                TimerOwner::Qp(qpn) => {
+                    if let Some(qp) = self.table.get(qpn) {
+                        qp.on_timer(deadline, now);
+                    }
+                }
+                TimerOwner::Other(owner) => {
+                    if let Some(owner) = owner.upgrade() {
+                        owner.on_deadline(deadline);
+                    }
+                }
                 TimerOwner::Cm => self.services.queue_deadline(self, deadline),
                 TimerOwner::DeadNames => {
                     runtime_dir::note_death();
@@ -197,7 +205,9 @@ impl Engine {
                 None => drop(grant),
             }
             // The next waiter gets unused room.
-            flow.into_iter().for_each(|flow| self.flows.wake(&flow));
+            if let Some(flow) = flow {
+                self.flows.wake(&flow);
+            }
         }
     }
 

@@ -262,7 +262,9 @@ impl Engine {
             _ => {
                 self.count_dropped(run, &self.counters().unknown_qp);
                 self.note_unknown(qpn);
-                self.interceptor().into_iter().for_each(|interceptor| interceptor.record_unknown(qpn, run));
+                if let Some(interceptor) = self.interceptor() {
+                    interceptor.record_unknown(qpn, run);
+                }
             }
         }
     }

@@ -129,7 +129,9 @@ impl Engine {
         let threads: Vec<_> = std::iter::once(&self).chain(self.further()).map(thread).collect();
         drop(self);
         for (engine, thread) in threads {
-            thread.into_iter().for_each(|thread| thread.join_if(JOIN_LIMIT, || engine.strong_count() == 0));
+            if let Some(thread) = thread {
+                thread.join_if(JOIN_LIMIT, || engine.strong_count() == 0);
+            }
         }
     }
 

@@ -72,7 +72,9 @@ impl Thread {
         drop(turn);
         if is_over {
             let handle = self.handle.lock().take();
-            handle.into_iter().for_each(|handle| join(handle, limit));
+            if let Some(handle) = handle {
+                join(handle, limit);
+            }
         }
     }
 }

@@ -311,7 +311,9 @@ impl Cm {
 
     pub(super) fn act_on_timer(&mut self, now: Instant, id: CommId) {
         let Self { table, listeners, settings, out, closed, .. } = self;
-        table.get(id).into_iter().for_each(|conn| closed.keep_if_ended(now, conn));
+        if let Some(conn) = table.get(id) {
+            closed.keep_if_ended(now, conn);
+        }
         let is_flooded = table.is_flooded();
         table.with(id, listeners, |conn| conn.on_timeout(now, settings, is_flooded, out));
     }

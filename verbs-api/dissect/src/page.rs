@@ -83,8 +83,8 @@ impl fmt::Display for Counts {
         if others.count() > 0 {
             write!(f, " ({others})")?;
         }
-        let problems = self.problem_counts().into_iter().filter(|(_, count, _)| *count > 0);
-        problems.into_iter().try_for_each(|(name, count, _)| write!(f, "; {name}: {count}"))
+        let mut problems = self.problem_counts().into_iter().filter(|(_, count, _)| *count > 0);
+        problems.try_for_each(|(name, count, _)| write!(f, "; {name}: {count}"))
     }
 }
 

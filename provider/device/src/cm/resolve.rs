@@ -251,7 +251,9 @@ impl Deadline for RetryTimer {
             Some(mut inner) => id.follow_resolution(&mut inner),
             None => Some(FIRST_PAUSE),
         };
-        pause.into_iter().for_each(|pause| self.again(pause));
+        if let Some(pause) = pause {
+            self.again(pause);
+        }
     }
 }
 

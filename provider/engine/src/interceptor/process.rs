@@ -31,7 +31,11 @@ pub(crate) fn open(config: &Config) -> Result<(Option<&'static Recorder>, Option
         && let Some(faults) = Faults::start()?
     {
         FAULTS.get_or_init(|| faults);
-        at_exit(Stage::Report, || FAULTS.get().into_iter().for_each(Faults::report));
+        at_exit(Stage::Report, || {
+            if let Some(faults) = FAULTS.get() {
+                faults.report();
+            }
+        });
     }
     Ok((RECORDER.get(), FAULTS.get()))
 }
@@ -74,8 +78,12 @@ fn cannot_write(path: &Path, cause: &std::io::Error) -> Error {
 /// Stops recording and counting in the child of a fork until `resume`.
 pub fn abandon() {
     ABANDONED.store(true, Ordering::Relaxed);
-    RECORDER.get().into_iter().for_each(Recorder::abandon);
-    FAULTS.get().into_iter().for_each(Faults::abandon);
+    if let Some(recorder) = RECORDER.get() {
+        recorder.abandon();
+    }
+    if let Some(faults) = FAULTS.get() {
+        faults.abandon();
+    }
 }
 
 /// Resumes in the child of a fork; does nothing in other processes.
@@ -87,7 +95,9 @@ pub(crate) fn resume() -> Result<(), Error> {
     if let Some(recorder) = RECORDER.get() {
         recorder.resume().map_err(|e| cannot_write(recorder.configured(), &e))?;
     }
-    FAULTS.get().into_iter().for_each(Faults::resume);
+    if let Some(faults) = FAULTS.get() {
+        faults.resume();
+    }
     ABANDONED.store(false, Ordering::Relaxed);
     Ok(())
 }

@@ -103,7 +103,9 @@ impl Engine {
         let qpn = packets.first.bth.dest_qpn;
         if let Lookup::Found(qp) = self.table.find_recent(qpn, &mut state.recent) {
             let report = qp.receive_joined(&meta, &packets, now);
-            report.into_iter().for_each(|report| state.touch(&qp, report));
+            if let Some(report) = report {
+                state.touch(&qp, report);
+            }
             state.recent.put(qpn, qp);
             if report.is_some() {
                 return self.counters().count_received(joined.into(), packets.bytes);

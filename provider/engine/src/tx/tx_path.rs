@@ -310,7 +310,9 @@ impl<'a> TxPath<'a> {
     /// Returns the buffer for the next use on this thread.
     #[inline]
     pub fn put_back(&mut self) {
-        self.batch.take().into_iter().for_each(Batch::put_back);
+        if let Some(batch) = self.batch.take() {
+            batch.put_back();
+        }
     }
 
     #[inline]
@@ -416,8 +418,10 @@ impl<'a> TxPath<'a> {
                 let writer = open.sender.writer.as_mut()?;
                 if writer.takes(&ip_fields, total) { writer.place(&ip_fields, total)?.first(ACK_LEN) } else { None }
             });
-            // The room has the requested size.
-            room.into_iter().for_each(|room| _ = room.put(&bytes));
+            if let Some(room) = room {
+                // The room has the requested size.
+                _ = room.put(&bytes);
+            }
         }
     }
 

@@ -102,7 +102,9 @@ pub(super) fn fields(current: &PacketRecord, captured: &Captured<'_>, charges: &
         Kind::XrcRequest(..) if at(12) != 0 => Some("the reserved byte of the XRCETH is set"),
         _ => None,
     };
-    headers.into_iter().for_each(|text| charge(Rule::Reserved, text));
+    if let Some(text) = headers {
+        charge(Rule::Reserved, text);
+    }
     if bth.pkey.0 & 0x7fff == 0 {
         charge(Rule::Pkey, "the P_Key is invalid");
     }

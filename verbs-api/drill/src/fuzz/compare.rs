@@ -143,8 +143,8 @@ fn memory(qp: &str, name: &str, model: &Trace, card: &Trace) -> Option<Differenc
 
 fn header(qp: &str, name: &str, model: &Trace, card: &Trace) -> Option<Difference> {
     let mine = model.grhs.iter().filter(|((region, _), _)| region == name);
-    let differs = mine.filter_map(|(place, ours)| Some((place, ours, card.grhs.get(place)?)));
-    let ((_, at), ours, theirs) = differs.into_iter().find(|(_, ours, theirs)| ours != theirs)?;
+    let mut pairs = mine.filter_map(|(place, ours)| Some((place, ours, card.grhs.get(place)?)));
+    let ((_, at), ours, theirs) = pairs.find(|(_, ours, theirs)| ours != theirs)?;
     let field = title::differing_fields(ours, theirs).into_iter().next().unwrap_or_default();
     let value = ours.split(' ').find_map(|word| word.strip_prefix(&field)?.strip_prefix('=')).unwrap_or_default();
     let check = ipv4_check(name, *at, &field, value);

@@ -61,7 +61,9 @@ pub fn page(report: &Report, compared: Option<(&Comparison, &Value)>) -> String 
     for remark in report.lost.as_ref().map(Lost::to_string).into_iter().chain(unsteady(report)) {
         _ = writeln!(page, "<p class=\"remark\">{}</p>", escape(&remark));
     }
-    compared.into_iter().for_each(|(compared, _)| comparison(compared, &mut page));
+    if let Some((compared, _)) = compared {
+        comparison(compared, &mut page);
+    }
     let mut failed: Vec<_> = report.tried.iter().filter(|tried| tried.outcome.verdict.failure().is_some()).collect();
     failed.sort_by_key(|tried| {
         let verdict = WORDS.iter().position(|word| *word == tried.outcome.verdict.word());

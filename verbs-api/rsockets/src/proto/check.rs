@@ -38,8 +38,12 @@ pub fn check_protocol(bytes: &[u8]) {
                     data.push_back(CompletionKind::Data(held));
                 }
             }
-            3 => data.pop_front().into_iter().for_each(|done| stream.handle_completion(done)),
-            4 => notices.pop_front().into_iter().for_each(|done| stream.handle_completion(done)),
+            3 | 4 => {
+                let done = if step % 8 == 3 { data.pop_front() } else { notices.pop_front() };
+                if let Some(done) = done {
+                    stream.handle_completion(done);
+                }
+            }
             5 => {
                 let part = stream.incoming.peek(u32::from(step >> 3), 100);
                 assert!(part.start <= part.end && part.end <= SIZES.recv_buffer);
