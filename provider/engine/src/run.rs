@@ -318,17 +318,17 @@ mod tests {
         // An undefined opcode, and an unsupported version.
         let [no_opcode, no_version] = [0xff, 0x0f].map(|byte| [&[byte; Bth::LEN], &one[Bth::LEN..]].concat());
         let memory: Vec<_> = one.iter().map(|byte| AtomicU8::new(*byte)).collect();
-        let (memory, ends) = (&memory[..], AtomicBool::new(false));
+        let (memory, stopped) = (&memory[..], AtomicBool::new(false));
         let (mut taken, mut refused, mut buf) = (0, 0, vec![0; 4 * (Bth::LEN + LEN + icrc::LEN)]);
         std::thread::scope(|scope| {
-            let _stop = Stop(&ends);
+            let _stop = Stop(&stopped);
             scope.spawn(|| {
                 // Mostly headers alone, so that each value is visible for a moment.
                 for len in [Bth::LEN, Bth::LEN, Bth::LEN, one.len()].into_iter().cycle() {
                     for bytes in [&one, &no_opcode, &other, &no_version] {
                         TxRoom::Shared(&memory[..len]).put(&bytes[..len]).unwrap();
                     }
-                    if ends.load(Ordering::Relaxed) {
+                    if stopped.load(Ordering::Relaxed) {
                         break;
                     }
                 }

@@ -225,18 +225,18 @@ fn card_atomics_are_atomic_only_among_themselves() {
     assert_eq!(word(&nodes).load(Ordering::SeqCst), 400, "two queue pairs");
     let is_lost = (0..50).any(|_| {
         nodes.begin(2, 1);
-        let (word, ends) = (word(&nodes), AtomicBool::new(false));
+        let (word, stopped) = (word(&nodes), AtomicBool::new(false));
         let added = std::thread::scope(|scope| {
             let processor = scope.spawn(|| {
                 let mut added = 0;
-                while !ends.load(Ordering::Relaxed) {
+                while !stopped.load(Ordering::Relaxed) {
                     word.fetch_add(1, Ordering::SeqCst);
                     added += 1;
                 }
                 added
             });
             add(&nodes, 100);
-            ends.store(true, Ordering::Relaxed);
+            stopped.store(true, Ordering::Relaxed);
             processor.join().unwrap()
         });
         word.load(Ordering::SeqCst) != added + 100
