@@ -11,7 +11,7 @@ pub use moderation::Moderation;
 use crate::comp_channel::{CompChannel, EngineSet};
 use crate::context::Context;
 use crate::event::AsyncEventKind;
-use crate::inventory::{Facts, Listing};
+use crate::inventory::{Listing, ObjectProperties};
 use crate::sleepers::{LONG_WAIT, Sleeper, sleepers};
 use crate::weakest::WeakCq;
 use moderation::{Moderator, Verdict};
@@ -89,7 +89,7 @@ impl Context {
         let channel = init.channel.as_ref().map(|channel| channel.id());
         let tracked = Tracked::new(id, || Object::Cq { context: self.id(), channel, capacity: init.cqe });
         let uses = UseCount::default();
-        let listing = self.inventory().enter(Facts::Cq { cqe: init.cqe, users: uses.clone() });
+        let listing = self.inventory().enter(ObjectProperties::Cq { cqe: init.cqe, users: uses.clone() });
         Ok(Arc::new_cyclic(|me| Cq {
             me: Weak::clone(me),
             context: Arc::clone(self),

@@ -29,12 +29,12 @@ pub(crate) struct Inventory {
     /// Number of the context.
     number: u32,
     memory: Arc<MemoryTable>,
-    objects: Mutex<rank::Inventory, BTreeMap<(ObjectKind, u32), Facts>>,
+    objects: Mutex<rank::Inventory, BTreeMap<(ObjectKind, u32), ObjectProperties>>,
 }
 
 /// An object of a list.
 #[derive(Debug)]
-pub(crate) enum Facts {
+pub(crate) enum ObjectProperties {
     Pd {
         users: UseCount,
     },
@@ -50,7 +50,7 @@ pub(crate) enum Facts {
     },
 }
 
-impl Facts {
+impl ObjectProperties {
     fn kind(&self) -> ObjectKind {
         match self {
             Self::Pd { .. } => ObjectKind::Pd,
@@ -75,7 +75,7 @@ impl Listing {
 
     /// Notes the new capacity of a completion queue.
     pub(crate) fn resize(&self, capacity: u32) {
-        if let Some(Facts::Cq { cqe, .. }) = self.inventory.objects.lock().get_mut(&self.key) {
+        if let Some(ObjectProperties::Cq { cqe, .. }) = self.inventory.objects.lock().get_mut(&self.key) {
             *cqe = capacity;
         }
     }
@@ -100,15 +100,15 @@ impl Inventory {
     }
 
     /// Enters an object under the next number of its kind.
-    pub(crate) fn enter(self: &Arc<Self>, facts: Facts) -> Listing {
-        let number = next(facts.kind());
-        self.enter_as(number, facts)
+    pub(crate) fn enter(self: &Arc<Self>, properties: ObjectProperties) -> Listing {
+        let number = next(properties.kind());
+        self.enter_as(number, properties)
     }
 
     /// Enters an object under a number that no other one of its kind has.
-    pub(crate) fn enter_as(self: &Arc<Self>, number: u32, facts: Facts) -> Listing {
-        let key = (facts.kind(), number);
-        self.objects.lock().insert(key, facts);
+    pub(crate) fn enter_as(self: &Arc<Self>, number: u32, properties: ObjectProperties) -> Listing {
+        let key = (properties.kind(), number);
+        self.objects.lock().insert(key, properties);
         Listing { inventory: Arc::clone(self), key }
     }
 
@@ -119,16 +119,20 @@ impl Inventory {
             ObjectKind::Mr => self.list_regions(line),
             _ => {
                 let objects = self.objects.lock();
-                for ((_, number), facts) in objects.iter().filter(|(key, _)| key.0 == kind) {
-                    match facts {
-                        Facts::Pd { users } => line(format_args!("n={number} users={} ctx={context}", users.count())),
-                        Facts::Cq { cqe, users } => {
+                for ((_, number), properties) in objects.iter().filter(|(key, _)| key.0 == kind) {
+                    match properties {
+                        ObjectProperties::Pd { users } => {
+                            line(format_args!("n={number} users={} ctx={context}", users.count()))
+                        }
+                        ObjectProperties::Cq { cqe, users } => {
                             line(format_args!("n={number} cqe={cqe} users={} ctx={context}", users.count()));
                         }
-                        Facts::Srq { kind, pd, cq: Some(cq) } => {
+                        ObjectProperties::Srq { kind, pd, cq: Some(cq) } => {
                             line(format_args!("n={number} type={kind} pd={pd} cq={cq}"));
                         }
-                        Facts::Srq { kind, pd, cq: None } => line(format_args!("n={number} type={kind} pd={pd}")),
+                        ObjectProperties::Srq { kind, pd, cq: None } => {
+                            line(format_args!("n={number} type={kind} pd={pd}"))
+                        }
                     }
                 }
             }
@@ -177,7 +181,7 @@ mod tests {
         let inventory = Inventory::new(0xfff7, &Arc::default());
         let users = UseCount::default();
         let _held = users.hold();
-        let cq = inventory.enter(Facts::Cq { cqe: 16, users });
+        let cq = inventory.enter(ObjectProperties::Cq { cqe: 16, users });
         let (context, number) = (inventory.number, cq.number());
         assert_eq!(lines(&inventory, ObjectKind::Cq), [format!("n={number} cqe=16 users=1 ctx={context}")]);
         cq.resize(32);

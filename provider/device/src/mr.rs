@@ -140,7 +140,7 @@ impl MrAttr {
         Region { addr, base: self.base(), length, access, users, role }
     }
 
-    fn checker_facts(self, pd: &Pd, keys: Keys) -> Memory {
+    fn for_checker(self, pd: &Pd, keys: Keys) -> Memory {
         let Self { addr, length, access, .. } = self;
         let (context, pd) = (pd.context().id(), pd.object());
         Memory { context, pd, lkey: keys.local, rkey: keys.remote, addr, base: self.base(), length, access }
@@ -258,7 +258,7 @@ impl Mr {
         let is_marked = marked(attr, &backing);
         let registration =
             Registration { pd: Arc::clone(pd), attr, backing, uses: Some([pd.hold(), quota]), is_marked };
-        let tracked = Tracked::new(ObjectId::next(), || Object::Mr(attr.checker_facts(pd, keys)));
+        let tracked = Tracked::new(ObjectId::next(), || Object::Mr(attr.for_checker(pd, keys)));
         let (context, registration) = (Arc::clone(pd.context()), Mutex::new(registration));
         Ok(Arc::new(Self { context, keys, registration, tracked }))
     }
@@ -324,7 +324,7 @@ impl Mr {
         if let Some([pd_use, _]) = &mut registration.uses {
             *pd_use = pd.hold();
         }
-        emit(|| Event::Reregistered(self.tracked.id(), attr.checker_facts(&pd, self.keys)));
+        emit(|| Event::Reregistered(self.tracked.id(), attr.for_checker(&pd, self.keys)));
         if change.range.is_some() {
             registration.is_marked = marked(attr, &registration.backing);
         }

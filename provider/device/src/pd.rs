@@ -1,7 +1,7 @@
 //! Protection domains.
 
 use crate::context::Context;
-use crate::inventory::{Facts, Listing};
+use crate::inventory::{Listing, ObjectProperties};
 use roxe_base::error::Error;
 use roxe_base::uses::{ObjectId, Use, UseCount};
 use roxe_check::{Event, Object, Tracked, emit};
@@ -27,7 +27,7 @@ impl Context {
     pub fn alloc_pd(self: &Arc<Self>) -> Result<Arc<Pd>, Error> {
         let (uses, _quota) = (UseCount::default(), self.device().quotas().pds.take()?);
         let (id, tracked) = (PdId::next(), tracked(self));
-        let _listing = Some(self.inventory().enter_as(id.number(), Facts::Pd { users: uses.clone() }));
+        let _listing = Some(self.inventory().enter_as(id.number(), ObjectProperties::Pd { users: uses.clone() }));
         Ok(Arc::new(Pd { context: Arc::clone(self), id, uses, _base: None, _quota, _listing, tracked }))
     }
 }

@@ -6,7 +6,7 @@
 
 use crate::cq::{Cq, Unpolled};
 use crate::event::AsyncEventKind;
-use crate::inventory::{Facts, Listing};
+use crate::inventory::{Listing, ObjectProperties};
 use crate::pd::Pd;
 use roxe_base::clock;
 use roxe_base::error::Error;
@@ -224,7 +224,7 @@ impl Srq {
             Kind::Xrc { cq, .. } => ("XRC", Some(cq.number())),
             Kind::Tags(cq) => ("TM", Some(cq.number())),
         };
-        let listing = pd.context().inventory().enter(Facts::Srq { kind: name, pd: pd.id().number(), cq });
+        let listing = pd.context().inventory().enter(ObjectProperties::Srq { kind: name, pd: pd.id().number(), cq });
         Ok(Arc::new(Self {
             pd: Arc::clone(pd),
             listed: listing.number(),

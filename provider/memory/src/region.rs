@@ -75,7 +75,7 @@ pub enum Users {
 
 /// The state of a key, for explanations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeyFacts {
+pub enum KeyState {
     /// No region or window has the key, and none was the last to have it.
     Unknown,
     /// The key of a destroyed region or window.

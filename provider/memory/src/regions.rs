@@ -3,7 +3,7 @@
 //! only.
 
 use crate::guard::{self, Fault, SharedBytes, Sum};
-use crate::region::{AccessScope, KeyFacts, PdId, Region, Users};
+use crate::region::{AccessScope, KeyState, PdId, Region, Users};
 use roxe_base::lock::ShardedReadGuard;
 use roxe_base::table::Slots;
 use roxe_transport::cx::{AtomicOp, MemError};
@@ -45,21 +45,21 @@ impl Regions<'_> {
     }
 
     /// Returns the state of a key, for explanations.
-    pub fn facts(&self, key: u32) -> KeyFacts {
+    pub fn key_state(&self, key: u32) -> KeyState {
         let Some(region) = self.0.get(key) else {
             return match self.key_of(key) {
-                Some(now) if self.0.get(now).is_some_and(|entry| entry.window().is_some()) => KeyFacts::Rebound(now),
-                _ if self.0.was_last(key) => KeyFacts::Dead,
-                _ => KeyFacts::Unknown,
+                Some(now) if self.0.get(now).is_some_and(|entry| entry.window().is_some()) => KeyState::Rebound(now),
+                _ if self.0.was_last(key) => KeyState::Dead,
+                _ => KeyState::Unknown,
             };
         };
         match region.users {
-            Users::Unbound => KeyFacts::Unbound,
-            Users::Null(_) => KeyFacts::Null,
+            Users::Unbound => KeyState::Unbound,
+            Users::Null(_) => KeyState::Null,
             Users::Qp(_) | Users::Peers(_) | Users::Domain(_) => {
                 let Region { addr, base, length, users, .. } = *region;
                 let is_window = region.window().is_some();
-                KeyFacts::Open { is_window, users, addr, base, length, access: region.granted() }
+                KeyState::Open { is_window, users, addr, base, length, access: region.granted() }
             }
         }
     }

@@ -35,9 +35,9 @@ impl QpHost<'_> {
             return;
         }
         let Some((sge, error)) = self.first_unusable(side, sges, access, error) else { return };
-        let facts = self.on_regions(|regions, _| regions.facts(sge.lkey.0));
+        let key_state = self.on_regions(|regions, _| regions.key_state(sge.lkey.0));
         let attempt = KeyAccess { kind: "lkey", key: sge.lkey.0, addr: sge.addr, len: sge.length.into(), access };
-        failure::note_local(&mut self.state.failed, || attempt.refused(error, facts));
+        failure::note_local(&mut self.state.failed, || attempt.refused(error, key_state));
     }
 
     /// Returns the first element of a list that cannot be used, and the error for it.
@@ -77,8 +77,8 @@ impl QpHost<'_> {
     #[cold]
     #[inline(never)]
     pub(super) fn report_failed_invalidation(&mut self, side: Side, rkey: RKey, error: MemError) {
-        let facts = self.on_regions(|regions, _| regions.facts(rkey.0));
-        let why = || failure::failed_invalidation(rkey, error, facts);
+        let key_state = self.on_regions(|regions, _| regions.key_state(rkey.0));
+        let why = || failure::failed_invalidation(rkey, error, key_state);
         // The receive of a SEND with Invalidate fails, too.
         failure::note_local(&mut self.state.failed, why);
         if side == Side::Recv {
@@ -89,11 +89,11 @@ impl QpHost<'_> {
     #[cold]
     #[inline(never)]
     pub(super) fn report_failed_bind(&mut self, bind: &Bind, error: MemError) {
-        let facts = self.on_regions(|regions, _| {
+        let key_states = self.on_regions(|regions, _| {
             let now = regions.key_of(bind.rkey.0).unwrap_or(bind.rkey.0);
-            (regions.facts(now), regions.facts(bind.lkey.0))
+            (regions.key_state(now), regions.key_state(bind.lkey.0))
         });
-        failure::note_local(&mut self.state.failed, || failure::failed_bind(bind, error, facts));
+        failure::note_local(&mut self.state.failed, || failure::failed_bind(bind, error, key_states));
     }
 
     #[cold]
@@ -101,10 +101,10 @@ impl QpHost<'_> {
     pub(super) fn report_remote_fault(&mut self, (rkey, va, len): (RKey, u64, u64), access: Access, error: MemError) {
         emit(|| Event::RemoteFault { qp: self.qp.id, rkey, va, len, access, error });
         self.state.history.note(self.now, Entry::RemoteFault(rkey, error));
-        let facts = self.on_regions(|regions, _| regions.facts(rkey.0));
+        let key_state = self.on_regions(|regions, _| regions.key_state(rkey.0));
         let attempt = KeyAccess { kind: "rkey", key: rkey.0, addr: va, len, access };
         let status = if error == MemError::Fault { WcStatus::RemOpErr } else { WcStatus::RemAccessErr };
-        failure::note_remote(self.qp, status, || attempt.refused(error, facts));
+        failure::note_remote(self.qp, status, || attempt.refused(error, key_state));
     }
 
     #[cold]

@@ -11,7 +11,7 @@ use roxe_base::config::Explain;
 use roxe_check::explain::{self, Cause, Failure, Owed, explains};
 use roxe_check::is_checking;
 use roxe_memory::mapped::why_unusable;
-use roxe_memory::region::{KeyFacts, Users};
+use roxe_memory::region::{KeyState, Users};
 use roxe_net::probe::Probe;
 use roxe_observe::reasons::{self, Owner, Reason};
 use roxe_transport::Qp as Machine;
@@ -300,14 +300,14 @@ pub(super) struct KeyAccess {
 
 impl KeyAccess {
     /// Returns why the access was refused, with advice.
-    pub(super) fn refused(&self, error: MemError, facts: KeyFacts) -> Cause {
+    pub(super) fn refused(&self, error: MemError, key_state: KeyState) -> Cause {
         let Self { kind, key, addr, len, access } = *self;
-        let (cause, advice) = match (error, facts) {
-            (MemError::BadKey, KeyFacts::Dead) => (
+        let (cause, advice) = match (error, key_state) {
+            (MemError::BadKey, KeyState::Dead) => (
                 "the region or window that had this key is gone: it was deregistered or deallocated".to_owned(),
                 "keep the region registered until the last request that uses it has completed",
             ),
-            (MemError::BadKey, KeyFacts::Rebound(now)) => (
+            (MemError::BadKey, KeyState::Rebound(now)) => (
                 format!("the memory window was bound again, under the key {now:#x}"),
                 "send the peer the rkey of the newest bind",
             ),
@@ -318,24 +318,24 @@ impl KeyAccess {
                     _ => "exchange the keys after the regions are registered, all 32 bits, in one byte order",
                 },
             ),
-            (MemError::WrongDomain, KeyFacts::Unbound) => (
+            (MemError::WrongDomain, KeyState::Unbound) => (
                 "the memory window with this key is not bound: it was invalidated, or has never been bound".to_owned(),
                 "bind the window before its rkey is used, and do not use an rkey after its invalidation",
             ),
-            (MemError::WrongDomain, KeyFacts::Null) => {
+            (MemError::WrongDomain, KeyState::Null) => {
                 ("the key is that of a null region, which only lists can use".to_owned(), "use the rkey of a region")
             }
-            (MemError::WrongDomain, KeyFacts::Open { is_window: true, .. }) if kind == "lkey" => {
+            (MemError::WrongDomain, KeyState::Open { is_window: true, .. }) if kind == "lkey" => {
                 ("the key is that of a memory window, which lists cannot use".to_owned(), "use the lkey of the region")
             }
             // The two keys of a region differ while the checker is on.
-            (MemError::WrongDomain, KeyFacts::Open { users: Users::Peers(_), .. }) if kind == "lkey" => {
+            (MemError::WrongDomain, KeyState::Open { users: Users::Peers(_), .. }) if kind == "lkey" => {
                 ("the key is the rkey of a region, and lists need the lkey".to_owned(), "use ibv_mr.lkey")
             }
-            (MemError::Access, KeyFacts::Open { users: Users::Domain(_), .. }) if kind == "rkey" && is_checking() => {
+            (MemError::Access, KeyState::Open { users: Users::Domain(_), .. }) if kind == "rkey" && is_checking() => {
                 ("the key is the lkey of a region, and a peer needs the rkey".to_owned(), "send the peer ibv_mr.rkey")
             }
-            (MemError::WrongDomain, KeyFacts::Open { users: Users::Qp(_), .. }) => (
+            (MemError::WrongDomain, KeyState::Open { users: Users::Qp(_), .. }) => (
                 "the memory window of type 2 with this key is bound to another queue pair".to_owned(),
                 "bind the window on the queue pair whose peer uses it",
             ),
@@ -343,9 +343,9 @@ impl KeyAccess {
                 "the key belongs to another protection domain than the queue pair".to_owned(),
                 "register the memory in the protection domain that the queue pair was created in",
             ),
-            (MemError::Access, facts) => {
-                let granted = match facts {
-                    KeyFacts::Open { access, .. } => format!("; it grants {}", names(access)),
+            (MemError::Access, key_state) => {
+                let granted = match key_state {
+                    KeyState::Open { access, .. } => format!("; it grants {}", names(access)),
                     _ => String::new(),
                 };
                 (
@@ -353,13 +353,13 @@ impl KeyAccess {
                     "add the access flag where the region is registered (ibv_reg_mr) or the window is bound",
                 )
             }
-            (MemError::Range, KeyFacts::Open { base, length, .. }) => (
+            (MemError::Range, KeyState::Open { base, length, .. }) => (
                 format!("the range is not inside the region, which has {length} bytes from {base:#x} on"),
                 "compare the address and the length with those of the region; the address is the virtual one, or \
                  counts from 0 with ZERO_BASED",
             ),
             (MemError::Range, _) => ("the range is not inside the region".to_owned(), "compare address and length"),
-            (MemError::Fault, KeyFacts::Open { addr: memory, base, .. }) => (
+            (MemError::Fault, KeyState::Open { addr: memory, base, .. }) => (
                 why_unusable(memory.wrapping_add(addr.wrapping_sub(base)), len, is_written(access)),
                 "keep the memory mapped, with its rights, until it is deregistered",
             ),
@@ -372,20 +372,20 @@ impl KeyAccess {
 }
 
 /// Returns why a key could not be invalidated.
-pub(super) fn failed_invalidation(rkey: RKey, error: MemError, facts: KeyFacts) -> Cause {
+pub(super) fn failed_invalidation(rkey: RKey, error: MemError, key_state: KeyState) -> Cause {
     let rkey = rkey.0;
-    let cause = match (error, facts) {
-        (MemError::BadKey, KeyFacts::Rebound(now)) => {
+    let cause = match (error, key_state) {
+        (MemError::BadKey, KeyState::Rebound(now)) => {
             format!("rkey {rkey:#x} is a former key of a memory window, which has {now:#x} since it was bound again")
         }
-        (MemError::BadKey, KeyFacts::Dead) => format!("the region or window that had rkey {rkey:#x} is gone"),
+        (MemError::BadKey, KeyState::Dead) => format!("the region or window that had rkey {rkey:#x} is gone"),
         (MemError::BadKey, _) => format!("there is no region or window with rkey {rkey:#x}"),
-        (MemError::WrongDomain, KeyFacts::Open { users: Users::Qp(_), .. }) => {
+        (MemError::WrongDomain, KeyState::Open { users: Users::Qp(_), .. }) => {
             format!("the memory window with rkey {rkey:#x} is bound to another queue pair")
         }
         (MemError::WrongDomain, _) => format!("rkey {rkey:#x} belongs to another protection domain"),
-        (_, KeyFacts::Unbound) => format!("the memory window with rkey {rkey:#x} is not bound"),
-        (_, KeyFacts::Open { is_window: true, .. }) => {
+        (_, KeyState::Unbound) => format!("the memory window with rkey {rkey:#x} is not bound"),
+        (_, KeyState::Open { is_window: true, .. }) => {
             format!("rkey {rkey:#x} is that of a memory window of type 1, which must be bound again instead")
         }
         _ => format!("rkey {rkey:#x} is that of a region, and only memory windows of type 2 can be invalidated"),
@@ -394,18 +394,19 @@ pub(super) fn failed_invalidation(rkey: RKey, error: MemError, facts: KeyFacts) 
     Cause { text: cause, advice: advice.to_owned() }
 }
 
-/// Returns why a window could not be bound, from the facts of the window and of the region.
-pub(super) fn failed_bind(bind: &Bind, error: MemError, (window, region): (KeyFacts, KeyFacts)) -> Cause {
+/// Returns why a window could not be bound, from the states of the keys of the window and of the
+/// region.
+pub(super) fn failed_bind(bind: &Bind, error: MemError, (window, region): (KeyState, KeyState)) -> Cause {
     let (rkey, lkey, length) = (bind.rkey.0, bind.lkey.0, bind.length);
     let range = KeyAccess { kind: "lkey", key: lkey, addr: bind.addr, len: length, access: bind.access };
-    if matches!(window, KeyFacts::Unknown | KeyFacts::Dead) {
+    if matches!(window, KeyState::Unknown | KeyState::Dead) {
         return Cause {
             text: format!("there is no memory window whose rkey has the index of {rkey:#x}"),
             advice: "use the key in ibv_mw.rkey, and change its low 8 bits only (ibv_inc_rkey)".to_owned(),
         };
     }
     let (text, advice) = match (error, region) {
-        (MemError::Access, _) if matches!(window, KeyFacts::Open { users: Users::Qp(_), .. }) => (
+        (MemError::Access, _) if matches!(window, KeyState::Open { users: Users::Qp(_), .. }) => (
             format!("the memory window {rkey:#x} of type 2 is bound already"),
             "invalidate the window before it is bound again",
         ),
@@ -413,7 +414,7 @@ pub(super) fn failed_bind(bind: &Bind, error: MemError, (window, region): (KeyFa
             format!("a memory window of type 2 cannot be bound to {length} bytes"),
             "bind 1 byte or more; an invalidation closes the window",
         ),
-        (MemError::Access, KeyFacts::Open { access, .. }) => {
+        (MemError::Access, KeyState::Open { access, .. }) => {
             let mut needed = Access::MW_BIND;
             if is_written(bind.access) {
                 needed |= Access::LOCAL_WRITE;
@@ -580,19 +581,19 @@ mod tests {
     fn missing_right_is_named_as_flag_to_add() {
         let access = KeyAccess { kind: "rkey", key: 5, addr: 0x1000, len: 8, access: Access::REMOTE_WRITE };
         let users = Users::Domain(PdId::next());
-        let facts = |access| KeyFacts::Open { is_window: false, users, addr: 0, base: 0, length: 8, access };
-        let Cause { text, .. } = access.refused(MemError::Access, facts(Access::REMOTE_READ));
+        let key_state = |access| KeyState::Open { is_window: false, users, addr: 0, base: 0, length: 8, access };
+        let Cause { text, .. } = access.refused(MemError::Access, key_state(Access::REMOTE_READ));
         let expected = "8 bytes at 0x1000 under rkey 0x5: the region does not grant IBV_ACCESS_REMOTE_WRITE; it \
                         grants IBV_ACCESS_REMOTE_READ";
         assert_eq!(text, expected);
-        let Cause { text, .. } = access.refused(MemError::Range, facts(Access::REMOTE_WRITE));
+        let Cause { text, .. } = access.refused(MemError::Range, key_state(Access::REMOTE_WRITE));
         assert!(text.ends_with("inside the region, which has 8 bytes from 0x0 on"), "{text}");
     }
 
     #[test]
     fn rkey_in_a_list_is_named() {
         let access = KeyAccess { kind: "lkey", key: 5, addr: 0, len: 8, access: Access::empty() };
-        let facts = |is_window, users| KeyFacts::Open {
+        let key_state = |is_window, users| KeyState::Open {
             is_window,
             users,
             addr: 0,
@@ -602,13 +603,13 @@ mod tests {
         };
         let pd = PdId::next();
         let qp = Users::Qp(ObjectId::next());
-        for (facts, expected) in [
-            (facts(false, Users::Peers(pd)), "the key is the rkey of a region, and lists need the lkey"),
-            (facts(true, Users::Peers(pd)), "the key is that of a memory window, which lists cannot use"),
-            (facts(true, qp), "the key is that of a memory window, which lists cannot use"),
-            (facts(false, Users::Domain(pd)), "the key belongs to another protection domain than the queue pair"),
+        for (key_state, expected) in [
+            (key_state(false, Users::Peers(pd)), "the key is the rkey of a region, and lists need the lkey"),
+            (key_state(true, Users::Peers(pd)), "the key is that of a memory window, which lists cannot use"),
+            (key_state(true, qp), "the key is that of a memory window, which lists cannot use"),
+            (key_state(false, Users::Domain(pd)), "the key belongs to another protection domain than the queue pair"),
         ] {
-            let Cause { text, .. } = access.refused(MemError::WrongDomain, facts);
+            let Cause { text, .. } = access.refused(MemError::WrongDomain, key_state);
             assert!(text.ends_with(expected), "{text}");
         }
     }

@@ -108,7 +108,7 @@ impl Qp {
             }
         }
         let flows = FlowUses::default();
-        let tracked = Tracked::new(core.resources.id, || Object::Qp(checker_facts(&core, pd, &init)));
+        let tracked = Tracked::new(core.resources.id, || Object::Qp(pair_for_checker(&core, pd, &init)));
         Ok(Arc::new(Self { core, pd: Arc::clone(pd), uses: Mutex::new(uses), flows, rss, tracked }))
     }
 
@@ -382,7 +382,7 @@ fn config(context: &Context, init: &QpInit, qpn: Qpn, is_xrc_target: bool) -> Qp
     }
 }
 
-fn checker_facts(core: &QpCore, pd: &Pd, init: &QpInit) -> Pair {
+fn pair_for_checker(core: &QpCore, pd: &Pd, init: &QpInit) -> Pair {
     let qp = &core.resources;
     Pair {
         context: pd.context().id(),
