@@ -44,7 +44,7 @@ pub struct CqInit {
     pub cqe: u32,
     /// Channel for its events.
     pub channel: Option<Arc<CompChannel>>,
-    /// Token of its events.
+    /// Token of the program in asynchronous events of this object.
     pub user: u64,
     /// Completion vector, below the number of vectors.
     pub comp_vector: u32,
@@ -129,7 +129,7 @@ impl Cq {
         self.channel.as_ref()
     }
 
-    /// Returns the token of its events.
+    /// Returns the token of the program in asynchronous events of this object.
     pub fn user(&self) -> u64 {
         self.user
     }

@@ -33,7 +33,7 @@ pub struct SrqInit {
     pub max_sge: u32,
     /// Initial limit; 0 means none.
     pub limit: u32,
-    /// Token of its events.
+    /// Token of the program in asynchronous events of this object.
     pub user: u64,
 }
 

@@ -27,7 +27,7 @@ pub struct WqInit {
     pub max_sge: u32,
     /// Completion queue of its receives.
     pub cq: Arc<Cq>,
-    /// Token of its events.
+    /// Token of the program in asynchronous events of this object.
     pub user: u64,
 }
 

@@ -32,7 +32,7 @@ pub struct QpInit {
     pub recv_cq: Arc<Cq>,
     /// Shared receive queue; `None`: receives come from the queue pair's own queue.
     pub srq: Option<Arc<Srq>>,
-    /// Token of its asynchronous events.
+    /// Token of the program in asynchronous events of this object.
     pub user: u64,
 }
 
