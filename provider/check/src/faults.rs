@@ -417,7 +417,7 @@ fn candidates(stacks: &[Stack]) -> Vec<(String, u64, String)> {
     }
     let mut found = Vec::new();
     for (at, calls) in by_stack {
-        let frames = outcome::words(&known[at].1);
+        let frames = outcome::stack_field(&known[at].1);
         let middle = (calls.len() > 1).then(|| calls[calls.len() / 2].clone());
         let chosen = calls.into_iter().take(1).chain(middle);
         found.extend(chosen.map(|(site, nth)| (site, nth, frames.clone())));

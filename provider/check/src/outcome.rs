@@ -52,7 +52,7 @@ pub(crate) fn is_wanted() -> bool {
 #[cold]
 pub fn polled_failure() {
     if is_wanted() && POLLED.fetch_add(1, Ordering::Relaxed) == 0 {
-        note(&format!("polled\t{}\t{}", std::process::id(), words(&Stack::here().frames())));
+        note(&format!("polled\t{}\t{}", std::process::id(), stack_field(&Stack::here().frames())));
     }
 }
 
@@ -85,7 +85,7 @@ pub(crate) fn start(process: &Process) {
         let _own = OwnThread::begin();
         fatal::serve(|thread, signal, addresses| {
             let frames = Stack::of(addresses).frames();
-            note(&format!("stack\t{}\t{thread}\t{signal}\t{}", std::process::id(), words(&frames)));
+            note(&format!("stack\t{}\t{thread}\t{signal}\t{}", std::process::id(), stack_field(&frames)));
         });
     };
     // Without the thread, stacks are missing.
@@ -95,7 +95,7 @@ pub(crate) fn start(process: &Process) {
 /// Notes a fault of `rule`, at the call that it hit.
 pub(crate) fn fault(rule: &str, frames: &[Frame]) {
     FAULTS.fetch_add(1, Ordering::Relaxed);
-    note(&format!("fault\t{}\t{rule}\t{}", std::process::id(), words(frames)));
+    note(&format!("fault\t{}\t{rule}\t{}", std::process::id(), stack_field(frames)));
 }
 
 /// Counts a call after a fault.
@@ -117,8 +117,8 @@ pub(crate) fn end() {
     note(&format!("end\t{}\t{destroyed}\t{tried}\t{unread}\t{polled}", std::process::id()));
 }
 
-/// Returns a stack in one word without tabs, innermost call first; `-` if it is unknown.
-pub(crate) fn words(frames: &[Frame]) -> String {
+/// Returns a stack as a field without tabs, innermost call first; `-` if it is unknown.
+pub(crate) fn stack_field(frames: &[Frame]) -> String {
     let calls: Vec<_> = frames.iter().map(|frame| frame.to_string().replace(['\t', '\n'], " ")).collect();
     if calls.is_empty() { "-".to_owned() } else { calls.join(" < ") }
 }
