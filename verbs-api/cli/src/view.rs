@@ -23,7 +23,7 @@ use roxe_provider::Device;
 use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
-pub(crate) use sysfs::{CLASS, shows_other_cards, words};
+pub(crate) use sysfs::{CLASS, hex_groups, shows_other_cards};
 
 /// A reason why the program has no view, or a part of it.
 #[derive(Debug, thiserror::Error)]

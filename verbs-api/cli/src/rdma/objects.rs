@@ -4,7 +4,7 @@
 use super::record::Record;
 use crate::output::Result;
 use crate::status::{KeyValues, command_of};
-use crate::view::words;
+use crate::view::hex_groups;
 use roxe_provider::config::variable;
 use roxe_provider::{Answer, Device, ObjectKind, Query, SHORTENED, ask_here, counter_files, preview};
 use serde_json::Value;
@@ -77,8 +77,8 @@ impl Card {
         record.shown_as("ifindex", index, format!("{index}: ")).shown_as("ifname", name, format!("{name}: "));
         record.word("node_type", "ca").word("fw", attr.fw_ver);
         record
-            .word("node_guid", &words(&attr.node_guid.to_be_bytes()))
-            .word("sys_image_guid", &words(&attr.sys_image_guid.to_be_bytes()));
+            .word("node_guid", &hex_groups(&attr.node_guid.to_be_bytes()))
+            .word("sys_image_guid", &hex_groups(&attr.sys_image_guid.to_be_bytes()));
         if has_details {
             record.shown_as("adaptive-moderation", false, "adaptive-moderation off ");
             add_caps(&mut record, &DEVICE_CAPS, attr.device_cap_flags_ex);

@@ -25,7 +25,7 @@ const NULL_NODE: &str = "../null";
 fn write_device(device: &Device, to: &Path) -> io::Result<()> {
     let (attr, PortAttr { state, phys_state, port_cap_flags, active_width, active_speed, .. }) =
         (device.attr(), device.port_attr());
-    let guid = |guid: u64| words(&guid.to_be_bytes());
+    let guid = |guid: u64| hex_groups(&guid.to_be_bytes());
     let files = [
         ("node_type", "1: CA".to_owned()),
         ("node_guid", guid(attr.node_guid)),
@@ -57,7 +57,7 @@ fn write_device(device: &Device, to: &Path) -> io::Result<()> {
     for index in 0..GID_TABLE_LEN {
         let name = index.to_string();
         let entry = entries.iter().find(|entry| usize::from(entry.index) == index);
-        write(&port.join("gids").join(&name), &words(&entry.map_or([0; 16], |entry| entry.gid.0)), 0o444)?;
+        write(&port.join("gids").join(&name), &hex_groups(&entry.map_or([0; 16], |entry| entry.gid.0)), 0o444)?;
         if let Some(entry) = entry {
             write(&types.join(&name), if entry.is_v1 { "IB/RoCE v1" } else { "RoCE v2" }, 0o444)?;
             write(&ndevs.join(&name), device.netdev(), 0o444)?;
@@ -131,9 +131,9 @@ fn write(path: &Path, line: &str, mode: u32) -> io::Result<()> {
 }
 
 /// Returns hexadecimal digits in groups of four, the notation of GUIDs and GIDs.
-pub(crate) fn words(bytes: &[u8]) -> String {
-    let word = |pair: &[u8]| pair.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    bytes.chunks(2).map(word).collect::<Vec<_>>().join(":")
+pub(crate) fn hex_groups(bytes: &[u8]) -> String {
+    let group = |pair: &[u8]| pair.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    bytes.chunks(2).map(group).collect::<Vec<_>>().join(":")
 }
 
 /// Returns the rate from the codes of width and speed (IBA PortInfo).
