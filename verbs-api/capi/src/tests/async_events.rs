@@ -38,7 +38,11 @@ fn sq_drained_is_reported_after_started_requests() {
     let [a, b] = rig.rc_pair();
     // The request starts, and cannot finish before the peer posts a receive.
     assert_eq!(rig.post_send(a, &mut send_wr(1, SEND, &[rig.sge(0, 1)])).0, 0);
-    modify(a, ibv_qp_attr { qp_state: SQD, en_sqd_async_notify: 1, ..ibv_qp_attr::default() }, STATE | 1 << 2);
+    modify(
+        a,
+        ibv_qp_attr { qp_state: SQD, en_sqd_async_notify: 1, ..ibv_qp_attr::default() },
+        STATE | mask::EN_SQD_ASYNC_NOTIFY,
+    );
     assert_eq!((query(a).sq_draining, query(a).en_sqd_async_notify), (1, 1));
     assert_eq!(rig.post_send(a, &mut send_wr(2, SEND, &[rig.sge(0, 1)])).0, 0, "waits for RTS");
     assert_eq!(rig.post_recv(b, 11, &[rig.sge(100, 1)]), 0);

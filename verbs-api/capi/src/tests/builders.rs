@@ -38,9 +38,9 @@ fn connect_uc(qp: *mut ibv_qp, peer: u32) {
         port_num: 1,
         ..ibv_qp_attr::default()
     };
-    modify(qp, attr, 1 | 1 << 3 | 1 << 4 | 1 << 5);
-    modify(qp, ibv_qp_attr { qp_state: RTR, ..attr }, 1 | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 20);
-    modify(qp, ibv_qp_attr { qp_state: RTS, ..attr }, 1 | 1 << 16);
+    modify(qp, attr, TO_INIT);
+    modify(qp, ibv_qp_attr { qp_state: RTR, ..attr }, TO_RTR_OF_UC);
+    modify(qp, ibv_qp_attr { qp_state: RTS, ..attr }, STATE | mask::SQ_PSN);
 }
 
 fn qpx_of(qp: *mut ibv_qp) -> Qpx {

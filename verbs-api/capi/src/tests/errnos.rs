@@ -156,8 +156,12 @@ fn wrong_mask_or_value_is_einval() {
     assert_eq!(found, (16, 1, 0), "the size was changed, and nothing else");
     check_rows(&[
         ("modify_qp: an attribute that does not exist", modify_qp(|_| (), init | 1 << 22), libc::EINVAL),
-        ("modify_qp: an attribute that this transition does not take", modify_qp(|_| (), init | 1 << 9), libc::EINVAL),
-        ("modify_qp: an attribute is missing", modify_qp(|_| (), init & !(1 << 5)), libc::EINVAL),
+        (
+            "modify_qp: an attribute that this transition does not take",
+            modify_qp(|_| (), init | mask::TIMEOUT),
+            libc::EINVAL,
+        ),
+        ("modify_qp: an attribute is missing", modify_qp(|_| (), init & !mask::PORT), libc::EINVAL),
         ("modify_qp: a P_Key index beyond the table", modify_qp(|attr| attr.pkey_index = 1, init), libc::EINVAL),
         ("modify_qp: a port that does not exist", modify_qp(|attr| attr.port_num = 2, init), libc::EINVAL),
         (

@@ -12,8 +12,6 @@ const PATH_MIG_ERR: c_int = 7;
 const MIGRATED: c_int = 0;
 const REARM: c_int = 1;
 const ARMED: c_int = 2;
-const ALT_PATH: c_int = 1 << 14;
-const PATH_MIG_STATE: c_int = 1 << 18;
 /// Environment variable of the process that loses packets of the first path from the second message
 /// on.
 const LOSSY: &str = "ROXE_TEST_LOSSY";
@@ -46,7 +44,7 @@ impl Paths {
                 path_mig_state: REARM,
                 ..ibv_qp_attr::default()
             };
-            assert_eq!(modify_in_place(qp, attr, ALT_PATH | PATH_MIG_STATE), 0);
+            assert_eq!(modify_in_place(qp, attr, mask::ALT_PATH | mask::PATH_MIG_STATE), 0);
             assert_eq!(query(qp).path_mig_state, REARM);
         }
     }
@@ -120,17 +118,21 @@ fn modify_in_place(qp: *mut ibv_qp, mut attr: ibv_qp_attr, mask: c_int) -> c_int
 fn software_migrates_a_connection_and_back() {
     let Some(paths) = Paths::new() else { return };
     let to = |path_mig_state| ibv_qp_attr { path_mig_state, ..ibv_qp_attr::default() };
-    assert_eq!(modify_in_place(paths.qps[0], to(REARM), PATH_MIG_STATE), libc::EINVAL, "no alternate path is loaded");
+    assert_eq!(
+        modify_in_place(paths.qps[0], to(REARM), mask::PATH_MIG_STATE),
+        libc::EINVAL,
+        "no alternate path is loaded"
+    );
     paths.arm();
-    assert_eq!(modify_in_place(paths.qps[0], to(ARMED), PATH_MIG_STATE), libc::EINVAL, "the peer arms");
-    assert_eq!(modify_in_place(paths.qps[0], to(MIGRATED), PATH_MIG_STATE), 0);
+    assert_eq!(modify_in_place(paths.qps[0], to(ARMED), mask::PATH_MIG_STATE), libc::EINVAL, "the peer arms");
+    assert_eq!(modify_in_place(paths.qps[0], to(MIGRATED), mask::PATH_MIG_STATE), 0);
     assert_eq!([paths.write(0), paths.write(1)], [0, 0]);
     paths.check_migrated();
 
     paths.set_alternate(loopback());
     assert_eq!([paths.write(0), paths.write(1)], [0, 0]);
     assert_eq!(paths.states(), [ARMED; 2]);
-    assert_eq!(modify_in_place(paths.qps[1], to(MIGRATED), PATH_MIG_STATE), 0);
+    assert_eq!(modify_in_place(paths.qps[1], to(MIGRATED), mask::PATH_MIG_STATE), 0);
     assert_eq!([paths.write(1), paths.write(0)], [0, 0]);
     for qp in paths.qps {
         assert_eq!(query(qp).ah_attr.grh.dgid.raw, loopback().grh.dgid.raw);

@@ -302,11 +302,11 @@ fn illegal_transition_leaves_qp_unchanged() {
     let mut attr = ibv_qp_attr { qp_state: RTS, ..ibv_qp_attr::default() };
     // SAFETY: the test keeps the QP alive; the structure is a local variable.
     unsafe {
-        assert_eq!(ibv_modify_qp(qp, &raw mut attr, 1), libc::EINVAL, "RESET to RTS");
+        assert_eq!(ibv_modify_qp(qp, &raw mut attr, STATE), libc::EINVAL, "RESET to RTS");
         attr.qp_state = INIT;
-        assert_eq!(ibv_modify_qp(qp, &raw mut attr, 1), libc::EINVAL, "attributes are missing");
+        assert_eq!(ibv_modify_qp(qp, &raw mut attr, STATE), libc::EINVAL, "attributes are missing");
         attr.qp_state = 77;
-        assert_eq!(ibv_modify_qp(qp, &raw mut attr, 1), libc::EINVAL, "no such state");
+        assert_eq!(ibv_modify_qp(qp, &raw mut attr, STATE), libc::EINVAL, "no such state");
         assert_eq!(ibv_modify_qp(qp, &raw mut attr, 1 << 30), libc::EINVAL, "no such attribute");
     }
     assert_eq!(state(qp), 0);

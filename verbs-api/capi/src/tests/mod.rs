@@ -61,14 +61,42 @@ const QKEY: u32 = 0x1111_1111;
 const WRITE: u32 = 0;
 const SEND: u32 = 2;
 const READ: u32 = 4;
-/// `IBV_QP_STATE` and the masks of the steps to RTS of an RC QP.
-const STATE: c_int = 1;
-const TO_RTR: c_int = STATE | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 15 | 1 << 17 | 1 << 20;
-const TO_RTS: c_int = STATE | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 13 | 1 << 16;
+/// `IBV_QP_STATE`.
+const STATE: c_int = mask::STATE;
+/// Masks of the steps to RTS of an RC QP.
+const TO_INIT: c_int = STATE | mask::ACCESS_FLAGS | mask::PKEY_INDEX | mask::PORT;
+const TO_RTR: c_int = TO_RTR_OF_UC | mask::MIN_RNR_TIMER | mask::MAX_DEST_RD_ATOMIC;
+const TO_RTR_OF_UC: c_int = STATE | mask::AV | mask::PATH_MTU | mask::RQ_PSN | mask::DEST_QPN;
+const TO_RTS: c_int = STATE | mask::TIMEOUT | mask::RETRY_CNT | mask::RNR_RETRY | mask::MAX_QP_RD_ATOMIC | mask::SQ_PSN;
 /// LOCAL_WRITE and every remote right.
 const ALL_ACCESS: c_int = 0xf;
 /// A test that waits this long has failed.
 const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// `IBV_QP_*`: attributes of a QP.
+mod mask {
+    use super::c_int;
+
+    pub(super) const STATE: c_int = 1;
+    pub(super) const EN_SQD_ASYNC_NOTIFY: c_int = 1 << 2;
+    pub(super) const ACCESS_FLAGS: c_int = 1 << 3;
+    pub(super) const PKEY_INDEX: c_int = 1 << 4;
+    pub(super) const PORT: c_int = 1 << 5;
+    pub(super) const QKEY: c_int = 1 << 6;
+    pub(super) const AV: c_int = 1 << 7;
+    pub(super) const PATH_MTU: c_int = 1 << 8;
+    pub(super) const TIMEOUT: c_int = 1 << 9;
+    pub(super) const RETRY_CNT: c_int = 1 << 10;
+    pub(super) const RNR_RETRY: c_int = 1 << 11;
+    pub(super) const RQ_PSN: c_int = 1 << 12;
+    pub(super) const MAX_QP_RD_ATOMIC: c_int = 1 << 13;
+    pub(super) const ALT_PATH: c_int = 1 << 14;
+    pub(super) const MIN_RNR_TIMER: c_int = 1 << 15;
+    pub(super) const SQ_PSN: c_int = 1 << 16;
+    pub(super) const MAX_DEST_RD_ATOMIC: c_int = 1 << 17;
+    pub(super) const PATH_MIG_STATE: c_int = 1 << 18;
+    pub(super) const DEST_QPN: c_int = 1 << 20;
+}
 
 /// Returns `errno` of this thread.
 fn errno() -> c_int {
@@ -300,9 +328,9 @@ fn query(qp: *mut ibv_qp) -> ibv_qp_attr {
 /// Moves a UD QP from RESET to RTS.
 fn ud_to_rts(qp: *mut ibv_qp) {
     let attr = ibv_qp_attr { qp_state: INIT, port_num: 1, qkey: QKEY, ..ibv_qp_attr::default() };
-    modify(qp, attr, 1 | 1 << 4 | 1 << 5 | 1 << 6);
-    modify(qp, ibv_qp_attr { qp_state: RTR, ..ibv_qp_attr::default() }, 1);
-    modify(qp, ibv_qp_attr { qp_state: RTS, ..ibv_qp_attr::default() }, 1 | 1 << 16);
+    modify(qp, attr, STATE | mask::PKEY_INDEX | mask::PORT | mask::QKEY);
+    modify(qp, ibv_qp_attr { qp_state: RTR, ..ibv_qp_attr::default() }, STATE);
+    modify(qp, ibv_qp_attr { qp_state: RTS, ..ibv_qp_attr::default() }, STATE | mask::SQ_PSN);
 }
 
 /// Moves an RC QP from RESET to RTS.
@@ -318,7 +346,7 @@ fn connect_as(qp: *mut ibv_qp, attr: ibv_qp_attr) {
 
 /// Moves an RC QP from RESET to RTR.
 fn to_rtr(qp: *mut ibv_qp, attr: ibv_qp_attr) {
-    modify(qp, ibv_qp_attr { qp_state: INIT, ..attr }, STATE | 1 << 3 | 1 << 4 | 1 << 5);
+    modify(qp, ibv_qp_attr { qp_state: INIT, ..attr }, TO_INIT);
     modify(qp, ibv_qp_attr { qp_state: RTR, ..attr }, TO_RTR);
 }
 

@@ -33,7 +33,7 @@ fn query_qp_returns_modified_attributes() {
     };
     to_rtr(qp, attr);
     let set = ibv_qp_attr { qp_state: RTS, ..attr };
-    modify(qp, set, TO_RTS | 1 << 14 | 1 << 18);
+    modify(qp, set, TO_RTS | mask::ALT_PATH | mask::PATH_MIG_STATE);
     let now = query(qp);
     assert_eq!((now.qp_state, now.cur_qp_state, now.path_mtu), (RTS, RTS, 2));
     assert_eq!((now.dest_qp_num, now.rq_psn, now.sq_psn), (0x12_3456, 0xab_cdef, 0x12_3455));
@@ -56,13 +56,17 @@ fn query_qp_returns_modified_attributes() {
 }
 
 #[test]
-fn read_after_rights_are_removed_is_rem_op_err() {
+fn read_after_max_rd_atomic_becomes_0_is_loc_qp_op_err() {
     let rig = Rig::new();
     let [a, b] = rig.rc_pair();
     modify(a, ibv_qp_attr { qp_state: SQD, ..ibv_qp_attr::default() }, STATE);
     let sges = [rig.sge(0, 1)];
     assert_eq!(rig.post_send(a, &mut rdma_wr(1, READ, &sges, rig.addr(200), rig.rkey())).0, 0);
-    modify(a, ibv_qp_attr { qp_state: SQD, max_rd_atomic: 0, ..ibv_qp_attr::default() }, STATE | 1 << 13);
+    modify(
+        a,
+        ibv_qp_attr { qp_state: SQD, max_rd_atomic: 0, ..ibv_qp_attr::default() },
+        STATE | mask::MAX_QP_RD_ATOMIC,
+    );
     let mut start = ibv_qp_attr { qp_state: RTS, ..ibv_qp_attr::default() };
     // SAFETY: the test keeps the QP alive; the structure is a local variable.
     assert_eq!(unsafe { ibv_modify_qp(a, &raw mut start, STATE) }, 0);

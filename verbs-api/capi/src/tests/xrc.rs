@@ -118,7 +118,7 @@ fn xrc_target_lives_until_its_last_handle() {
         let second = open_qp(rig.context, &raw mut attr);
         assert!(!second.is_null() && second != first && qp_num(second) == qp_num(first));
         let init = ibv_qp_attr { qp_state: INIT, port_num: 1, ..ibv_qp_attr::default() };
-        modify(first, init, 1 | 1 << 3 | 1 << 4 | 1 << 5);
+        modify(first, init, TO_INIT);
         destroy(&[first]);
         let (mut now, mut made) = (ibv_qp_attr::default(), rig.init_attr(RC));
         assert_eq!(ibv_query_qp(second, &raw mut now, 1, &raw mut made), 0);
