@@ -376,7 +376,7 @@ fn long_messages_request_acks_in_the_middle() {
     let ack_reqs: Vec<_> = s.p.log.iter().map(|l| l.header.bth.ack_req).collect();
     assert_eq!(ack_reqs.len(), 32);
     assert!(ack_reqs[31], "always on the last packet");
-    // A quarter of the window of the simulated host, in packets of the minimum charge.
+    // A quarter of the window of the simulated host, in packets of the minimum cost.
     assert!(ack_reqs.windows(16_384 / LEAST_COST as usize + 1).all(|run| run.contains(&true)), "{ack_reqs:?}");
     assert_eq!(ack_reqs.iter().filter(|requested| **requested).count(), 2, "and no more often: {ack_reqs:?}");
 }
@@ -396,7 +396,7 @@ fn packet_that_fills_the_window_requests_an_ack() {
 // clause: SEND-ASK-STALL
 #[test]
 fn last_packet_before_a_full_window_requests_an_ack() {
-    // Each row is a window in packets of the minimum charge, then the packets of 32 that are sent
+    // Each row is a window in packets of the minimum cost, then the packets of 32 that are sent
     // one by one and in runs of 4. The first packet is longer.
     for (window, alone, in_runs) in [(1, 1, 1), (2, 2, 5), (5, 5, 5), (6, 6, 9), (8, 8, 9), (29, 29, 29), (30, 30, 32)]
     {
