@@ -34,7 +34,7 @@ impl End {
         let cq = context.create_cq(CqInit { cqe: 1024, ..CqInit::default() })?;
         let memory = Vec::leak(vec![1u8; size.max(4096)]);
         let addr = memory.as_ptr() as u64;
-        // SAFETY: leaked memory, of which nothing but the card's accesses is expected.
+        // SAFETY: the memory is leaked, so it stays valid, and only the card accesses it.
         let mr = unsafe { pd.reg_mr(addr, memory.len() as u64, addr, Access::LOCAL_WRITE | Access::REMOTE_WRITE)? };
         let caps = QpCaps { max_send_wr: 64, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 64 };
         let (send_cq, recv_cq) = (Arc::clone(&cq), Arc::clone(&cq));
@@ -50,7 +50,7 @@ impl End {
         Ok(Self { context, _pd: pd, cq, qp, mr })
     }
 
-    /// Returns the address and the keys for the other end.
+    /// Returns a line for the other end: QPN, address and rkey.
     fn describe(&self) -> String {
         format!("{} {} {}", self.qp.qpn().get(), self.mr.addr(), self.mr.rkey().0)
     }
@@ -76,7 +76,7 @@ fn parse(line: &str) -> Result<(Qpn, u64, RKey)> {
     Ok((Qpn::new(next()?? as u32), next()??, RKey(next()?? as u32)))
 }
 
-/// Runs the passive end: polls, as its owner would do.
+/// Runs the passive end, which polls its CQ until the process is killed, as an application does.
 fn serve(size: usize) -> Result<()> {
     let end = End::open(size)?;
     let mut line = String::new();
@@ -97,7 +97,8 @@ fn start_peer(size: usize, mine: &str) -> Result<(Child, String)> {
     Ok((child, line))
 }
 
-fn stream(end: &End, request: &SendRequest<'_>, time: Duration) -> Result<f64> {
+/// Posts requests for `time`; returns completions per second.
+fn message_rate(end: &End, request: &SendRequest<'_>, time: Duration) -> Result<f64> {
     let (start, mut posted, mut done) = (Instant::now(), 0usize, 0usize);
     while start.elapsed() < time || done < posted {
         while start.elapsed() < time && posted - done < DEPTH {
@@ -109,7 +110,8 @@ fn stream(end: &End, request: &SendRequest<'_>, time: Duration) -> Result<f64> {
     Ok(done as f64 / start.elapsed().as_secs_f64())
 }
 
-fn ping(end: &End, request: &SendRequest<'_>, rounds: usize) -> Result<Duration> {
+/// Returns the median time from post to completion.
+fn median_latency(end: &End, request: &SendRequest<'_>, rounds: usize) -> Result<Duration> {
     let mut times = Vec::with_capacity(rounds);
     for _ in 0..rounds {
         let start = Instant::now();
@@ -137,10 +139,10 @@ fn main() -> Result<()> {
     let op = SendOp::Write { remote_addr, rkey };
     let request = |sges| SendRequest { wr_id: 0, op, flags: SendFlags::empty(), data: SendData::Sges(sges), ud: None };
     let time = Duration::from_secs(seconds as u64);
-    stream(&end, &request(&long), time / 10)?;
-    let rate = stream(&end, &request(&long), time)?;
+    message_rate(&end, &request(&long), time / 10)?;
+    let rate = message_rate(&end, &request(&long), time)?;
     println!("{size} bytes: {:.2} GB/s, {rate:.0} messages/s", rate * size as f64 / 1e9);
-    println!("8 bytes: {:.2} µs from post to completion", ping(&end, &request(&short), 20_000)?.as_secs_f64() * 1e6);
+    println!("8 bytes: {:.2} µs from post to completion", median_latency(&end, &request(&short), 20_000)?.as_secs_f64() * 1e6);
     for (name, value) in end.context.counters().iter().filter(|(_, value)| *value != 0) {
         println!("  {name} {value}");
     }

@@ -1,4 +1,4 @@
-//! RoCEv2 packets: parses bytes into values that only legal packets have, and writes them back.
+//! RoCEv2 packets: a parser that accepts only legal packets, and an emitter that writes them back.
 //!
 //! # Checks
 //!

@@ -3,13 +3,13 @@
 //!
 //! The type of a lock includes its rank; [`rank`] lists the ranks from outermost to innermost. A
 //! thread that holds a lock may wait only for locks of later ranks. Only the fork handlers acquire
-//! several locks of one rank. `try_lock` works at any rank, because it does not wait, but the lock
-//! then counts as held.
+//! several locks of one rank. `try_lock` and the locks with a timeout work at any rank, because they
+//! cannot deadlock, but the lock then counts as held.
 //!
 //! With debug assertions each thread records what it holds, and waiting out of order aborts with
 //! both lock sites. It does not panic, because the background thread and the C functions catch
 //! panics, and a test would pass. Other builds check nothing. Crates that use this one declare
-//! tables of their own, whose ranks are outside of the ranks here.
+//! further tables, whose ranks are all outer to the ranks here.
 
 mod held;
 pub mod rank;
@@ -154,7 +154,8 @@ unsafe impl<R: Rank> lock_api::RawRwLock for RankedRwLock<R> {
     }
 }
 
-/// A [`RwLock`] with a shard per thread: reading is cheap, writing is expensive.
+/// A reader-writer lock in a fixed number of shards. A reader locks only the shard of its thread, a
+/// writer locks all: reading is cheap, writing is expensive.
 pub struct Sharded<R, T>(ShardedLock<T>, PhantomData<R>);
 
 /// The guard of a [`Sharded`].
@@ -290,12 +291,12 @@ pub trait Lockable: Sync {
     /// and not released it.
     unsafe fn unlock_raw(&self);
 
-    /// Takes the lock back from a thread that waited for it at the moment of the fork. A fair
-    /// unlock hands the lock to such a waiter, which does not exist in the child.
+    /// Releases the lock if the unlock has handed it to a thread that waited for it at the moment of
+    /// the fork. A fair unlock does that, and the waiter does not exist in the child.
     ///
     /// # Safety
     /// The caller is the child of a fork, and has just called [`Lockable::unlock_raw`].
-    unsafe fn take_back(&self);
+    unsafe fn unlock_for_lost_waiter(&self);
 }
 
 /// Takes `lock` as [`Lockable::lock_raw`] does, and returns the result of `read` on its value.
@@ -320,7 +321,7 @@ impl<R: Rank, T: Send> Lockable for Mutex<R, T> {
         unsafe { self.force_unlock() }
     }
 
-    unsafe fn take_back(&self) {
+    unsafe fn unlock_for_lost_waiter(&self) {
         while self.is_locked() {
             // SAFETY: this is the only thread, so the owner of the lock does not exist.
             unsafe { self.force_unlock() }
@@ -342,7 +343,7 @@ impl<R: Rank, T: Send + Sync> Lockable for RwLock<R, T> {
         unsafe { self.force_unlock_write() }
     }
 
-    unsafe fn take_back(&self) {
+    unsafe fn unlock_for_lost_waiter(&self) {
         while self.is_locked() {
             // SAFETY: this is the only thread, so no reader or writer of the lock exists.
             unsafe {

@@ -138,7 +138,7 @@ fn unlock_in_child(lock: &dyn Lockable) {
     // SAFETY: as in the parent, and this is the only thread.
     unsafe {
         lock.unlock_raw();
-        lock.take_back();
+        lock.unlock_for_lost_waiter();
     }
 }
 
@@ -199,7 +199,7 @@ mod tests {
             if pid == 0 {
                 LOCK.force_unlock_fair();
                 let was_handed_over = LOCK.is_locked();
-                LOCK.take_back();
+                LOCK.unlock_for_lost_waiter();
                 libc::_exit(i32::from(!was_handed_over || LOCK.is_locked()));
             }
             pid

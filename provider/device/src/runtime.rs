@@ -22,7 +22,7 @@ pub(crate) fn known_devices() -> Vec<Arc<Device>> {
 /// Resets the counters in the child of a fork; the parent reports what they counted.
 pub(crate) fn abandon_counts() {
     for device in known_devices() {
-        device.adapter().begin_anew();
+        device.adapter().reset_after_fork();
     }
 }
 

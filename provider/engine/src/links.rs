@@ -93,7 +93,8 @@ impl Links {
 fn count(counters: &Counters, packets: u64, result: Result<(), SendError>, sent: impl FnOnce(u64)) {
     match result {
         Ok(()) => sent(packets),
-        // A run sealed as one cannot be sent packet by packet.
+        // The kernel refused to segment this run. It was sealed as one datagram, so its packets
+        // cannot be sent one by one and are lost.
         Err(SendError::NoSegments) => {
             counters.segments_refused.add(1);
             counters.send_errors.add(packets);

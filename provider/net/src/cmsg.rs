@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_and_ints_are_numbers() {
+    fn int_reads_one_or_four_bytes() {
         assert_eq!(int(&[0x68]), 0x68);
         assert_eq!(int(&0x1234i32.to_ne_bytes()), 0x1234);
         assert_eq!(int(&[]), 0);

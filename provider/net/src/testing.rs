@@ -12,7 +12,7 @@ pub(crate) fn in_child(is_true: impl Fn() -> bool) {
         let pid = libc::fork();
         lock.unlock_raw();
         if pid == 0 {
-            lock.take_back();
+            lock.unlock_for_lost_waiter();
         }
         pid
     };

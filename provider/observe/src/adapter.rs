@@ -69,8 +69,13 @@ impl Adapter {
         let Ok(now) = Netdev::find(self.ifindex) else { return };
         let mut port = self.port.read().clone();
         let changes = port.follow(now.as_ref());
+        self.port.write().adopt_claim(&port);
         prepare(&port.gids);
-        *self.port.write() = port;
+        let mut visible = self.port.write();
+        // `prepare` opens sockets, and `note_open` has released claims of their addresses.
+        port.adopt_claim(&visible);
+        *visible = port;
+        drop(visible);
         observers.retain(|observer| observer.strong_count() > 0);
         for observer in observers.iter().filter_map(Weak::upgrade) {
             changes.iter().for_each(|change| observer.port_changed(*change));
@@ -119,7 +124,7 @@ impl Adapter {
         self.guid
     }
 
-    /// Returns the lock held while the port changes, for the fork handlers.
+    /// Returns the lock that [`Adapter::refresh`] holds, for the fork handlers.
     pub fn raw_observers(&self) -> &impl Lockable {
         &self.observers
     }
@@ -129,7 +134,7 @@ impl Adapter {
         &self.port
     }
 
-    /// Returns the largest UD payload and path MTU.
+    /// Returns the active MTU: the largest path MTU, and the largest payload of a UD message.
     pub fn active_mtu(&self) -> PathMtu {
         self.port.read().attr.active_mtu
     }
@@ -191,8 +196,31 @@ impl Adapter {
     }
 
     /// Resets the counters in the child of a fork; the parent reports the previous values.
-    pub fn begin_anew(&self) {
+    pub fn reset_after_fork(&self) {
         self.counters.iter().for_each(|counters| counters.clear());
-        self.files.iter().for_each(CounterFiles::begin_anew);
+        self.files.iter().for_each(CounterFiles::reset_after_fork);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+    use std::net::UdpSocket;
+
+    /// Port that a card binds at its loopback address until it opens the RoCE port.
+    const CLAIM_PORT: u16 = 4792;
+
+    #[test]
+    fn socket_opened_during_refresh_ends_claim() {
+        let lo = Netdev::all().into_iter().find(|dev| dev.name == "lo").unwrap();
+        let adapter = Adapter::new(0, &lo);
+        let (_, gid) = adapter.gids().used().next().unwrap();
+        let bind = || UdpSocket::bind((gid.to_ip(), CLAIM_PORT)).map(drop).map_err(|e| e.kind());
+        assert_eq!(bind(), Err(io::ErrorKind::AddrInUse));
+        adapter.refresh(|gids| gids.used().for_each(|(_, gid)| adapter.note_open(gid)));
+        assert_eq!(bind(), Ok(()));
+        adapter.refresh(|_| ());
+        assert_eq!(bind(), Ok(()));
     }
 }

@@ -129,7 +129,7 @@ impl CounterFiles {
 
     /// Resets the state in the child of a fork. If a thread missing in the child held the lock, the
     /// child writes nothing.
-    pub fn begin_anew(&self) {
+    pub fn reset_after_fork(&self) {
         match self.written.try_lock() {
             Some(mut written) => *written = [0; FILES.len()],
             None => self.is_closed.store(true, Ordering::Relaxed),
@@ -245,7 +245,7 @@ mod tests {
         counters.sent_packets.add(5);
         live.publish(|| counters.clone());
         counters.clear();
-        live.begin_anew();
+        live.reset_after_fork();
         counters.sent_packets.add(1);
         live.publish(|| counters.clone());
         assert_eq!(files.sent(), "6\n");

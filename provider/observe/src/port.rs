@@ -304,6 +304,11 @@ impl Port {
         self.claim.release(gid);
     }
 
+    /// Takes over the claimed address of `other`, a newer state of this port.
+    pub fn adopt_claim(&mut self, other: &Self) {
+        self.claim.clone_from(&other.claim);
+    }
+
     /// Returns true if the interface was removed.
     pub const fn is_gone(&self) -> bool {
         self.is_gone

@@ -450,7 +450,7 @@ fn rules_of_one(fault: &Fault) -> impl Iterator<Item = Rule> {
 /// Returns the damaged part of the packet; the pad counts as payload.
 fn part_of(fault: &Fault, at: usize) -> Part {
     match at {
-        at if at < fault.header => Part::Header,
+        at if at < fault.header_len => Part::Header,
         at if at + icrc::LEN < fault.len => Part::Payload,
         _ => Part::Icrc,
     }

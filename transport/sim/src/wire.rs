@@ -15,8 +15,8 @@ use roxe_transport::wr::Av;
 use roxe_wire::{NetHeader, Packet, Psn, Qpn, icrc};
 use std::collections::BTreeMap;
 
-/// Decides about every packet of an end, by its content and its number (from 0, counted since the
-/// script was set). `None` leaves the packet to the rules.
+/// Decides about every packet that an end sends, by its content and its number (from 0, counted
+/// since the script was set). `None` leaves the packet to the rules.
 pub type Scripted = Box<dyn FnMut(u64, &Packet<'_>) -> Option<Verdict> + Send>;
 
 pub const LOST: Verdict = Verdict { drop: true, ..Verdict::PASS };
@@ -39,7 +39,8 @@ pub struct InTransit {
     pub net: NetHeader,
     pub bytes: Vec<u8>,
     path: LinkPath,
-    judged: bool,
+    /// True if the receive rules have been applied.
+    rx_judged: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,12 +77,14 @@ pub struct Fault {
     /// Number of the packet in that direction, from 1.
     pub nth: Counts,
     pub verdict: Verdict,
-    pub header: usize,
+    /// Length of the headers in bytes.
+    pub header_len: usize,
+    /// Length of the sealed packet in bytes.
     pub len: usize,
 }
 
 #[derive(Default)]
-struct Stream {
+struct EndState {
     rewinds: Rewinds,
     scripted: Option<(u64, Scripted)>,
     counts: [Counts; 2],
@@ -129,7 +132,7 @@ pub struct Wire {
     pub record: Option<Vec<Fault>>,
     pub pool: Pool,
     faults: Option<Source>,
-    streams: Vec<Stream>,
+    ends: Vec<EndState>,
     timeline: Timeline<InTransit>,
 }
 
@@ -142,7 +145,7 @@ impl Wire {
             pause_faults_after: None,
             record: None,
             pool: Pool::default(),
-            streams: Vec::new(),
+            ends: Vec::new(),
             timeline: Timeline::default(),
         }
     }
@@ -153,15 +156,15 @@ impl Wire {
     }
 
     pub fn add_end(&mut self) {
-        self.streams.push(Stream::default());
+        self.ends.push(EndState::default());
     }
 
     /// Sets the script for packets sent by `from`, and restarts their numbers.
-    pub fn set_rule(&mut self, from: Peer, rule: Scripted) {
-        self.streams[from.index()].scripted = Some((0, rule));
+    pub fn set_script(&mut self, from: Peer, script: Scripted) {
+        self.ends[from.index()].scripted = Some((0, script));
     }
 
-    /// Applies `rules` to all packets without a script; `seed` is used if they set none.
+    /// Applies `rules` to every packet that no script decides about; `seed` is used if they set none.
     pub fn set_faults(&mut self, rules: &Rules, seed: u64) {
         self.faults = Some(Source::Rules(Injector::new(rules, seed)));
     }
@@ -171,12 +174,12 @@ impl Wire {
         self.faults = Some(Source::Exact(exact.collect()));
     }
 
-    pub fn clear_rule(&mut self, from: Peer) {
-        self.streams[from.index()].scripted = None;
+    pub fn clear_script(&mut self, from: Peer) {
+        self.ends[from.index()].scripted = None;
     }
 
-    /// Returns the next arrival time at the end of a link.
-    pub fn next_arrival(&self) -> Option<Instant> {
+    /// Returns the time of the next event: a packet arrives at the end of a link, or its delay ends.
+    pub fn next_event(&self) -> Option<Instant> {
         self.timeline.next()
     }
 
@@ -215,12 +218,12 @@ impl Wire {
     /// their verdict.
     pub fn send(&mut self, now: Instant, end: usize, qpn: Qpn, net: NetHeader, bytes: Vec<u8>) -> Verdict {
         self.tally.sent += 1;
-        self.streams[end].rewinds.on_packet(&bytes);
+        self.ends[end].rewinds.on_packet(&bytes);
         let verdict = self.judge(now, end, qpn, Direction::Tx, &net, &bytes);
         match node_at(net.src).zip(node_at(net.dst)) {
             Some((from, to)) => {
                 let path = self.topology.path(from, to);
-                self.carry(now, InTransit { net, bytes, path, judged: false }, verdict);
+                self.apply_verdict(now, InTransit { net, bytes, path, rx_judged: false }, verdict);
             }
             None => self.pool.put(bytes),
         }
@@ -230,29 +233,29 @@ impl Wire {
     /// Applies the receive rules to an intact packet that arrived at `end`. Returns it if it is to
     /// be delivered now.
     pub fn receive(&mut self, now: Instant, end: usize, qpn: Qpn, packet: InTransit) -> Option<(InTransit, Verdict)> {
-        if self.faults.is_none() || packet.judged {
+        if self.faults.is_none() || packet.rx_judged {
             return Some((packet, Verdict::PASS));
         }
         let verdict = self.judge(now, end, qpn, Direction::Rx, &packet.net, &packet.bytes);
         if (Verdict { rnr: false, rule: None, ..verdict }) == Verdict::PASS {
             return Some((packet, verdict));
         }
-        self.carry(now, InTransit { judged: true, ..packet }, verdict);
+        self.apply_verdict(now, InTransit { rx_judged: true, ..packet }, verdict);
         None
     }
 
     fn judge(&mut self, now: Instant, end: usize, qpn: Qpn, dir: Direction, net: &NetHeader, bytes: &[u8]) -> Verdict {
         // Faults pause after too many retries of this connection without progress.
-        let connection = &self.streams[end & !1..][..2];
-        let is_stuck = |limit| connection.iter().any(|stream| stream.rewinds.is_stuck(limit));
+        let connection = &self.ends[end & !1..][..2];
+        let is_stuck = |limit| connection.iter().any(|state| state.rewinds.is_stuck(limit));
         let paused = self.pause_faults_after.is_some_and(is_stuck);
-        let stream = &mut self.streams[end];
-        let scripted = stream.scripted.as_mut().filter(|_| dir == Direction::Tx);
+        let state = &mut self.ends[end];
+        let scripted = state.scripted.as_mut().filter(|_| dir == Direction::Tx);
         if scripted.is_none() && self.faults.is_none() {
             return Verdict::PASS;
         }
         let packet = Packet::parse(bytes).expect("parse the packet that a QP emitted");
-        let counts = &mut stream.counts[dir as usize];
+        let counts = &mut state.counts[dir as usize];
         counts.add(&packet);
         if let Some((count, rule)) = scripted {
             let verdict = rule(*count, &packet);
@@ -270,13 +273,13 @@ impl Wire {
             return Verdict::PASS;
         }
         if let Some(record) = &mut self.record {
-            let header = bytes.len() - icrc::LEN - packet.payload.len();
-            record.push(Fault { end, dir, nth: *counts, verdict, header, len: bytes.len() });
+            let header_len = bytes.len() - icrc::LEN - packet.payload.len();
+            record.push(Fault { end, dir, nth: *counts, verdict, header_len, len: bytes.len() });
         }
         verdict
     }
 
-    fn carry(&mut self, now: Instant, mut packet: InTransit, verdict: Verdict) {
+    fn apply_verdict(&mut self, now: Instant, mut packet: InTransit, verdict: Verdict) {
         if verdict.drop {
             self.tally.dropped += 1;
             return self.pool.put(packet.bytes);
@@ -292,22 +295,22 @@ impl Wire {
         let forge = |forged: Forged| forged.packet(&Packet::parse(&packet.bytes).ok()?);
         if let Some(mut bytes) = verdict.forged.and_then(forge) {
             icrc::seal(&packet.net, &mut bytes);
-            let InTransit { net, path, judged, .. } = packet;
-            self.send_out(now, verdict.delay, InTransit { bytes, net, path, judged });
+            let InTransit { net, path, rx_judged, .. } = packet;
+            self.send_out(now, verdict.delay, InTransit { bytes, net, path, rx_judged });
         }
         self.tally.delayed += u64::from(!verdict.delay.is_zero());
         self.tally.duplicated += u64::from(verdict.copies);
         for _ in 0..verdict.copies {
-            let (net, path, judged) = (packet.net, packet.path, packet.judged);
-            let copy = InTransit { bytes: self.pool.copy(&packet.bytes), net, path, judged };
+            let (net, path, rx_judged) = (packet.net, packet.path, packet.rx_judged);
+            let copy = InTransit { bytes: self.pool.copy(&packet.bytes), net, path, rx_judged };
             self.send_out(now, verdict.delay + verdict.copies_after, copy);
         }
         self.send_out(now, verdict.delay, packet);
     }
 
-    /// Puts a packet on its first link after a delay.
+    /// After a delay, puts a packet on its first link, or delivers it if it has passed all links.
     fn send_out(&mut self, now: Instant, later: Duration, packet: InTransit) {
-        if later.is_zero() && !packet.judged {
+        if later.is_zero() && !packet.rx_judged {
             let back = self.forward(now, packet);
             debug_assert!(back.is_none(), "every path has a link");
         } else {
@@ -495,7 +498,7 @@ pub(crate) struct Rewinds {
     high: Psn,
     /// PSN at which the last rewind began.
     start: Psn,
-    /// Number of rewinds since the requester last made progress between two of them.
+    /// Number of successive rewinds of which none began at a later PSN than the one before.
     count: u32,
     /// PSN at which the pause of faults ends.
     calm_until: Psn,

@@ -223,7 +223,7 @@ impl<C: Choices> World<C> {
     }
 
     pub(crate) fn next_wake(&self) -> Option<Instant> {
-        self.deadlines.first().map(|(at, _)| at).into_iter().chain(self.wire.next_arrival()).min()
+        self.deadlines.first().map(|(at, _)| at).into_iter().chain(self.wire.next_event()).min()
     }
 
     fn touch(&mut self, id: usize) {

@@ -72,7 +72,7 @@ fn retry_does_not_run_a_local_operation_again() {
     for (from, nth) in (0..8).flat_map(|nth| [(A, nth), (B, nth)]) {
         let mut p = Pair::new(Setup::default());
         let (src, dst, mr) = (filled(&mut p, A, 600), blank(&mut p, B, 600), bindable(&mut p, A));
-        p.wire.set_rule(from, Box::new(move |n, _| (n == nth).then_some(LOST)));
+        p.wire.set_script(from, Box::new(move |n, _| (n == nth).then_some(LOST)));
         for wr_id in [1, 4] {
             post(&mut p, A, wr_id, write_to(dst), &[src.all()]);
             // A second binding or a second invalidation would fail.

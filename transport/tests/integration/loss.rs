@@ -67,7 +67,7 @@ fn repeat_with_each_packet(verdict: Verdict) {
     for (from, count) in [(A, from_a), (B, from_b)] {
         for nth in 0..count {
             let mut bench = Bench::new(Setup::default(), 1000);
-            bench.p.wire.set_rule(from, Box::new(move |n, _| (n == nth).then_some(verdict)));
+            bench.p.wire.set_script(from, Box::new(move |n, _| (n == nth).then_some(verdict)));
             bench.post_all();
             bench.p.run();
             bench.check_all();
@@ -371,7 +371,7 @@ fn sequence_naks_cost_retries_too() {
         let mut p = Pair::new(Setup { retry_cnt, ..Setup::default() });
         let dst = blank(&mut p, B, 8);
         // PSN 100 is lost twice; 101 gets through and is answered with a NAK each time.
-        p.wire.set_rule(
+        p.wire.set_script(
             A,
             Box::new({
                 let mut left = 2;

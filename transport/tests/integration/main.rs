@@ -178,12 +178,12 @@ fn rules(text: &str) -> Rules {
 
 /// Loses packet number `n` (from 0, from now on) that `from` sends.
 fn drop_nth(pair: &mut Pair, from: Peer, n: u64) {
-    pair.wire.set_rule(from, Box::new(move |count, _| (count == n).then_some(LOST)));
+    pair.wire.set_script(from, Box::new(move |count, _| (count == n).then_some(LOST)));
 }
 
 /// Loses all packets that `from` sends while `lost` is true.
 fn drop_if(pair: &mut Pair, from: Peer, lost: impl Fn(u64, &Packet<'_>) -> bool + Send + 'static) {
-    pair.wire.set_rule(from, Box::new(move |count, packet| lost(count, packet).then_some(LOST)));
+    pair.wire.set_script(from, Box::new(move |count, packet| lost(count, packet).then_some(LOST)));
 }
 
 /// Requests `state`, with no other attribute in the mask.

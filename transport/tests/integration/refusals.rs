@@ -323,7 +323,7 @@ fn region_deregistered_during_a_write_ends_it() {
     let (src, dst) = (filled(&mut p, A, 2560), blank(&mut p, B, 2560));
     post(&mut p, A, 1, write_to(dst), &[src.all()]);
     // Let half of the WRITE arrive.
-    p.wire.set_rule(A, Box::new(|n, _| (n >= 5).then_some(roxe_sim::wire::late(ms(1)))));
+    p.wire.set_script(A, Box::new(|n, _| (n >= 5).then_some(roxe_sim::wire::late(ms(1)))));
     p.run_for(Duration::from_micros(10));
     p.end(B).host.memory.deregister(dst);
     p.run();

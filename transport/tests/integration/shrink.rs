@@ -97,7 +97,7 @@ fn every_promise_is_checked() {
     let credit = broken(|world| world.ends[1].host.flow.reserved = 1);
     assert!(matches!(credit.promise, Promise::Credit | Promise::NoPanic), "{credit}");
     // All packets of A are lost, so its retries run out.
-    let lost = broken(|world| world.wire.set_rule(roxe_sim::Peer::A, Box::new(|_, _| Some(roxe_sim::wire::LOST))));
+    let lost = broken(|world| world.wire.set_script(roxe_sim::Peer::A, Box::new(|_, _| Some(roxe_sim::wire::LOST))));
     assert_eq!(lost.promise, Promise::Completions, "{lost}");
 }
 

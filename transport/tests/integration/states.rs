@@ -189,7 +189,7 @@ fn qp_works_again_after_reset() {
         }
         assert_eq!((sends(&mut p, A), recvs(&mut p, A)), (vec![], vec![]), "RESET reports nothing");
         p.run();
-        p.wire.clear_rule(A);
+        p.wire.clear_script(A);
         for side in [A, B] {
             p.bring_to(side, QpState::Rts);
         }

@@ -202,7 +202,7 @@ fn rendezvous_are_limited_to_16() {
         let first: Vec<_> = done(&mut p).into_iter().map(|cqe| (cqe.0, cqe.1)).collect();
         assert_eq!(first.len(), 17);
         assert_eq!(first.last(), Some(&(99, WcStatus::TmRndvIncomplete)), "the seventeenth");
-        p.wire.clear_rule(A);
+        p.wire.clear_script(A);
         p.run();
         let second: Vec<_> = done(&mut p).into_iter().map(|cqe| (cqe.1, cqe.4.flags)).collect();
         assert_eq!(second, [(WcStatus::Success, TmFlags::DATA_VALID); 16]);

@@ -1,5 +1,6 @@
-//! Removes debug sections, the largest part of a shared object (`man elf`). The loader needs the
-//! segments; valgrind and unwinders also need the sections inside of them.
+//! Removes the sections that are not loaded from a shared object (`man elf`): debug information, its
+//! largest part, and the symbol table. The loader needs the segments; valgrind and unwinders also
+//! need the sections inside of them.
 
 /// Offsets in the header of a 64-bit ELF file, and sizes of table entries.
 const SECTION_OFFSET: usize = 0x28;
@@ -27,8 +28,9 @@ fn put(bytes: &mut [u8], at: usize, value: &[u8]) -> Option<()> {
     Some(())
 }
 
-/// Returns `object` up to the end of its last segment, with the sections there and their names;
-/// `None` if it is not a valid little-endian 64-bit ELF file.
+/// Returns `object` up to the end of its last segment, then the names of sections and a section
+/// table in which the entries of removed sections are zero; `None` if it is not a valid
+/// little-endian 64-bit ELF file.
 pub(crate) fn stripped(object: &[u8]) -> Option<Vec<u8>> {
     const CLASS_64_LITTLE_ENDIAN: &[u8] = b"\x7fELF\x02\x01";
     if !object.starts_with(CLASS_64_LITTLE_ENDIAN) {

@@ -101,8 +101,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     let file = scenario_of(&args.command);
     let mut net = args.net.clone();
-    if let Some(file) = file {
-        net.complete(&scenario::read(file)?)?;
+    let scenario = file.map(scenario::read).transpose()?;
+    if let Some(scenario) = &scenario {
+        net.complete(scenario)?;
     }
     net.check()?;
     if let Some(folder) = &net.captures {
@@ -112,6 +113,12 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let mut switch = Command::new(own()?);
     switch.arg(SWITCH).args(net.arguments());
     switch.args(file.map(|file| OsString::from_iter([OsStr::new("--scenario="), file.as_os_str()])));
+    let hosts = scenario.map_or_else(|| net.plan(), |scenario| scenario.hosts);
+    // All hosts need the same value.
+    let window = net.links(&hosts).iter().map(Link::bytes_in_flight).max().unwrap_or_default();
+    if window > LEAST_WINDOW && std::env::var_os(WINDOW).is_none() {
+        switch.env(WINDOW, window.min(MOST_WINDOW).to_string());
+    }
     switch.arg("--").args(args.options.words());
     if file.is_none() {
         switch.arg("--").args(&args.command);
@@ -147,6 +154,12 @@ fn with_rules(run: &[OsString], rules: &str) -> Vec<OsString> {
     run
 }
 
+/// Limit of the bytes in flight to one receiving process.
+const WINDOW: &str = "ROXE_WINDOW";
+/// The default of [`WINDOW`] with a small socket buffer.
+const LEAST_WINDOW: u64 = 128 << 10;
+/// The largest value of [`WINDOW`].
+const MOST_WINDOW: u64 = 64 << 20;
 /// Option of `roxe run` for fault rules.
 const FAULTS_OPTION: &str = "--faults=";
 
@@ -165,8 +178,7 @@ pub(crate) fn switch(args: &InnerArgs) -> Result<ExitCode> {
         Some(file) => scenario::read(file)?,
         None => Scenario { hosts: net.plan(), ..Scenario::default() },
     };
-    let links: Vec<Link> =
-        plan.hosts.iter().map(|host| net.link.clone().unwrap_or_else(|| host.link.clone())).collect();
+    let links = net.links(&plan.hosts);
     let shaper = shaper(&links, mtu)?;
     let mut hosts = Vec::new();
     for ((number, host), link) in (1..).zip(&plan.hosts).zip(&links) {

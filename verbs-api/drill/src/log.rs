@@ -44,7 +44,7 @@ impl Log {
     }
 
     /// Returns the newest packets, one per line: `>` to the card, `<` from it.
-    pub fn newest(&self) -> String {
+    pub fn format_newest(&self) -> String {
         let mut text = String::new();
         let start = self.0.first().map_or(Duration::ZERO, |seen| seen.at);
         let skipped = self.0.len().saturating_sub(MAX_SHOWN);

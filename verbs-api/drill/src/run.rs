@@ -124,7 +124,7 @@ impl Run<'_> {
             step: line.map_or_else(String::new, |line| line.text.clone()),
             expected,
             received,
-            packets: self.log.newest(),
+            packets: self.log.format_newest(),
         };
         match stop {
             Stop::Differs { expected, received } => Verdict::Fail(failure(expected, received)),

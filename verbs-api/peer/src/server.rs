@@ -5,7 +5,7 @@
 
 use crate::protocol::{self, Command, Refusal, Request, limits};
 use crate::session::Session;
-use crate::visitors::{self, Timed, Visit};
+use crate::visitors::{self, PendingConnection, Timed};
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, mpsc};
@@ -71,8 +71,8 @@ impl Server {
         let (served, ended) = mpsc::channel();
         let failed = served.clone();
         thread::Builder::new().spawn(move || {
-            let serve = move |stream, visit| {
-                if gate.admit(stream, visit) && once {
+            let serve = move |stream, pending| {
+                if gate.admit(stream, pending) && once {
                     let _ = served.send(Ok(()));
                 }
             };
@@ -97,7 +97,7 @@ fn check_token(token: String) -> protocol::Result<String> {
 
 impl Gate {
     /// Checks the token and serves the controller. Returns true if the controller had a session.
-    fn admit(&self, stream: TcpStream, visit: Visit) -> bool {
+    fn admit(&self, stream: TcpStream, pending: PendingConnection) -> bool {
         let mut lines = Lines::new(stream);
         let Ok(Some(line)) = lines.next(limits::FIRST_LINE, limits::FIRST_LINE_SECONDS) else { return false };
         let request = Request::parse(&line);
@@ -112,7 +112,7 @@ impl Gate {
             return refuse(&mut lines, "the first request must be hello with the token", libc::EACCES);
         }
         // From here on, `accept` does not close this connection to make room for another.
-        drop(visit);
+        drop(pending);
         // The lock guards no data. If it is poisoned, the session that panicked has ended.
         let _session = match self.session.try_lock() {
             Ok(guard) => guard,

@@ -1,4 +1,4 @@
-//! Limits of time and number for connections of clients that are not authenticated yet.
+//! A time limit and a maximum number for connections of unauthenticated clients.
 //!
 //! The deadline is for a whole line or request, because with a limit per read a client could stay
 //! forever by sending single bytes. When too many connections wait, the oldest is closed, so that
@@ -63,12 +63,12 @@ struct Waiting {
 
 /// Marks a connection as one that may be closed to make room; dropping it ends that.
 #[derive(Debug)]
-pub struct Visit {
+pub struct PendingConnection {
     id: u64,
     waiting: Arc<Mutex<Waiting>>,
 }
 
-impl Drop for Visit {
+impl Drop for PendingConnection {
     fn drop(&mut self) {
         lock(&self.waiting).streams.retain(|(id, _)| *id != self.id);
     }
@@ -81,10 +81,10 @@ fn lock(waiting: &Mutex<Waiting>) -> std::sync::MutexGuard<'_, Waiting> {
 }
 
 /// Serves each connection at `listener` in its own thread. At most `max` connections hold a
-/// [`Visit`]; one more closes the oldest of them. Fails if the listener fails.
+/// [`PendingConnection`]; one more closes the oldest of them. Fails if the listener fails.
 pub fn accept<F>(listener: &TcpListener, max: usize, serve: F) -> io::Result<()>
 where
-    F: Fn(TcpStream, Visit) + Send + Sync + 'static,
+    F: Fn(TcpStream, PendingConnection) + Send + Sync + 'static,
 {
     let (waiting, serve) = (Arc::new(Mutex::new(Waiting::default())), Arc::new(serve));
     loop {
@@ -95,7 +95,7 @@ where
             Err(error) => return Err(error),
         };
         let Ok(copy) = stream.try_clone() else { continue };
-        let visit = {
+        let pending = {
             let mut all = lock(&waiting);
             while all.streams.len() >= max {
                 // The connection's thread then reads the end of its stream and ends.
@@ -104,11 +104,11 @@ where
             let id = all.next;
             all.next += 1;
             all.streams.push_back((id, copy));
-            Visit { id, waiting: Arc::clone(&waiting) }
+            PendingConnection { id, waiting: Arc::clone(&waiting) }
         };
         let serve = Arc::clone(&serve);
         // If no thread can be started, the connection is closed.
-        let _ = thread::Builder::new().spawn(move || serve(stream, visit));
+        let _ = thread::Builder::new().spawn(move || serve(stream, pending));
     }
 }
 
@@ -117,19 +117,20 @@ mod tests {
     use super::*;
     use std::net::SocketAddr;
 
-    /// Starts a server that echoes each line that arrives in time.
+    /// Starts a server that echoes the first line of each connection, if it arrives in time, and then
+    /// closes the connection.
     fn echo(time: Duration) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         thread::spawn(move || {
-            accept(&listener, 3, move |stream, visit| {
+            accept(&listener, 3, move |stream, pending| {
                 let mut timed = Timed::new(stream, time);
                 let mut line = Vec::new();
                 let mut byte = [0];
                 while !line.ends_with(b"\n") && timed.read(&mut byte).is_ok_and(|count| count == 1) {
                     line.push(byte[0]);
                 }
-                drop(visit);
+                drop(pending);
                 if line.ends_with(b"\n") {
                     let _ = timed.write_all(&line);
                 }

@@ -1,7 +1,7 @@
 //! `epoll` sets with rsockets.
 //!
-//! This module keeps the rsockets of a set, the kernel the other members; a wait polls the rsockets
-//! and the kernel's set together. Members may be level-triggered, one-shot or edge-triggered. An
+//! This module keeps the rsockets of a set, and the kernel keeps the other members. A wait polls
+//! both. Members may be level-triggered, one-shot or edge-triggered. An
 //! edge is an event that is true and was not reported since the program last used the socket. It is
 //! reported whenever the kernel would report it, and sometimes once more, as `man 7 epoll` allows.
 //!
@@ -10,7 +10,7 @@
 
 use crate::rdma::rdma;
 use crate::real::real;
-use crate::{errno, fail};
+use crate::{errno, fail, set_errno};
 use core::ffi::{c_int, c_short};
 use core::sync::atomic::{AtomicBool, Ordering};
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT};
@@ -146,11 +146,11 @@ impl Set {
 fn keeping_errno<T>(body: impl FnOnce() -> T) -> T {
     let before = errno();
     let done = body();
-    fail(before);
+    set_errno(before);
     done
 }
 
-/// Does `epoll_ctl` for `rsocket`, which is that of `fd`. `event` has the requested events and the
+/// Does `epoll_ctl` for `rsocket`, behind the program's descriptor `fd`. `event` has the requested events and the
 /// program's data.
 pub(crate) fn control(epfd: RawFd, op: c_int, fd: RawFd, rsocket: RawFd, event: Option<(u32, u64)>) -> c_int {
     let mut sets = SETS.lock();
@@ -313,11 +313,11 @@ fn poll_kernel(epfd: RawFd, out: &mut [epoll_event]) -> usize {
     }
     // SAFETY: pointer and length are those of `out`, which is borrowed during the call.
     let got = unsafe { (real().epoll_pwait)(epfd, out.as_mut_ptr(), out.len() as c_int, 0, core::ptr::null()) };
-    without_mark(epfd, out, usize::try_from(got).unwrap_or(0))
+    remove_changed_event(epfd, out, usize::try_from(got).unwrap_or(0))
 }
 
 /// Removes the event of `changed` from the first `count` events; returns the number of the others.
-pub(crate) fn without_mark(epfd: RawFd, out: &mut [epoll_event], count: usize) -> usize {
+pub(crate) fn remove_changed_event(epfd: RawFd, out: &mut [epoll_event], count: usize) -> usize {
     let Some(at) = out[..count].iter().position(|event| { event.u64 } == changed_data()) else { return count };
     out.copy_within(at + 1..count, at);
     if let Some(set) = SETS.lock().get(&epfd) {

@@ -28,8 +28,12 @@ fn errno() -> c_int {
 
 /// Sets `errno`; returns -1.
 fn fail(value: c_int) -> c_int {
+    set_errno(value);
+    -1
+}
+
+fn set_errno(value: c_int) {
     // SAFETY: glibc returns the address of this thread's errno, which is valid while the thread
     // runs.
     unsafe { *libc::__errno_location() = value };
-    -1
 }

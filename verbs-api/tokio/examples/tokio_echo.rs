@@ -3,7 +3,7 @@
 //! ```sh
 //! cargo run --release -p roxe-tokio --example tokio_echo                      # server and clients
 //! cargo run --release -p roxe-tokio --example tokio_echo serve 127.0.0.1:7471 # only the server
-//! cargo run --release -p roxe-tokio --example tokio_echo 127.0.0.1:7471       # only clients
+//! cargo run --release -p roxe-tokio --example tokio_echo 127.0.0.1:7471       # only one client
 //! ```
 //!
 //! No task polls in a loop: idle tasks sleep, and so does the thread when all are idle.

@@ -60,8 +60,8 @@ fn outcomes<O: Ord>(program: impl Fn(Litmus, &mut BTreeSet<O>)) -> BTreeSet<O> {
     outcomes
 }
 
-// IBA §9.5: only a receive, an atomic or a WRITE with immediate orders an earlier WRITE before it;
-// neither its own last byte nor a later WRITE does.
+// IBA §9.5: a WRITE is visible for sure only when a later receive, atomic or WRITE with immediate
+// data completes. Neither its last byte nor the data of a later plain WRITE proves it.
 #[test]
 fn flag_may_be_visible_before_earlier_data() {
     let seen = outcomes(|mut litmus, outcomes| {

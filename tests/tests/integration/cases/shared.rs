@@ -25,7 +25,7 @@ fn srq_receives_are_taken_in_order_and_limit_raises_event() {
 }
 
 #[test]
-fn message_waits_for_a_receive_for_rnr_retry_times() {
+fn send_before_receive_completes_once_receive_is_posted() {
     on_every_network(
         "pair q rc rnr=7
          a send q 1 send 0+8
@@ -149,7 +149,8 @@ fn solicited_arm_wakes_on_solicited_messages_and_failures() {
 // clause: STATE-SQD, STATE-SQ-DRAINED
 #[test]
 fn sqd_finishes_started_requests_and_raises_sq_drained() {
-    // The first request waits until the ring is agreed, so only a later request begins at once.
+    // In shared memory the first request waits until both ends agree on a ring. Request 6 does that,
+    // so that request 1 starts at once.
     on_every_network(
         "pair q rc
          b recv q 5 0+8
@@ -171,7 +172,7 @@ fn sqd_finishes_started_requests_and_raises_sq_drained() {
 }
 
 #[test]
-fn qp_in_error_state_raises_last_wqe_reached_on_srq() {
+fn error_state_of_qp_with_srq_raises_last_wqe_reached() {
     in_every_config(
         "b srq s
          pair q rc b.srq=s

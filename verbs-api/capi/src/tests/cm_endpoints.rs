@@ -1,4 +1,5 @@
-//! Synchronous endpoints like `rdma_server` and `rdma_client`, and their default queues.
+//! Synchronous endpoints, used as librdmacm's examples `rdma_server` and `rdma_client` do, and the
+//! CQs and the SRQ that an identifier has by default.
 
 use super::cm_addresses::{Found, find, hints};
 use super::cm_events::*;

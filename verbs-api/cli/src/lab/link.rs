@@ -154,6 +154,14 @@ impl Link {
         format!("tbf rate {rate}bit burst {burst:.0} limit {limit}")
     }
 
+    /// Returns the bytes in flight that use the whole rate although both directions have this delay,
+    /// with a reserve for late acknowledgements; 0 without a rate or a delay.
+    pub(super) fn bytes_in_flight(&self) -> u64 {
+        const RESERVE: f64 = 1.5;
+        let round_trip = 2.0 * self.delay.unwrap_or_default() / 1e6;
+        (self.rate.unwrap_or_default() / 8.0 * round_trip * RESERVE) as u64
+    }
+
     /// Returns the fault rules of the host for impairments that the kernel does not apply. They act
     /// on packets that the host receives.
     pub(super) fn fault_rules(&self, shaper: Shaper) -> String {
@@ -213,6 +221,7 @@ mod tests {
         let all = of("20us jitter 5us loss 0.1% ecn 1%");
         assert_eq!(all, pair("", "drop rx 0.1%; delay rx by=15us..25us; ecn rx 1%"));
         assert!(all.1.parse::<roxe_transport::fault::Rules>().is_ok());
+        assert_eq!(["1gbit", "5ms", "1gbit 5ms"].map(|text| link(text).bytes_in_flight()), [0, 0, 1_875_000]);
         assert_eq!(
             (of(""), of("0us"), of("1.5ms").1.as_str()),
             (pair("", ""), pair("", ""), "delay rx by=1500us..1500us")

@@ -76,6 +76,11 @@ impl Net {
         Ok(())
     }
 
+    /// Returns the link of each host.
+    pub(super) fn links(&self, hosts: &[Host]) -> Vec<Link> {
+        hosts.iter().map(|host| self.link.as_ref().unwrap_or(&host.link).clone()).collect()
+    }
+
     /// Returns the hosts of a lab without a scenario. Each runs the command of the lab.
     pub(super) fn plan(&self) -> Vec<Host> {
         let first = self.hosts().saturating_sub(self.rxe_hosts.unwrap_or_default());

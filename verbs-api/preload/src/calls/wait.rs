@@ -258,7 +258,7 @@ unsafe extern "C" fn epoll_pwait(
         let events = unsafe { slice::from_raw_parts_mut(out, room as usize) };
         let count = if epoll::in_use() { wait_with_rsockets(epfd, events, left, mask) } else { None };
         let got = count.unwrap_or_else(|| match kernel(left) {
-            got if got > 0 && epoll::in_use() => epoll::without_mark(epfd, events, got as usize) as c_int,
+            got if got > 0 && epoll::in_use() => epoll::remove_changed_event(epfd, events, got as usize) as c_int,
             got => got,
         });
         if got != 0 || left == 0 {

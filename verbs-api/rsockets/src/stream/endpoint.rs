@@ -48,12 +48,12 @@ impl Endpoint {
             .max_inline_data(inline.max(MIN_INLINE))
             .sq_sig_all()
             .build_on(id)?;
-        let peers = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let lists = TARGETS * TARGET_LEN + usize::from(sizes.iomaps) * IOMAP_LEN;
+        let peer_access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let lists_len = TARGETS * TARGET_LEN + usize::from(sizes.iomaps) * IOMAP_LEN;
         let endpoint = Self {
             send_buffer: pd.alloc_mr(sizes.send_buffer as usize, Access::LOCAL_WRITE)?,
-            recv_buffer: pd.alloc_mr(sizes.recv_buffer as usize, peers)?,
-            lists: pd.alloc_mr(lists, peers)?,
+            recv_buffer: pd.alloc_mr(sizes.recv_buffer as usize, peer_access)?,
+            lists: pd.alloc_mr(lists_len, peer_access)?,
             qp,
             completions,
             pd,
@@ -65,8 +65,8 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// Posts a receive request for one message. It needs no buffer: the peer WRITEs the data, and
-    /// the request consumes only the immediate data.
+    /// Posts a receive request for one message. It needs no buffer: the peer WRITEs the data with
+    /// immediate data, which consumes the request.
     pub(crate) fn post_recv(&self) -> Result<(), roxe::Error> {
         self.qp.post_recv(RECV, &[])
     }
@@ -131,7 +131,7 @@ struct Mapping {
     region: MemoryRegion,
     /// Index in the peer's table; `None` if the mapping is local.
     index: Option<u16>,
-    /// First offset by which the peer writes to it.
+    /// Offset at which the peer addresses its first byte.
     offset: u64,
     /// True if the peer knows the mapping, or does not have to.
     announced: bool,

@@ -41,20 +41,20 @@ fn pair(card: &mut Card, change: impl FnOnce(&mut QpAttr)) -> [ObjectId; 2] {
     [a, b]
 }
 
-fn lose(card: &mut Card, qp: ObjectId, reason: DropReason, packet: Arrived) -> Vec<Rule> {
+fn drop_packet(card: &mut Card, qp: ObjectId, reason: DropReason, packet: Arrived) -> Vec<Rule> {
     card.emit(Event::Dropped { qp, reason, packet: Some(packet) })
 }
 
 #[test]
-fn peer_that_retransmits_another_first_psn_is_reported() {
+fn peer_that_starts_at_another_psn_is_reported() {
     let mut card = Card::new();
     for (psn, times, reason) in [(8, 4, DropReason::OutOfSequence), (3, 1, DropReason::DuplicateRequest)] {
         let qp = end(&mut card);
         for _ in 1..times {
-            assert_eq!(lose(&mut card, qp, reason, packet(SEND, psn, 7, 64)), []);
-            assert_eq!(lose(&mut card, qp, reason, packet(SEND, psn + 1, 7, 64)), []);
+            assert_eq!(drop_packet(&mut card, qp, reason, packet(SEND, psn, 7, 64)), []);
+            assert_eq!(drop_packet(&mut card, qp, reason, packet(SEND, psn + 1, 7, 64)), []);
         }
-        assert_eq!(lose(&mut card, qp, reason, packet(SEND, psn, 7, 64)), [Rule::PsnMismatch]);
+        assert_eq!(drop_packet(&mut card, qp, reason, packet(SEND, psn, 7, 64)), [Rule::PsnMismatch]);
     }
 }
 
@@ -63,9 +63,9 @@ fn connection_that_starts_mid_message_is_reported() {
     let mut card = Card::new();
     let [a, b] = [end(&mut card), end(&mut card)];
     let middle = Kind::RcRequest(Request::SendMiddle);
-    assert_eq!(lose(&mut card, a, DropReason::InvalidRequest, packet(SEND, 7, 7, 64)), []);
-    assert_eq!(lose(&mut card, a, DropReason::InvalidRequest, packet(middle, 8, 8, 64)), []);
-    assert_eq!(lose(&mut card, b, DropReason::InvalidRequest, packet(middle, 7, 7, 64)), [Rule::PsnMismatch]);
+    assert_eq!(drop_packet(&mut card, a, DropReason::InvalidRequest, packet(SEND, 7, 7, 64)), []);
+    assert_eq!(drop_packet(&mut card, a, DropReason::InvalidRequest, packet(middle, 8, 8, 64)), []);
+    assert_eq!(drop_packet(&mut card, b, DropReason::InvalidRequest, packet(middle, 7, 7, 64)), [Rule::PsnMismatch]);
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn packets_of_previous_connection_are_clean() {
     card.emit(Event::Modified { qp, attr: &QpAttr::default(), mask: AttrMask::STATE });
     connect(&mut card, qp, &attr(99));
     for _ in 0..2 {
-        assert_eq!(lose(&mut card, qp, DropReason::DuplicateRequest, packet(SEND, 3, 7, 64)), []);
+        assert_eq!(drop_packet(&mut card, qp, DropReason::DuplicateRequest, packet(SEND, 3, 7, 64)), []);
     }
 }
 
@@ -84,10 +84,10 @@ fn lost_packet_is_clean() {
     let mut card = Card::new();
     let qp = end(&mut card);
     for psn in 8..40 {
-        assert_eq!(lose(&mut card, qp, DropReason::OutOfSequence, packet(SEND, psn, 7, 64)), []);
+        assert_eq!(drop_packet(&mut card, qp, DropReason::OutOfSequence, packet(SEND, psn, 7, 64)), []);
     }
     for _ in 0..9 {
-        assert_eq!(lose(&mut card, qp, DropReason::DuplicateRequest, packet(SEND, 8, 9, 64)), []);
+        assert_eq!(drop_packet(&mut card, qp, DropReason::DuplicateRequest, packet(SEND, 8, 9, 64)), []);
     }
 }
 
@@ -95,11 +95,11 @@ fn lost_packet_is_clean() {
 fn local_ends_with_different_psns_are_reported() {
     let mut card = Card::new();
     let [a, _] = pair(&mut card, |peer| peer.sq_psn = Psn::new(8));
-    assert_eq!(lose(&mut card, a, DropReason::OutOfSequence, packet(SEND, 8, 7, 64)), [Rule::PsnMismatch]);
+    assert_eq!(drop_packet(&mut card, a, DropReason::OutOfSequence, packet(SEND, 8, 7, 64)), [Rule::PsnMismatch]);
     let mut card = Card::new();
     let [a, _] = pair(&mut card, |_| {});
     for _ in 0..9 {
-        assert_eq!(lose(&mut card, a, DropReason::OutOfSequence, packet(SEND, 8, 7, 64)), []);
+        assert_eq!(drop_packet(&mut card, a, DropReason::OutOfSequence, packet(SEND, 8, 7, 64)), []);
     }
 }
 
@@ -118,7 +118,7 @@ fn packet_of_another_path_mtu_is_reported() {
 fn reads_above_max_dest_rd_atomic_are_reported() {
     let mut card = Card::new();
     let qp = end(&mut card);
-    assert_eq!(lose(&mut card, qp, DropReason::InvalidRequest, packet(SEND, 9, 9, 0)), []);
+    assert_eq!(drop_packet(&mut card, qp, DropReason::InvalidRequest, packet(SEND, 9, 9, 0)), []);
     assert_eq!(card.emit(Event::TooManyReads { qp }), [Rule::DepthMismatch]);
 }
 
@@ -128,10 +128,10 @@ fn first_packet_with_other_gid_is_reported() {
     let qp = end(&mut card);
     let stranger = Arrived { src: Gid([3; 16]), ..packet(SEND, 7, 7, 64) };
     assert_eq!(
-        lose(&mut card, qp, DropReason::Address, Arrived { header: packet(SEND, 1, 7, 0).header, ..stranger }),
+        drop_packet(&mut card, qp, DropReason::Address, Arrived { header: packet(SEND, 1, 7, 0).header, ..stranger }),
         []
     );
-    assert_eq!(lose(&mut card, qp, DropReason::Address, stranger), [Rule::GidMismatch]);
+    assert_eq!(drop_packet(&mut card, qp, DropReason::Address, stranger), [Rule::GidMismatch]);
     let differ = Event::FamiliesDiffer { sgid: PEER, sgid_index: 1, dgid: OWN };
     assert_eq!(card.emit(differ), [Rule::GidMismatch]);
 }
@@ -141,22 +141,22 @@ fn datagram_with_wrong_qkey_is_reported_once() {
     let mut card = Card::new();
     let qp = card.qp_of(Service::Ud);
     connect(&mut card, qp, &attr(0));
-    assert_eq!(lose(&mut card, qp, DropReason::NoReceive, datagram(5, 8)), []);
-    assert_eq!(lose(&mut card, qp, DropReason::Qkey, datagram(6, 8)), [Rule::QkeyMismatch]);
-    assert_eq!(lose(&mut card, qp, DropReason::Qkey, datagram(6, 8)), []);
+    assert_eq!(drop_packet(&mut card, qp, DropReason::NoReceive, datagram(5, 8)), []);
+    assert_eq!(drop_packet(&mut card, qp, DropReason::Qkey, datagram(6, 8)), [Rule::QkeyMismatch]);
+    assert_eq!(drop_packet(&mut card, qp, DropReason::Qkey, datagram(6, 8)), []);
 }
 
 #[test]
 fn timeout_with_wrong_dest_qpn_is_reported() {
-    let silence = RetryCounts { local_ack_timeout_err: 1, ..RetryCounts::default() };
+    let one_timeout = RetryCounts { local_ack_timeout_err: 1, ..RetryCounts::default() };
     for (dest_qpn, expected) in [(1, &[][..]), (77, &[Rule::DestMismatch])] {
         let mut card = Card::new();
         let [a, _] = pair(&mut card, |peer| peer.dest_qpn = Qpn::new(dest_qpn));
-        assert_eq!(card.emit(Event::Retried { qp: a, counts: silence }), expected);
+        assert_eq!(card.emit(Event::Retried { qp: a, counts: one_timeout }), expected);
     }
     let mut card = Card::new();
     let [_, b] = pair(&mut card, |peer| peer.dest_qpn = Qpn::new(77));
-    assert_eq!(card.emit(Event::Retried { qp: b, counts: silence }), [Rule::DestMismatch]);
+    assert_eq!(card.emit(Event::Retried { qp: b, counts: one_timeout }), [Rule::DestMismatch]);
 }
 
 #[test]

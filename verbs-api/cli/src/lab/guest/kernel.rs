@@ -1,5 +1,5 @@
 //! The kernel of a guest, found on this machine, and its initial file system, packed in memory. The
-//! tests boot their guests by this file, too.
+//! integration tests include this file for guests of their own.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -9,7 +9,8 @@ use std::process::{Command, Stdio};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Modules that every guest needs. Those that a kernel has built in are not in its list.
+/// Modules that every guest needs. One that is missing in `modules.dep` is built into the kernel, and
+/// is skipped.
 pub(super) const MODULES: [&str; 13] = [
     "virtio_pci",
     "virtio_net",
@@ -18,7 +19,7 @@ pub(super) const MODULES: [&str; 13] = [
     "9pnet_virtio",
     "9p",
     "overlay",
-    // rxe of Linux 6.1 asks for the algorithm by its name, for which the guest has no modprobe.
+    // rxe of Linux 6.1 requests the CRC by its name, and the guest has no modprobe to load it.
     "crc32_generic",
     "crc32_pclmul",
     "rdma_rxe",
@@ -61,8 +62,8 @@ impl Kernel {
         let none = format!("no kernel with rdma_rxe in {}", root.display());
         let why = refused.unwrap_or(none);
         Err(format!(
-            "{why}; install linux-image-amd64, or name a folder with boot/vmlinuz-VERSION and \
-             lib/modules/VERSION/modules.dep of a kernel by --kernel"
+            "{why}; install linux-image-amd64, or pass --kernel DIR, where DIR has boot/vmlinuz-VERSION and \
+             lib/modules/VERSION/modules.dep"
         )
         .into())
     }
