@@ -3,8 +3,8 @@
 //!
 //! The type of a lock includes its rank; [`rank`] lists the ranks from outermost to innermost. A
 //! thread that holds a lock may wait only for locks of later ranks. Only the fork handlers acquire
-//! several locks of one rank. `try_lock` and the locks with a timeout work at any rank, because they
-//! cannot deadlock, but the lock then counts as held.
+//! several locks of one rank. `try_lock` and the locks with a timeout work at any rank, because
+//! they cannot deadlock, but the lock then counts as held.
 //!
 //! With debug assertions each thread records what it holds, and waiting out of order aborts with
 //! both lock sites. It does not panic, because the background thread and the C functions catch
@@ -291,8 +291,8 @@ pub trait Lockable: Sync {
     /// and not released it.
     unsafe fn unlock_raw(&self);
 
-    /// Releases the lock if the unlock has handed it to a thread that waited for it at the moment of
-    /// the fork. A fair unlock does that, and the waiter does not exist in the child.
+    /// Releases the lock if the unlock has handed it to a thread that waited for it at the moment
+    /// of the fork. A fair unlock does that, and the waiter does not exist in the child.
     ///
     /// # Safety
     /// The caller is the child of a fork, and has just called [`Lockable::unlock_raw`].

@@ -164,7 +164,8 @@ impl Wire {
         self.ends[from.index()].scripted = Some((0, script));
     }
 
-    /// Applies `rules` to every packet that no script decides about; `seed` is used if they set none.
+    /// Applies `rules` to every packet that no script decides about; `seed` is used if they set
+    /// none.
     pub fn set_faults(&mut self, rules: &Rules, seed: u64) {
         self.faults = Some(Source::Rules(Injector::new(rules, seed)));
     }
@@ -178,7 +179,8 @@ impl Wire {
         self.ends[from.index()].scripted = None;
     }
 
-    /// Returns the time of the next event: a packet arrives at the end of a link, or its delay ends.
+    /// Returns the time of the next event: a packet arrives at the end of a link, or its delay
+    /// ends.
     pub fn next_event(&self) -> Option<Instant> {
         self.timeline.next()
     }

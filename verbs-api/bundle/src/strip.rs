@@ -1,6 +1,6 @@
-//! Removes the sections that are not loaded from a shared object (`man elf`): debug information, its
-//! largest part, and the symbol table. The loader needs the segments; valgrind and unwinders also
-//! need the sections inside of them.
+//! Removes the sections that are not loaded from a shared object (`man elf`): debug information,
+//! its largest part, and the symbol table. The loader needs the segments; valgrind and unwinders
+//! also need the sections inside of them.
 
 /// Offsets in the header of a 64-bit ELF file, and sizes of table entries.
 const SECTION_OFFSET: usize = 0x28;

@@ -117,8 +117,8 @@ mod tests {
     use super::*;
     use std::net::SocketAddr;
 
-    /// Starts a server that echoes the first line of each connection, if it arrives in time, and then
-    /// closes the connection.
+    /// Starts a server that echoes the first line of each connection, if it arrives in time, and
+    /// then closes the connection.
     fn echo(time: Duration) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

@@ -150,8 +150,8 @@ fn keeping_errno<T>(body: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Does `epoll_ctl` for `rsocket`, behind the program's descriptor `fd`. `event` has the requested events and the
-/// program's data.
+/// Does `epoll_ctl` for `rsocket`, behind the program's descriptor `fd`. `event` has the requested
+/// events and the program's data.
 pub(crate) fn control(epfd: RawFd, op: c_int, fd: RawFd, rsocket: RawFd, event: Option<(u32, u64)>) -> c_int {
     let mut sets = SETS.lock();
     if op == EPOLL_CTL_ADD && !sets.contains_key(&epfd) {

@@ -149,8 +149,8 @@ fn solicited_arm_wakes_on_solicited_messages_and_failures() {
 // clause: STATE-SQD, STATE-SQ-DRAINED
 #[test]
 fn sqd_finishes_started_requests_and_raises_sq_drained() {
-    // In shared memory the first request waits until both ends agree on a ring. Request 6 does that,
-    // so that request 1 starts at once.
+    // In shared memory the first request waits until both ends agree on a ring. Request 6 does
+    // that, so that request 1 starts at once.
     on_every_network(
         "pair q rc
          b recv q 5 0+8

@@ -154,8 +154,8 @@ impl Link {
         format!("tbf rate {rate}bit burst {burst:.0} limit {limit}")
     }
 
-    /// Returns the bytes in flight that use the whole rate although both directions have this delay,
-    /// with a reserve for late acknowledgements; 0 without a rate or a delay.
+    /// Returns the bytes in flight that use the whole rate although both directions have this
+    /// delay, with a reserve for late acknowledgements; 0 without a rate or a delay.
     pub(super) fn bytes_in_flight(&self) -> u64 {
         const RESERVE: f64 = 1.5;
         let round_trip = 2.0 * self.delay.unwrap_or_default() / 1e6;

@@ -9,8 +9,8 @@ use std::process::{Command, Stdio};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Modules that every guest needs. One that is missing in `modules.dep` is built into the kernel, and
-/// is skipped.
+/// Modules that every guest needs. One that is missing in `modules.dep` is built into the kernel,
+/// and is skipped.
 pub(super) const MODULES: [&str; 13] = [
     "virtio_pci",
     "virtio_net",
