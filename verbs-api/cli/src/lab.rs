@@ -116,8 +116,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let hosts = scenario.map_or_else(|| net.plan(), |scenario| scenario.hosts);
     // All hosts need the same value.
     let window = net.links(&hosts).iter().map(Link::bytes_in_flight).max().unwrap_or_default();
-    if window > LEAST_WINDOW && std::env::var_os(WINDOW).is_none() {
-        switch.env(WINDOW, window.min(MOST_WINDOW).to_string());
+    if window > LEAST_DEFAULT && std::env::var_os(WINDOW).is_none() {
+        switch.env(WINDOW, window.clamp(MOST_DEFAULT, MOST_WINDOW).to_string());
     }
     switch.arg("--").args(args.options.words());
     if file.is_none() {
@@ -156,8 +156,9 @@ fn with_rules(run: &[OsString], rules: &str) -> Vec<OsString> {
 
 /// Limit of the bytes in flight to one receiving process.
 const WINDOW: &str = "ROXE_WINDOW";
-/// The default of [`WINDOW`] with a small socket buffer.
-const LEAST_WINDOW: u64 = 128 << 10;
+/// The defaults of [`WINDOW`] with a small and with a large socket buffer.
+const LEAST_DEFAULT: u64 = 128 << 10;
+const MOST_DEFAULT: u64 = 1 << 20;
 /// The largest value of [`WINDOW`].
 const MOST_WINDOW: u64 = 64 << 20;
 /// Option of `roxe run` for fault rules.
