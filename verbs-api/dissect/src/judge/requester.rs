@@ -170,7 +170,11 @@ impl Channel {
         for (packet, (first, first_queue), (second, second_queue)) in pairs.into_iter().flatten() {
             let [one, two] = [first, second].map(|request| request.operation().properties().name);
             if !may_follow(first, second) {
-                self.requester(Rule::OpcodeOrder, current.index, format!("{two} follows {one}")).with(packet);
+                // A UC queue pair that fails within a message begins the next one after SQE.
+                // clause: UC-NEW-START
+                let may_be_anew = self.params.service == Service::Uc && !continues(second.operation());
+                let text = format!("{two} follows {one}");
+                self.requester(Rule::OpcodeOrder, current.index, text).with(packet).advice_if(may_be_anew);
             } else if first_queue != second_queue && continues(second.operation()) {
                 // clause: XRC-ONE-QUEUE
                 let text = "the packets of a message specify different SRQs";

@@ -729,6 +729,23 @@ const PLANTED: &[Planted] = &[
     }),
 ];
 
+/// A local error within a UC message ends in SQE, and the next message begins after RTS.
+// clause: UC-NEW-START, STATE-SQE
+#[test]
+fn uc_message_after_a_broken_one_brings_only_advice() {
+    for next in [Request::SendOnly(SendTail::Plain), Request::SendFirst] {
+        let mut tape = Tape::clean();
+        only(&mut tape, &[uc(Request::SendFirst), uc(next)]);
+        let judgement = tape.judged(false);
+        assert!(faults(&judgement).is_empty(), "{next:?}: {:#?}", judgement.charges);
+        assert_eq!(judgement.charges.iter().filter(|charge| charge.rule == Rule::OpcodeOrder).count(), 1);
+    }
+    // Without a new start the packet is still wrong.
+    let mut tape = Tape::clean();
+    only(&mut tape, &[uc(Request::SendFirst), uc(Request::WriteLast(None))]);
+    assert!(!faults(&tape.judged(false)).is_empty());
+}
+
 #[test]
 fn planted_faults_are_charged_to_the_right_card() {
     let mut missed = Vec::new();
