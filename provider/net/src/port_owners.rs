@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 /// that, a process that holds the lock, for example because it is stopped, is ignored.
 const LOCK_RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_millis(1));
 /// The UDP port by which a user claims an address.
-const CLAIM_PORT: u16 = ROCE_PORT + 1;
+pub const CLAIM_PORT: u16 = ROCE_PORT + 1;
 
 static CURRENT: Mutex<rank::LocalPort, Weak<LocalPort>> = Mutex::new(Weak::new());
 

@@ -264,7 +264,8 @@ pub fn note_listing() {
     NOTED.call_once(|| note(LISTED_FILE));
 }
 
-/// Opens [`STARTED_FILE`], so that `roxe run` notices that this process uses a device.
+/// Opens [`STARTED_FILE`], so that `roxe run` notices that this process uses a device, or has
+/// failed to find one for an address.
 pub fn note_start() {
     note(STARTED_FILE);
 }

@@ -205,11 +205,9 @@ impl Adapter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use roxe_net::port_owners::CLAIM_PORT;
     use std::io;
     use std::net::UdpSocket;
-
-    /// Port that a card binds at its loopback address until it opens the RoCE port.
-    const CLAIM_PORT: u16 = 4792;
 
     #[test]
     fn socket_opened_during_refresh_ends_claim() {

@@ -114,10 +114,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     switch.arg(SWITCH).args(net.arguments());
     switch.args(file.map(|file| OsString::from_iter([OsStr::new("--scenario="), file.as_os_str()])));
     let hosts = scenario.map_or_else(|| net.plan(), |scenario| scenario.hosts);
-    // All hosts need the same value.
-    let window = net.links(&hosts).iter().map(Link::bytes_in_flight).max().unwrap_or_default();
-    if window > LEAST_DEFAULT && std::env::var_os(WINDOW).is_none() {
-        switch.env(WINDOW, window.clamp(MOST_DEFAULT, MOST_WINDOW).to_string());
+    if let Some(window) = link::window(&net.links(&hosts)).filter(|_| std::env::var_os(WINDOW).is_none()) {
+        switch.env(WINDOW, window.to_string());
     }
     switch.arg("--").args(args.options.words());
     if file.is_none() {
@@ -156,11 +154,6 @@ fn with_rules(run: &[OsString], rules: &str) -> Vec<OsString> {
 
 /// Limit of the bytes in flight to one receiving process.
 const WINDOW: &str = "ROXE_WINDOW";
-/// The defaults of [`WINDOW`] with a small and with a large socket buffer.
-const LEAST_DEFAULT: u64 = 128 << 10;
-const MOST_DEFAULT: u64 = 1 << 20;
-/// The largest value of [`WINDOW`].
-const MOST_WINDOW: u64 = 64 << 20;
 /// Option of `roxe run` for fault rules.
 const FAULTS_OPTION: &str = "--faults=";
 

@@ -156,7 +156,7 @@ impl Link {
 
     /// Returns the bytes in flight that use the whole rate although both directions have this
     /// delay, with a reserve for late acknowledgements; 0 without a rate or a delay.
-    pub(super) fn bytes_in_flight(&self) -> u64 {
+    fn bytes_in_flight(&self) -> u64 {
         const RESERVE: f64 = 1.5;
         let round_trip = 2.0 * self.delay.unwrap_or_default() / 1e6;
         (self.rate.unwrap_or_default() / 8.0 * round_trip * RESERVE) as u64
@@ -178,6 +178,17 @@ impl Link {
         ];
         rules.into_iter().flatten().collect::<Vec<_>>().join("; ")
     }
+}
+
+/// Returns the value of `ROXE_WINDOW` with which each link of a lab can carry its rate; `None` if
+/// the default is enough. All hosts need the same value.
+pub(super) fn window(links: &[Link]) -> Option<u64> {
+    /// The defaults with a small and with a large socket buffer.
+    const DEFAULTS: (u64, u64) = (128 << 10, 1 << 20);
+    /// The largest value.
+    const LIMIT: u64 = 64 << 20;
+    let bytes = links.iter().map(Link::bytes_in_flight).max()?;
+    (bytes > DEFAULTS.0).then(|| bytes.clamp(DEFAULTS.1, LIMIT))
 }
 
 /// Returns the words of a queueing discipline; `None` if it has no arguments.
@@ -222,6 +233,12 @@ mod tests {
         assert_eq!(all, pair("", "drop rx 0.1%; delay rx by=15us..25us; ecn rx 1%"));
         assert!(all.1.parse::<roxe_transport::fault::Rules>().is_ok());
         assert_eq!(["1gbit", "5ms", "1gbit 5ms"].map(|text| link(text).bytes_in_flight()), [0, 0, 1_875_000]);
+        let window_for = |texts: &[&str]| window(&texts.iter().map(|text| link(text)).collect::<Vec<_>>());
+        assert_eq!(window_for(&[]), None);
+        assert_eq!(window_for(&["1gbit", "1gbit 20us"]), None);
+        assert_eq!(window_for(&["1gbit 1ms", ""]), Some(1 << 20));
+        assert_eq!(window_for(&["1gbit 1ms", "1gbit 5ms"]), Some(1_875_000));
+        assert_eq!(window_for(&["100gbit 1s"]), Some(64 << 20));
         assert_eq!(
             (of(""), of("0us"), of("1.5ms").1.as_str()),
             (pair("", ""), pair("", ""), "delay rx by=1500us..1500us")
