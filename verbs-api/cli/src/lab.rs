@@ -47,7 +47,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::sethostname;
 use scenario::Scenario;
 use std::ffi::{OsStr, OsString};
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
@@ -195,9 +195,13 @@ pub(crate) fn switch(args: &InnerArgs) -> Result<ExitCode> {
         hosts.push(Host::start(net, number, host, &run, link.uplink(shaper, mtu), &rules)?);
     }
     let mut batch = String::new();
+    // These files keep the network of a host alive after its command has ended, because its last
+    // frames may still be under way, and other hosts and scheduled events may use its link.
+    let mut networks = Vec::new();
     for (number, host) in (1..).zip(&mut hosts) {
         host.await_step()?;
         let process = host.child.id();
+        networks.push(File::open(format!("/proc/{process}/ns/net"))?);
         batch += &format!("link add v{number} mtu {mtu} type veth peer name eth0 mtu {mtu} netns {process}\n");
         batch += &format!("link set v{number} master br0 up\n");
     }
@@ -215,6 +219,7 @@ pub(crate) fn switch(args: &InnerArgs) -> Result<ExitCode> {
     let namespaces = hosts.iter_mut().map(Host::await_step).collect::<Result<Vec<_>>>()?;
     let status = Director::new(plan, hosts.into_iter().zip(namespaces)).run()?;
     captures.map_or(Ok(()), Captures::end)?;
+    drop(networks);
     // When this process ends, the kernel ends the other hosts.
     Ok(ExitCode::from(status))
 }

@@ -51,6 +51,7 @@ fn checks() -> Vec<Check> {
         Check::new("lab: scenario starts hosts in order and waits for text and ports", scenario_orders),
         Check::new("lab: process number of another host is not taken for a listener", numbers_collide),
         Check::new("lab: scenario cuts and heals a link at its times", scenario_changes_links),
+        Check::new("lab: network of a host remains after its command has ended", network_remains),
         Check::new("lab: scenario ends by failure and by timeout", scenario_ends),
         Check::new("lab: wrong scenario is refused with its place", scenario_refused),
         Check::new("lab: RC survives a link that is cut and healed by hand", || survives_cut(&[])),
@@ -197,6 +198,31 @@ fn scenario_changes_links() -> Verdict {
                 Verdict::Failed(printed)
             }
         }
+        Err(verdict) => verdict,
+    }
+}
+
+/// After the command of the second host has ended, that host still refuses connections (errno 111),
+/// and its link can be cut and healed.
+fn network_remains() -> Verdict {
+    let text = r#"
+        [[host]]
+        after = "host2"
+        run = """
+        python3 -c 'import socket; print(socket.socket().connect_ex(("host2", 9)))'
+        sleep 2
+        """
+        [[host]]
+        run = "true"
+        [[event]]
+        at = "1s"
+        cut = "host2"
+        [[event]]
+        at = "1100ms"
+        heal = "host2"
+    "#;
+    match scenario("remains", text) {
+        Ok(output) => judge_output(&output, 0, &["host1 | 111\n", "the link of host2 is healed"]),
         Err(verdict) => verdict,
     }
 }
