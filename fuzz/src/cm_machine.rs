@@ -208,7 +208,7 @@ impl<'a> Host<'a> {
         let header = addresses.map(|addresses| IpCmHeader { src_port: 7, addresses });
         header
             .filter(|_| !self.script.chance_per_mille(100))
-            .and_then(|header| header.with_user(b"hi"))
+            .and_then(|header| header.with_program_data(b"hi"))
             .unwrap_or(PrivateData::EMPTY)
     }
 

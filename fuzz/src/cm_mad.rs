@@ -35,7 +35,7 @@ fn check(read: &[u8; MAD_LEN], mad: &Mad) {
 }
 
 fn check_addresses<const N: usize>(private_data: &PrivateData<N>) {
-    let Ok((header, user)) = IpCmHeader::parse(private_data.as_bytes()) else { return };
-    let again = header.with_user::<N>(user).expect("parsed private data fits its field");
-    assert_eq!(IpCmHeader::parse(again.as_bytes()), Ok((header, user)));
+    let Ok((header, program_data)) = IpCmHeader::parse(private_data.as_bytes()) else { return };
+    let again = header.with_program_data::<N>(program_data).expect("parsed private data fits its field");
+    assert_eq!(IpCmHeader::parse(again.as_bytes()), Ok((header, program_data)));
 }

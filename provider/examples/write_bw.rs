@@ -45,7 +45,7 @@ impl End {
             send_cq,
             recv_cq,
             srq: None,
-            user: 0,
+            user_context: 0,
         })?;
         Ok(Self { context, _pd: pd, cq, qp, mr })
     }
@@ -142,7 +142,10 @@ fn main() -> Result<()> {
     message_rate(&end, &request(&long), time / 10)?;
     let rate = message_rate(&end, &request(&long), time)?;
     println!("{size} bytes: {:.2} GB/s, {rate:.0} messages/s", rate * size as f64 / 1e9);
-    println!("8 bytes: {:.2} µs from post to completion", median_latency(&end, &request(&short), 20_000)?.as_secs_f64() * 1e6);
+    println!(
+        "8 bytes: {:.2} µs from post to completion",
+        median_latency(&end, &request(&short), 20_000)?.as_secs_f64() * 1e6
+    );
     for (name, value) in end.context.counters().iter().filter(|(_, value)| *value != 0) {
         println!("  {name} {value}");
     }

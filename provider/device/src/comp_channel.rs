@@ -22,7 +22,7 @@ use std::sync::{Arc, OnceLock, Weak};
 pub struct CompChannel {
     context: Arc<Context>,
     engines: EngineSet,
-    /// The `user` tokens of completion queues.
+    /// The user contexts of completion queues.
     events: Arc<EventQueue<u64>>,
     pub(crate) uses: UseCount,
     tracked: Tracked,
@@ -67,7 +67,7 @@ impl CompChannel {
         self.events.as_fd()
     }
 
-    /// Waits for the next event and returns the `user` token of its CQ. Fails with EAGAIN if the
+    /// Waits for the next event and returns the user context of its CQ. Fails with EAGAIN if the
     /// descriptor is non-blocking and no event is pending, with EINTR as `read(2)` does.
     pub fn get_event(&self) -> Result<u64, Error> {
         let _wait = self.before_wait();
@@ -96,7 +96,7 @@ impl CompChannel {
         Ok((sleep_on, (watched, sleep_on.map(|_| receive()))))
     }
 
-    /// Takes the next event after [`CompChannel::before_wait`] and returns its `user` token.
+    /// Takes the next event after [`CompChannel::before_wait`] and returns its user context.
     /// `slept` is true if the caller has read a unit. Returns `None` if another thread took the
     /// event or its CQ was destroyed: wait again.
     pub fn take_event(&self, slept: bool) -> Option<u64> {
@@ -126,9 +126,9 @@ impl CompChannel {
         self.tracked.id()
     }
 
-    pub(crate) fn announce(&self, cq: ObjectId, user: u64) {
+    pub(crate) fn announce(&self, cq: ObjectId, user_context: u64) {
         let watch = watch_unread(self.context.engine(), (&self.events, self.id()), None);
-        self.events.push(cq, user, watch);
+        self.events.push(cq, user_context, watch);
     }
 
     pub(crate) fn forget(&self, cq: ObjectId) {

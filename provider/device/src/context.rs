@@ -146,12 +146,12 @@ impl Context {
         &self.inventory
     }
 
-    pub(crate) fn raise(&self, kind: AsyncEventKind, user: u64, source: ObjectId) {
+    pub(crate) fn raise(&self, kind: AsyncEventKind, user_context: u64, source: ObjectId) {
         emit(|| Event::Raised { source, kind: &kind });
         outcome::raised_event();
         let fatal = kind.is_fatal().then_some((source, kind));
         let watch = watch_unread(&self.engine, (&self.events, self.id()), fatal);
-        self.events.push(source, AsyncEvent { kind, user }, watch);
+        self.events.push(source, AsyncEvent { kind, user_context }, watch);
     }
 
     pub(crate) fn forget_events(&self, source: ObjectId) {
@@ -226,6 +226,6 @@ mod tests {
         context.raise(AsyncEventKind::SqDrained, 2, b);
         context.forget_events(a);
         let event = context.next_async_event().unwrap();
-        assert_eq!(event, AsyncEvent { kind: AsyncEventKind::SqDrained, user: 2 });
+        assert_eq!(event, AsyncEvent { kind: AsyncEventKind::SqDrained, user_context: 2 });
     }
 }

@@ -44,8 +44,8 @@ pub struct CqInit {
     pub cqe: u32,
     /// Channel for its events.
     pub channel: Option<Arc<CompChannel>>,
-    /// Token of the program in asynchronous events of this object.
-    pub user: u64,
+    /// Value that the program chooses and that asynchronous events of this object carry.
+    pub user_context: u64,
     /// Completion vector, below the number of vectors.
     pub comp_vector: u32,
     /// True if a full queue grows instead of failing (`IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`).
@@ -65,7 +65,7 @@ pub struct Cq {
     /// Number of the queue in the inventory, which `rdma resource` shows.
     number: u32,
     id: ObjectId,
-    user: u64,
+    user_context: u64,
     tracked: Tracked,
     pub(crate) uses: UseCount,
     /// True if there are entries. Read without the lock, because most polls find none.
@@ -98,7 +98,7 @@ impl Context {
             held: Mutex::new(Some((quota, init.channel.as_ref().map(|channel| channel.uses.hold()), listing))),
             channel: init.channel,
             id,
-            user: init.user,
+            user_context: init.user_context,
             tracked,
             uses,
             has_entries: AtomicBool::new(false),
@@ -129,9 +129,9 @@ impl Cq {
         self.channel.as_ref()
     }
 
-    /// Returns the token of the program in asynchronous events of this object.
-    pub fn user(&self) -> u64 {
-        self.user
+    /// Returns the value that asynchronous events of this object carry.
+    pub fn user_context(&self) -> u64 {
+        self.user_context
     }
 
     /// Returns the number of entries that fit.
@@ -263,7 +263,7 @@ impl Cq {
     pub(crate) fn inject_failure(&self) {
         let was_whole = !std::mem::replace(&mut self.state.lock().overrun, true);
         if was_whole {
-            self.context.raise(AsyncEventKind::CqErr, self.user(), self.id);
+            self.context.raise(AsyncEventKind::CqErr, self.user_context(), self.id);
         }
     }
 
@@ -288,7 +288,7 @@ impl Cq {
                     .into(),
             });
             emit(|| Event::Overrun { cq: self.id });
-            self.context.raise(AsyncEventKind::CqErr, self.user(), self.id);
+            self.context.raise(AsyncEventKind::CqErr, self.user_context(), self.id);
             return Err(Overrun);
         }
         if let Some(unpolled) = unpolled {
@@ -354,7 +354,7 @@ impl Cq {
         let held = self.held.lock();
         if let (Some(channel), Some(_)) = (&self.channel, held.as_ref()) {
             emit(|| Event::Announced { cq: self.id });
-            channel.announce(self.id, self.user());
+            channel.announce(self.id, self.user_context());
         }
     }
 

@@ -70,8 +70,8 @@ impl AsyncEventKind {
 pub struct AsyncEvent {
     /// Kind of the event.
     pub kind: AsyncEventKind,
-    /// `user` token of the source, or the port number.
-    pub user: u64,
+    /// User context of the source, or the port number.
+    pub user_context: u64,
 }
 
 #[derive(Debug)]

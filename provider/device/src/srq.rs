@@ -33,8 +33,8 @@ pub struct SrqInit {
     pub max_sge: u32,
     /// Initial limit; 0 means none.
     pub limit: u32,
-    /// Token of the program in asynchronous events of this object.
-    pub user: u64,
+    /// Value that the program chooses and that asynchronous events of this object carry.
+    pub user_context: u64,
 }
 
 /// Attributes of a shared receive queue (`struct ibv_srq_attr`).
@@ -127,7 +127,7 @@ pub struct Srq {
     /// Number of the queue in the inventory, which `rdma resource` shows.
     listed: u32,
     id: ObjectId,
-    user: u64,
+    user_context: u64,
     tracked: Tracked,
     pub(crate) uses: UseCount,
     kind: Kind,
@@ -231,7 +231,7 @@ impl Srq {
             held: Mutex::new((held, Some(listing))),
             id,
             tracked: Tracked::new(id, || Object::Srq { pd: pd.object(), max_wr: init.max_wr }),
-            user: init.user,
+            user_context: init.user_context,
             uses: UseCount::default(),
             kind,
             state: Mutex::new(State { requests: VecDeque::new(), sges: VecDeque::new(), attr, tags }),
@@ -330,7 +330,7 @@ impl Srq {
 
     fn raise_limit(&self, fired: bool) {
         if fired {
-            self.pd.context().raise(AsyncEventKind::SrqLimitReached, self.user, self.id);
+            self.pd.context().raise(AsyncEventKind::SrqLimitReached, self.user_context, self.id);
         }
     }
 
@@ -345,9 +345,9 @@ impl Srq {
         self.id
     }
 
-    /// Returns the token of its events; in C the low half is its `handle`.
-    pub(crate) fn user(&self) -> u64 {
-        self.user
+    /// Returns the value that its events carry; in C the low half is its `handle`.
+    pub(crate) fn user_context(&self) -> u64 {
+        self.user_context
     }
 
     /// Returns true if the queue matches tags.

@@ -27,8 +27,8 @@ pub struct WqInit {
     pub max_sge: u32,
     /// Completion queue of its receives.
     pub cq: Arc<Cq>,
-    /// Token of the program in asynchronous events of this object.
-    pub user: u64,
+    /// Value that the program chooses and that asynchronous events of this object carry.
+    pub user_context: u64,
 }
 
 /// State of a receive work queue (values of `enum ibv_wq_state`).
@@ -74,14 +74,14 @@ pub struct Wq {
 impl Pd {
     /// Creates a receive work queue in the reset state; EINVAL beyond the limits of the device.
     pub fn create_wq(self: &Arc<Self>, init: WqInit) -> Result<Arc<Wq>, Error> {
-        let WqInit { max_wr, max_sge, cq, user } = init;
+        let WqInit { max_wr, max_sge, cq, user_context } = init;
         if !(1..=MAX_WQ_WR).contains(&max_wr) || max_sge > MAX_WQ_SGE {
             let limits = format!("a work queue accepts 1 to {MAX_WQ_WR} receives of up to {MAX_WQ_SGE} elements");
             return Err(Error::invalid(format!("{limits}, not {max_wr} and {max_sge}")));
         }
         let caps = QpCaps { max_recv_wr: max_wr, max_recv_sge: max_sge, ..QpCaps::default() };
         let (service, sq_sig_all, srq, send_cq, recv_cq) = (Service::Raw, false, None, Arc::clone(&cq), cq);
-        let init = QpInit { service, caps, sq_sig_all, send_cq, recv_cq, srq, user };
+        let init = QpInit { service, caps, sq_sig_all, send_cq, recv_cq, srq, user_context };
         let qp = Qp::create_in(self, init, QpRole::WorkQueue)?;
         Ok(Arc::new(Wq { qp, uses: UseCount::default(), modify_lock: Mutex::new(()) }))
     }
@@ -89,7 +89,12 @@ impl Pd {
     /// Creates a queue pair without queues, whose flows spread frames over the work queues of
     /// `table` by their hash. EINVAL if the fields cannot be hashed together, or the table is of
     /// another context.
-    pub fn create_hash_qp(self: &Arc<Self>, table: &Arc<RwqTable>, hash: RxHash, user: u64) -> Result<Arc<Qp>, Error> {
+    pub fn create_hash_qp(
+        self: &Arc<Self>,
+        table: &Arc<RwqTable>,
+        hash: RxHash,
+        user_context: u64,
+    ) -> Result<Arc<Qp>, Error> {
         if !hash.fields.is_possible() {
             return Err(Error::invalid("a table can hash one IP version and one of TCP and UDP at a time"));
         }
@@ -98,7 +103,7 @@ impl Pd {
         }
         let (send_cq, recv_cq) = (Arc::clone(&table.cq), Arc::clone(&table.cq));
         let (service, caps, sq_sig_all, srq) = (Service::Raw, QpCaps::default(), false, None);
-        let init = QpInit { service, caps, sq_sig_all, send_cq, recv_cq, srq, user };
+        let init = QpInit { service, caps, sq_sig_all, send_cq, recv_cq, srq, user_context };
         Qp::create_in(self, init, QpRole::Spread(Arc::new(Rss { table: Arc::clone(table), hash })))
     }
 }
@@ -199,7 +204,7 @@ mod tests {
     }
 
     fn wq(pd: &Arc<Pd>, cq: &Arc<Cq>) -> Arc<Wq> {
-        pd.create_wq(WqInit { max_wr: 4, max_sge: 1, cq: Arc::clone(cq), user: 1 }).unwrap()
+        pd.create_wq(WqInit { max_wr: 4, max_sge: 1, cq: Arc::clone(cq), user_context: 1 }).unwrap()
     }
 
     fn hash(fields: HashFields) -> RxHash {
@@ -256,12 +261,12 @@ mod tests {
     #[test]
     fn overrun_raises_event_of_work_queue() {
         let pd = testing::pd();
-        let cq = pd.context().create_cq(CqInit { cqe: 1, user: 3, ..CqInit::default() }).unwrap();
-        let wq = pd.create_wq(WqInit { max_wr: 4, max_sge: 1, cq, user: 5 }).unwrap();
+        let cq = pd.context().create_cq(CqInit { cqe: 1, user_context: 3, ..CqInit::default() }).unwrap();
+        let wq = pd.create_wq(WqInit { max_wr: 4, max_sge: 1, cq, user_context: 5 }).unwrap();
         wq.modify(WqState::Ready, None).unwrap();
         (0..3).for_each(|wr_id| wq.post_recv(&RecvRequest { wr_id, sges: &[] }).unwrap());
         wq.modify(WqState::Error, None).unwrap();
-        let next = || pd.context().next_async_event().map(|event| (event.kind, event.user)).unwrap();
+        let next = || pd.context().next_async_event().map(|event| (event.kind, event.user_context)).unwrap();
         assert_eq!([next(), next()], [(AsyncEventKind::CqErr, 3), (AsyncEventKind::WqFatal, 5)]);
     }
 
@@ -293,7 +298,7 @@ mod tests {
         let pd = testing::pd();
         let cq = cq(&pd);
         for (max_wr, max_sge) in [(0, 1), (MAX_WQ_WR + 1, 1), (1, MAX_WQ_SGE + 1)] {
-            let error = pd.create_wq(WqInit { max_wr, max_sge, cq: Arc::clone(&cq), user: 1 }).unwrap_err();
+            let error = pd.create_wq(WqInit { max_wr, max_sge, cq: Arc::clone(&cq), user_context: 1 }).unwrap_err();
             assert_eq!(error.errno(), libc::EINVAL);
         }
     }

@@ -114,10 +114,10 @@ impl Xrcd {
     }
 
     /// Creates a target in RESET. Each message selects an SRQ of the domain.
-    pub fn create_target(self: &Arc<Self>, user: u64) -> Result<Arc<Qp>, Error> {
+    pub fn create_target(self: &Arc<Self>, user_context: u64) -> Result<Arc<Qp>, Error> {
         let (send_cq, recv_cq) = (Arc::clone(&self.cq), Arc::clone(&self.cq));
         let (service, caps) = (Service::XrcTgt, QpCaps::default());
-        let init = QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq: None, user };
+        let init = QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq: None, user_context };
         let role = QpRole::Target(Arc::clone(&self.shared.queues), self.uses.hold());
         let qp = Qp::create_in(&self.pd, init, role)?;
         let mut targets = self.shared.targets.lock();

@@ -46,9 +46,17 @@ fn objects_are_limited_to_device_attributes() {
     let caps = QpCaps { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
     fill("queue pairs", 0, attr.max_qp, || {
         let (send_cq, recv_cq) = (Arc::clone(&cq), Arc::clone(&cq));
-        pd.create_qp(QpInit { service: Service::Rc, caps, sq_sig_all: true, send_cq, recv_cq, srq: None, user: 0 })
+        pd.create_qp(QpInit {
+            service: Service::Rc,
+            caps,
+            sq_sig_all: true,
+            send_cq,
+            recv_cq,
+            srq: None,
+            user_context: 0,
+        })
     });
-    let wq = pd.create_wq(WqInit { max_wr: 1, max_sge: 1, cq: Arc::clone(&cq), user: 0 }).unwrap();
+    let wq = pd.create_wq(WqInit { max_wr: 1, max_sge: 1, cq: Arc::clone(&cq), user_context: 0 }).unwrap();
     fill("indirection tables", 0, limits::MAX_RWQ_TABLES, || context.create_rwq_table(&[Arc::clone(&wq)]));
 }
 

@@ -54,7 +54,7 @@ fn create(handle: *mut ibv_context, attr: &ibv_cq_init_attr_ex, is_extended: boo
         (allocator(parent_domain, Resource::Cq)?, Some(parent))
     };
     let token = Token::new();
-    let init = CqInit { cqe, channel: optional_channel(channel)?, user: token.0, comp_vector, ignore_overrun };
+    let init = CqInit { cqe, channel: optional_channel(channel)?, user_context: token.0, comp_vector, ignore_overrun };
     let cq = context(handle)?.create_cq(init)?;
     let base =
         ibv_cq { context: handle, channel, cq_context, handle: token.short(), cqe: cqe_field(&cq), ..ibv_cq::ZERO };

@@ -122,13 +122,13 @@ fn deliver_to<E: Exposed>(token: Token, events: impl FnOnce(&E::Inner) -> &Unack
 }
 
 fn deliver(event: AsyncEvent) -> Option<async_element> {
-    let token = Token(event.user);
+    let token = Token(event.user_context);
     Some(match Source::of(event.kind as u32) {
         Source::Cq => async_element { cq: deliver_to::<ibv_cq_ex>(token, |inner| &inner.async_events)? },
         Source::Qp => async_element { qp: deliver_to::<ibv_qp_ex>(token, |inner| &inner.events)? },
         Source::Srq => async_element { srq: deliver_to::<ibv_srq>(token, |inner| &inner.events)? },
         Source::Wq => async_element { wq: deliver_to::<ibv_wq>(token, |inner| &inner.events)? },
-        Source::Port => async_element { port_num: c_int::try_from(event.user).unwrap_or_default() },
+        Source::Port => async_element { port_num: c_int::try_from(event.user_context).unwrap_or_default() },
     })
 }
 

@@ -72,7 +72,7 @@ pub(crate) fn create(handle: *mut ibv_pd, init: &mut ibv_qp_init_attr, extended:
         send_cq: Arc::clone(cq(init.send_cq)?),
         recv_cq: Arc::clone(cq(if receives { init.recv_cq } else { init.send_cq })?),
         srq: if receives { optional_srq(init.srq)? } else { None },
-        user: token.0,
+        user_context: token.0,
     })?;
     init.cap = cap_to_c(&qp.query().1.caps);
     let builder = extended.then(|| Builder::new(Batch::new(&init.cap, service)));

@@ -44,7 +44,7 @@ pub(crate) fn publish(
     make: impl FnOnce(SrqInit) -> core::result::Result<Arc<Srq>, Error>,
 ) -> Result<*mut ibv_srq> {
     let token = Token::new();
-    let init = SrqInit { max_wr: size.max_wr, max_sge: size.max_sge, limit: 0, user: token.0 };
+    let init = SrqInit { max_wr: size.max_wr, max_sge: size.max_sge, limit: 0, user_context: token.0 };
     let srq = make(init)?;
     let exposed =
         ibv_srq { context: context_of(handle)?, srq_context, pd: handle, handle: token.short(), ..ibv_srq::ZERO };

@@ -35,7 +35,7 @@ pub(crate) unsafe extern "C" fn create_wq(handle: *mut ibv_context, init: *mut i
         }
         let token = Token::new();
         let cq = Arc::clone(cq(init.cq)?);
-        let wq_init = WqInit { max_wr: init.max_wr, max_sge: init.max_sge, cq, user: token.0 };
+        let wq_init = WqInit { max_wr: init.max_wr, max_sge: init.max_sge, cq, user_context: token.0 };
         let wq = pd(init.pd)?.create_wq(wq_init)?;
         (init.max_wr, init.max_sge) = wq.size();
         let exposed = ibv_wq {

@@ -49,7 +49,7 @@ impl CompletionQueue {
     fn create(context: &Context, cqe: u32, channel: Option<&CompletionChannel>) -> Result<Self, Error> {
         let id = ObjectId::next();
         let channel = channel.map(|channel| Arc::clone(&channel.0));
-        let init = provider::CqInit { cqe, channel, user: id.0, ..provider::CqInit::default() };
+        let init = provider::CqInit { cqe, channel, user_context: id.0, ..provider::CqInit::default() };
         let cq = context.0.create_cq(init)?;
         Ok(Self { cq, id })
     }
@@ -121,7 +121,7 @@ impl CompletionQueue {
     }
 
     pub(crate) fn wrap(cq: &Arc<provider::Cq>) -> Self {
-        Self { cq: Arc::clone(cq), id: ObjectId(cq.user()) }
+        Self { cq: Arc::clone(cq), id: ObjectId(cq.user_context()) }
     }
 }
 

@@ -190,6 +190,6 @@ impl AsyncEvent {
                 | AsyncEventKind::GidChange
                 | AsyncEventKind::DeviceFatal
         );
-        Self { kind: event.kind, object: (!of_port).then_some(ObjectId(event.user)) }
+        Self { kind: event.kind, object: (!of_port).then_some(ObjectId(event.user_context)) }
     }
 }

@@ -120,7 +120,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Identity of a queue, queue pair or connection id in this process. Events carry it, and the
 /// method `id` of the object returns it.
-// The provider's field for it is `user`.
+// The provider's field for it is `user_context`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ObjectId(u64);
 

@@ -523,7 +523,7 @@ impl<'a> QueuePairBuilder<'a> {
             send_cq: Arc::clone(&send_cq.cq),
             recv_cq: Arc::clone(&recv_cq.cq),
             srq: self.srq.map(|srq| Arc::clone(&srq.srq)),
-            user: id.0,
+            user_context: id.0,
         })?)
     }
 }

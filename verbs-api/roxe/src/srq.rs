@@ -15,7 +15,7 @@ impl ProtectionDomain {
     /// or `max_sge` exceeds its limit.
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue, Error> {
         let id = ObjectId::next();
-        let srq = self.pd.create_srq(provider::SrqInit { max_wr, max_sge, limit: 0, user: id.0 })?;
+        let srq = self.pd.create_srq(provider::SrqInit { max_wr, max_sge, limit: 0, user_context: id.0 })?;
         Ok(SharedReceiveQueue { srq, id })
     }
 }

@@ -89,7 +89,7 @@ impl XrcDomain {
         max_sge: u32,
     ) -> Result<SharedReceiveQueue, Error> {
         let id = ObjectId::next();
-        let init = provider::SrqInit { max_wr, max_sge, limit: 0, user: id.0 };
+        let init = provider::SrqInit { max_wr, max_sge, limit: 0, user_context: id.0 };
         Ok(SharedReceiveQueue { srq: self.xrcd.create_srq(&pd.pd, &cq.cq, init)?, id })
     }
 }

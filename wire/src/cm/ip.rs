@@ -117,11 +117,11 @@ impl IpCmHeader {
 
     /// Returns private data of this header and the program's data; `None` if the program's data is
     /// longer than `N` − 36 bytes.
-    pub fn with_user<const N: usize>(&self, user: &[u8]) -> Option<PrivateData<N>> {
+    pub fn with_program_data<const N: usize>(&self, program_data: &[u8]) -> Option<PrivateData<N>> {
         let mut bytes = [0; N];
         let (head, room) = bytes.split_first_chunk_mut()?;
         *head = self.to_bytes();
-        room.get_mut(..user.len())?.copy_from_slice(user);
+        room.get_mut(..program_data.len())?.copy_from_slice(program_data);
         PrivateData::new(&bytes)
     }
 }
@@ -151,11 +151,11 @@ mod tests {
             addresses: IpPair::new(Ipv6Addr::LOCALHOST.into(), "fd00::2".parse().unwrap()).unwrap(),
         };
         for header in [HEADER, v6] {
-            let data = header.with_user::<92>(b"hello").unwrap();
-            let (found, user) = IpCmHeader::parse(data.as_bytes()).unwrap();
+            let data = header.with_program_data::<92>(b"hello").unwrap();
+            let (found, program_data) = IpCmHeader::parse(data.as_bytes()).unwrap();
             assert_eq!(found, header);
-            assert_eq!((&user[..5], user.len()), (&b"hello"[..], 56));
-            assert!(user[5..].iter().all(|byte| *byte == 0));
+            assert_eq!((&program_data[..5], program_data.len()), (&b"hello"[..], 56));
+            assert!(program_data[5..].iter().all(|byte| *byte == 0));
         }
         assert_eq!(HEADER.to_bytes()[..4], [0, 0x40, 0xc3, 0x50]);
         assert_eq!(HEADER.to_bytes()[4..20], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 10, 0, 0, 1]);
@@ -172,9 +172,9 @@ mod tests {
         assert_eq!(IpCmHeader::parse(&bytes), Err(IpCmError::IpVersion));
         bytes[0] = 1;
         assert_eq!(IpCmHeader::parse(&bytes), Err(IpCmError::Version));
-        assert!(HEADER.with_user::<92>(&[1; 56]).is_some());
-        assert_eq!(HEADER.with_user::<92>(&[1; 57]), None);
-        assert_eq!(HEADER.with_user::<35>(&[]), None);
+        assert!(HEADER.with_program_data::<92>(&[1; 56]).is_some());
+        assert_eq!(HEADER.with_program_data::<92>(&[1; 57]), None);
+        assert_eq!(HEADER.with_program_data::<35>(&[]), None);
         assert_eq!(IpPair::new(Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()), None);
     }
 }

@@ -52,7 +52,7 @@ fn req() -> Mad {
         path_mtu: PathMtu::Mtu1024.into(),
         max_cm_retries: Uint::new(15),
         primary,
-        private_data: header.with_user(b"hello").expect("short enough"),
+        private_data: header.with_program_data(b"hello").expect("short enough"),
         ..Req::default()
     };
     Mad { tid: TransactionId(0x7_1234_5678), modifier: 0, message: message.into() }

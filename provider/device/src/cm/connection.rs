@@ -270,14 +270,14 @@ impl Inner {
 
     /// Returns the private data of a request: addresses, except in `AF_IB`, and the program's part.
     // clause: CM-IP-HEADER
-    fn with_addresses<const N: usize>(&self, user: &[u8]) -> Result<PrivateData<N>, Error> {
+    fn with_addresses<const N: usize>(&self, program_data: &[u8]) -> Result<PrivateData<N>, Error> {
         let (Some(Address::Ip(local)), Some(Address::Ip(peer))) = (self.local, self.peer) else {
-            return private_data(user);
+            return private_data(program_data);
         };
         let addresses = IpPair::new(local.ip(), peer.ip());
         let header = addresses.map(|addresses| IpCmHeader { src_port: local.port(), addresses });
-        let data = header.and_then(|header| header.with_user(user));
-        data.ok_or_else(|| too_long(user.len(), N - IpCmHeader::LEN))
+        let data = header.and_then(|header| header.with_program_data(program_data));
+        data.ok_or_else(|| too_long(program_data.len(), N - IpCmHeader::LEN))
     }
 
     fn qpn(&self, param: &ConnParam) -> Qpn {
@@ -296,8 +296,8 @@ fn retry_for(engine: &Engine, path: &Path) -> Duration {
     if engine.link(path.dgid).is_some() { Duration::ZERO } else { NO_LISTENER_RETRY }
 }
 
-fn private_data<const N: usize>(user: &[u8]) -> Result<PrivateData<N>, Error> {
-    PrivateData::new(user).ok_or_else(|| too_long(user.len(), N))
+fn private_data<const N: usize>(program_data: &[u8]) -> Result<PrivateData<N>, Error> {
+    PrivateData::new(program_data).ok_or_else(|| too_long(program_data.len(), N))
 }
 
 fn too_long(len: usize, max: usize) -> Error {

@@ -61,8 +61,8 @@ pub enum EventData {
     Arg(u64),
     /// A multicast group.
     Group {
-        /// Token of the membership.
-        user: u64,
+        /// Value that the program passed to [`Id::join_multicast`](super::Id::join_multicast).
+        user_context: u64,
         /// Destination for datagrams to the group.
         ud: UdParam,
     },

@@ -118,7 +118,7 @@ pub struct Id {
     pub(super) name: ObjectId,
     pub(super) port_space: PortSpace,
     pub(super) service: Service,
-    pub(super) user: AtomicU64,
+    pub(super) user_context: AtomicU64,
     pub(super) inner: Mutex<rank::CmId, Inner>,
     /// Channel for its events. Locked while an event is pushed, which keeps their order.
     pub(super) channel: Mutex<rank::CmIdChannel, Arc<Channel>>,
@@ -287,13 +287,13 @@ impl Inner {
 
 impl Id {
     /// Creates an id for connections (RC) or, in the UDP and IPoIB port spaces, for datagrams.
-    /// `user` is the program's token.
-    pub fn create(channel: &Arc<Channel>, port_space: PortSpace, user: u64) -> Result<Arc<Self>, Error> {
+    /// Events of the id carry `user_context`.
+    pub fn create(channel: &Arc<Channel>, port_space: PortSpace, user_context: u64) -> Result<Arc<Self>, Error> {
         let service = match port_space {
             PortSpace::Udp | PortSpace::Ipoib => Service::Ud,
             PortSpace::Tcp | PortSpace::Ib => Service::Rc,
         };
-        Self::create_for(channel, port_space, service, user)
+        Self::create_for(channel, port_space, service, user_context)
     }
 
     /// Creates an id like [`Id::create`], for UC, the two sides of XRC, or UD in the IB port space.
@@ -302,27 +302,28 @@ impl Id {
         channel: &Arc<Channel>,
         port_space: PortSpace,
         service: Service,
-        user: u64,
+        user_context: u64,
     ) -> Result<Arc<Self>, Error> {
         if service == Service::Raw {
             return Err(Error::invalid("an id for raw packets cannot be connected"));
         }
         static IDS: AtomicU64 = AtomicU64::new(0);
         let psn = number_for(Subject::Psns, &IDS).map_err(|e| Error::os("cannot draw a random number", &e))?;
-        Ok(Self::make(channel, port_space, service, user, psn))
+        Ok(Self::make(channel, port_space, service, user_context, psn))
     }
 
     pub(super) fn make(
         channel: &Arc<Channel>,
         port_space: PortSpace,
         service: Service,
-        user: u64,
+        user_context: u64,
         psn: u32,
     ) -> Arc<Self> {
         let inner = Inner { psn: Psn::new(psn), ..Inner::default() };
-        let (name, user, inner) = (ObjectId::next(), AtomicU64::new(user), Mutex::new(inner));
+        let (name, user_context, inner) = (ObjectId::next(), AtomicU64::new(user_context), Mutex::new(inner));
         let channel = Mutex::new(Arc::clone(channel));
-        let id = Arc::new_cyclic(|me| Self { me: Weak::clone(me), name, port_space, service, user, inner, channel });
+        let id =
+            Arc::new_cyclic(|me| Self { me: Weak::clone(me), name, port_space, service, user_context, inner, channel });
         observe(name, Arc::downgrade(&id) as _);
         id
     }
@@ -382,9 +383,10 @@ impl Id {
         pending.iter().filter(|event| event.listener.is_some()).for_each(|event| event.id.destroy());
     }
 
-    /// Returns the token of the program; 0 for the id of a request until [`Id::set_user`].
-    pub fn user(&self) -> u64 {
-        self.user.load(Ordering::Relaxed)
+    /// Returns the value that its events carry; 0 for the id of a request until
+    /// [`Id::set_user_context`].
+    pub fn user_context(&self) -> u64 {
+        self.user_context.load(Ordering::Relaxed)
     }
 
     /// Returns the port space.
@@ -435,9 +437,9 @@ impl Id {
         true
     }
 
-    /// Sets the token of the program.
-    pub fn set_user(&self, user: u64) {
-        self.user.store(user, Ordering::Relaxed);
+    /// Sets the value that its events carry.
+    pub fn set_user_context(&self, user_context: u64) {
+        self.user_context.store(user_context, Ordering::Relaxed);
     }
 
     /// Raises an event of the program itself (`rdma_write_cm_event`).
@@ -576,7 +578,10 @@ impl Drop for Id {
 
 impl fmt::Debug for Id {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Id").field("port_space", &self.port_space).field("user", &self.user()).finish_non_exhaustive()
+        f.debug_struct("Id")
+            .field("port_space", &self.port_space)
+            .field("user_context", &self.user_context())
+            .finish_non_exhaustive()
     }
 }
 

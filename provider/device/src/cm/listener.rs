@@ -118,7 +118,7 @@ impl Id {
     ) -> Option<()> {
         let (channel, bound) = (self.channel(), self.lock().local?);
         let service = service(request, self)?;
-        let (local, peer, user) = addresses(&request, &bound, origin.route)?;
+        let (local, peer, program_data) = addresses(&request, &bound, origin.route)?;
         let device_addr = DeviceAddr::of(origin.route.local).ok()?;
         let (terms, ifindex) = (session.cm.qp_terms(comm), device_addr.device.ifindex());
         let id = Self::make(&channel, self.port_space(), service, 0, (session.cx.random)() as u32);
@@ -132,7 +132,7 @@ impl Id {
             inner.remote_ece = if let Request::Connection(_, ece) = request { ece } else { Ece::NONE };
         }
         session.ids.insert(comm, Arc::clone(&id) as _);
-        let is_raised = self.raise_request(&id, event_data(request, user));
+        let is_raised = self.raise_request(&id, event_data(request, program_data));
         if !is_raised {
             if let Request::Connection(req, _) = request {
                 note_refusal(ifindex, req.local_qpn, self.lock().backlog);
@@ -171,14 +171,14 @@ fn addresses<'a>(request: &'a Request<'_>, bound: &Address, route: Route) -> Opt
         let (local, peer) = (at(route.local, service_id), at(route.remote, ServiceId(0)));
         return Some((Address::Ib(local), Address::Ib(peer), private_data));
     }
-    let (header, user) = IpCmHeader::parse(private_data).ok()?;
+    let (header, program_data) = IpCmHeader::parse(private_data).ok()?;
     let (_, port) = service_id.port()?;
     let at = |ip, port| Address::Ip(SocketAddr::new(ip, port));
-    Some((at(header.addresses.dst(), port), at(header.addresses.src(), header.src_port), user))
+    Some((at(header.addresses.dst(), port), at(header.addresses.src(), header.src_port), program_data))
 }
 
-fn event_data(request: Request<'_>, user: &[u8]) -> EventData {
-    let private_data = user.to_vec();
+fn event_data(request: Request<'_>, program_data: &[u8]) -> EventData {
+    let private_data = program_data.to_vec();
     match request {
         // clause: CM-DEPTH
         Request::Connection(req, _) => EventData::Conn(ConnParam {

@@ -25,13 +25,13 @@ impl Id {
     /// Joins the group `addr`, an IPv4 or IPv6 address: the attached queue pair, or one attached
     /// later, receives datagrams to the group, unless `send_only`. The result is
     /// [`EventKind::MulticastJoin`] with the group's address, or [`EventKind::MulticastError`];
-    /// both carry `user`.
+    /// both carry `user_context`.
     ///
     /// # Errors
     /// EINVAL if `addr` is not a group, or the id is not for datagrams, not bound to a device, or
     /// connected.
     // clause: CM-MULTICAST
-    pub fn join_multicast(&self, addr: &Address, flags: JoinFlags, user: u64) -> Result<(), Error> {
+    pub fn join_multicast(&self, addr: &Address, flags: JoinFlags, user_context: u64) -> Result<(), Error> {
         if self.service() != Service::Ud || !addr.gid().is_multicast() {
             return Err(Error::invalid(format!("{addr:?} is not a multicast address, or the id is not for datagrams")));
         }
@@ -44,7 +44,7 @@ impl Id {
             Ok(()) => (EventKind::MulticastJoin, 0),
             Err(e) => (EventKind::MulticastError, -e.errno()),
         };
-        self.raise_in(&inner, kind, status, EventData::Group { user, ud });
+        self.raise_in(&inner, kind, status, EventData::Group { user_context, ud });
         Ok(())
     }
 

@@ -22,7 +22,7 @@ fn late(wr_id: u64) -> Cqe {
 fn cq(capacity: u32) -> Arc<Cq> {
     let context = testing::context();
     let channel = Some(context.create_comp_channel().unwrap());
-    context.create_cq(CqInit { cqe: capacity, channel, user: 77, ..CqInit::default() }).unwrap()
+    context.create_cq(CqInit { cqe: capacity, channel, user_context: 77, ..CqInit::default() }).unwrap()
 }
 
 fn drain(cq: &Cq) -> Vec<u64> {
@@ -64,7 +64,7 @@ fn overrun_is_permanent_and_keeps_entries() {
     assert_eq!(drain(&cq), [1, 2]);
     assert_eq!(cq.push(cqe(4)), Err(Overrun));
     let event = cq.context().next_async_event().unwrap();
-    assert_eq!((event.kind, event.user), (AsyncEventKind::CqErr, 77));
+    assert_eq!((event.kind, event.user_context), (AsyncEventKind::CqErr, 77));
 }
 
 #[test]
@@ -209,8 +209,8 @@ fn invalid_sizes_and_vectors_are_refused() {
 fn destroyed_queue_drops_its_events() {
     let context = testing::context();
     let channel = context.create_comp_channel().unwrap();
-    let make = |user| {
-        let init = CqInit { cqe: 4, channel: Some(Arc::clone(&channel)), user, ..CqInit::default() };
+    let make = |user_context| {
+        let init = CqInit { cqe: 4, channel: Some(Arc::clone(&channel)), user_context, ..CqInit::default() };
         context.create_cq(init).unwrap()
     };
     let (gone, stays) = (make(1), make(2));

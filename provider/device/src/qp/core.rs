@@ -81,7 +81,7 @@ impl QpCore {
                 qpn: config.qpn,
                 service: init.service,
                 id: ObjectId::next(),
-                user: init.user,
+                user_context: init.user_context,
                 ordinal: CREATED.fetch_add(1, Ordering::Relaxed),
                 signals_all: init.sq_sig_all,
                 pd_id: pd.id(),
@@ -362,7 +362,7 @@ impl QpCore {
             // A work queue has one event only.
             let kind = if self.is_work_queue { AsyncEventKind::WqFatal } else { *kind };
             inner.state.history.note(clock::now(), Entry::Raised(kind));
-            self.resources.context.raise(kind, self.resources.user, self.resources.id);
+            self.resources.context.raise(kind, self.resources.user_context, self.resources.id);
         }
     }
 }

@@ -259,7 +259,8 @@ fn why_dropped(qp: &QpResources, machine: &Machine, reason: DropReason) -> Optio
         }
         DropReason::NoReceive => {
             status = WcStatus::RnrRetryExcErr;
-            let of = |srq: &Arc<Srq>| format!(": its shared receive queue (handle {}) was empty", srq.user() as u32);
+            let of =
+                |srq: &Arc<Srq>| format!(": its shared receive queue (handle {}) was empty", srq.user_context() as u32);
             let queue = qp.srq.as_ref().map_or_else(String::new, of);
             // UC and UD have no RNR timer.
             let is_reliable = qp.service.is_reliable();

@@ -32,8 +32,8 @@ pub struct QpInit {
     pub recv_cq: Arc<Cq>,
     /// Shared receive queue; `None`: receives come from the queue pair's own queue.
     pub srq: Option<Arc<Srq>>,
-    /// Token of the program in asynchronous events of this object.
-    pub user: u64,
+    /// Value that the program chooses and that asynchronous events of this object carry.
+    pub user_context: u64,
 }
 
 /// Refuses limits beyond the device and objects of different contexts.
@@ -71,7 +71,7 @@ pub(crate) struct QpResources {
     pub(super) qpn: Qpn,
     pub(super) service: Service,
     pub(super) id: ObjectId,
-    pub(super) user: u64,
+    pub(super) user_context: u64,
     /// Creation order in this process, from 0.
     pub(super) ordinal: u32,
     pub(super) signals_all: bool,

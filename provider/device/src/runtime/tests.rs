@@ -47,10 +47,10 @@ fn self_connected(retry_cnt: u8) -> (Arc<Qp>, Arc<Cq>) {
 fn connected(retry_cnt: u8) -> (Arc<Qp>, Arc<Cq>) {
     let pd = testing::pd();
     let channel = Some(pd.context().create_comp_channel().unwrap());
-    let cq = pd.context().create_cq(CqInit { cqe: 4, channel, user: 7, ..CqInit::default() }).unwrap();
+    let cq = pd.context().create_cq(CqInit { cqe: 4, channel, user_context: 7, ..CqInit::default() }).unwrap();
     let caps = QpCaps { max_send_wr: 1, ..QpCaps::default() };
     let (send_cq, recv_cq, service) = (Arc::clone(&cq), Arc::clone(&cq), Service::Rc);
-    let init = QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq: None, user: 0 };
+    let init = QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq: None, user_context: 0 };
     let qp = pd.create_qp(init).unwrap();
     let loopback = Ipv4Addr::LOCALHOST.into();
     let av = Av { sgid: loopback, dgid: loopback, hop_limit: 64, ..Av::default() };

@@ -10,7 +10,7 @@ fn sge(addr: u64) -> Sge {
 }
 
 fn srq(max_wr: u32, limit: u32) -> Arc<Srq> {
-    testing::pd().create_srq(SrqInit { max_wr, max_sge: 2, limit, user: 5 }).unwrap()
+    testing::pd().create_srq(SrqInit { max_wr, max_sge: 2, limit, user_context: 5 }).unwrap()
 }
 
 fn post(srq: &Srq, wr_id: u64) -> Result<(), PostError> {
@@ -56,7 +56,7 @@ fn limit_event_fires_once_per_arming() {
     srq.take(&mut sges);
     assert!(fired(&srq));
     let event = context.next_async_event().unwrap();
-    assert_eq!((event.kind, event.user), (AsyncEventKind::SrqLimitReached, 5));
+    assert_eq!((event.kind, event.user_context), (AsyncEventKind::SrqLimitReached, 5));
     srq.modify(None, Some(3)).unwrap();
     assert_eq!(srq.query().limit, 3);
     srq.take(&mut sges);
@@ -103,7 +103,7 @@ mod tags {
     fn srq(max_tags: u32, max_ops: u32) -> (Arc<Srq>, Arc<Cq>) {
         let pd = testing::pd();
         let cq = pd.context().create_cq(CqInit { cqe: 100, ..CqInit::default() }).unwrap();
-        let init = SrqInit { max_wr: 4, max_sge: 1, limit: 0, user: 5 };
+        let init = SrqInit { max_wr: 4, max_sge: 1, limit: 0, user_context: 5 };
         (pd.create_tag_srq(init, &cq, TagInit { max_tags, max_ops }).unwrap(), cq)
     }
 
@@ -182,7 +182,7 @@ mod tags {
     fn tag_sizes_are_checked_and_plain_srq_has_no_tags() {
         let pd = testing::pd();
         let cq = pd.context().create_cq(CqInit { cqe: 1, ..CqInit::default() }).unwrap();
-        let init = SrqInit { max_wr: 4, max_sge: 1, limit: 0, user: 5 };
+        let init = SrqInit { max_wr: 4, max_sge: 1, limit: 0, user_context: 5 };
         for (max_tags, max_ops) in [(0, 1), (MAX_TM_TAGS + 1, 1), (1, MAX_TM_OPS + 1)] {
             let error = pd.create_tag_srq(init, &cq, TagInit { max_tags, max_ops }).unwrap_err();
             assert_eq!(error.errno(), libc::EINVAL);

@@ -36,13 +36,16 @@ fn errno(result: Result<(), Error>) -> i32 {
 fn ids_connect_exchange_and_disconnect() {
     let node = Node::open();
     let listener = End::listening(PortSpace::Tcp, LOOPBACK);
-    listener.id.set_user(77);
+    listener.id.set_user_context(77);
     let active = End::resolved(PortSpace::Tcp, &listener.address()).with_qp(&node);
     assert_eq!(active.qp().state(), QpState::Init);
     active.id.connect(&conn_param(b"hello")).unwrap();
 
     let (passive, request) = listener.next_request();
-    assert_eq!((request.listener.as_ref().unwrap().user(), passive.id.user(), request.status), (77, 0, 0));
+    assert_eq!(
+        (request.listener.as_ref().unwrap().user_context(), passive.id.user_context(), request.status),
+        (77, 0, 0)
+    );
     let requested = conn_param_of(&request);
     assert_eq!(requested.private_data, padded(b"hello", private_data::CONNECT));
     assert_eq!((requested.responder_resources, requested.initiator_depth), (3, 4), "seen from this side");

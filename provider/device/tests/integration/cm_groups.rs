@@ -36,7 +36,7 @@ fn end(node: &Node) -> End {
 
 fn way(event: &Event) -> (u64, &UdParam) {
     match &event.data {
-        EventData::Group { user, ud } => (*user, ud),
+        EventData::Group { user_context, ud } => (*user_context, ud),
         other => panic!("{:?} says {other:?}", event.kind),
     }
 }

@@ -150,7 +150,7 @@ impl Hostile {
 
 fn addresses<const N: usize>(src: Gid, dst: Gid) -> PrivateData<N> {
     let addresses = IpPair::new(src.to_ip(), dst.to_ip()).unwrap();
-    IpCmHeader { src_port: 1, addresses }.with_user(b"bad").unwrap()
+    IpCmHeader { src_port: 1, addresses }.with_program_data(b"bad").unwrap()
 }
 
 /// The attacked process.

@@ -38,7 +38,7 @@ fn connection_migrates_to_alternate_addresses() {
     assert_eq!(states(), [MigState::Migrated; 2]);
     for (node, qp) in [(&a, &qa), (&b, &qb)] {
         let event = node.context.next_async_event().unwrap();
-        assert_eq!((event.kind, event.user), (AsyncEventKind::PathMig, 7));
+        assert_eq!((event.kind, event.user_context), (AsyncEventKind::PathMig, 7));
         assert_eq!(qp.query().0.av.sgid, node.context.gid(1, index.into()).unwrap());
     }
 }

@@ -65,7 +65,7 @@ impl Lane {
             QpCaps { max_send_wr: depth, max_recv_wr: depth, max_send_sge: 1, max_recv_sge: 2, max_inline_data: 0 };
         let qp = || {
             let (send_cq, recv_cq) = (Arc::clone(&sent), Arc::clone(&received));
-            let init = QpInit { service, caps, sq_sig_all: true, send_cq, recv_cq, srq: None, user: 0 };
+            let init = QpInit { service, caps, sq_sig_all: true, send_cq, recv_cq, srq: None, user_context: 0 };
             node.pd.create_qp(init).unwrap()
         };
         let (asks, answers) = (qp(), qp());
@@ -217,7 +217,8 @@ fn pair_on(node: &Node, channel: &Arc<CompChannel>) -> (Arc<Cq>, Arc<Qp>, Arc<Qp
     let caps = QpCaps { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
     let qp = || {
         let (send_cq, recv_cq) = (Arc::clone(&cq), Arc::clone(&cq));
-        let init = QpInit { service: Service::Rc, caps, sq_sig_all: true, send_cq, recv_cq, srq: None, user: 0 };
+        let init =
+            QpInit { service: Service::Rc, caps, sq_sig_all: true, send_cq, recv_cq, srq: None, user_context: 0 };
         node.pd.create_qp(init).unwrap()
     };
     let (a, b) = (qp(), qp());

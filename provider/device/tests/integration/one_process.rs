@@ -236,7 +236,7 @@ fn destroyed_qp_under_traffic_leaves_others_working() {
 fn event_arrives_without_polling() {
     let (a, b) = (Node::open(), Node::open());
     let channel = b.context.create_comp_channel().unwrap();
-    let init = CqInit { cqe: 16, channel: Some(channel.clone()), user: 42, ..CqInit::default() };
+    let init = CqInit { cqe: 16, channel: Some(channel.clone()), user_context: 42, ..CqInit::default() };
     let b = Node { cq: b.context.create_cq(init).unwrap(), ..b };
     let (qa, qb) = pair(&a, &b, Service::Rc, 0, PathMtu::Mtu1024);
     for n in 0..200 {
@@ -253,7 +253,7 @@ fn event_arrives_without_polling() {
 fn coalesced_requests_leave_without_polling() {
     let (a, b) = (Node::open(), Node::open());
     let channel = a.context.create_comp_channel().unwrap();
-    let init = CqInit { cqe: 16, channel: Some(channel.clone()), user: 43, ..CqInit::default() };
+    let init = CqInit { cqe: 16, channel: Some(channel.clone()), user_context: 43, ..CqInit::default() };
     let a = Node { cq: a.context.create_cq(init).unwrap(), ..a };
     let (qa, _qb) = pair(&a, &b, Service::Rc, 0, PathMtu::Mtu1024);
     for round in 0..50 {

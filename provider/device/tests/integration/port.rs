@@ -22,7 +22,7 @@ fn expect(context: &Context, kind: AsyncEventKind) {
         // SAFETY: one structure that outlives the call.
         assert_eq!(unsafe { libc::poll(&raw mut poll, 1, TIMEOUT) }, 1, "{kind:?} does not come");
         let event = context.next_async_event().unwrap();
-        assert_eq!(event.user, 1, "the number of the port");
+        assert_eq!(event.user_context, 1, "the number of the port");
         if event.kind == kind {
             return;
         }

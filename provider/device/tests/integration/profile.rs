@@ -67,5 +67,5 @@ fn process_without_shared_queues() {
     }
     let node = Node::open();
     assert_eq!(node.context.device().attr().max_srq, 0);
-    assert!(node.pd.create_srq(SrqInit { max_wr: 1, max_sge: 1, limit: 0, user: 0 }).is_err());
+    assert!(node.pd.create_srq(SrqInit { max_wr: 1, max_sge: 1, limit: 0, user_context: 0 }).is_err());
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 fn init(node: &Node) -> QpInit {
     let caps = QpCaps { max_send_wr: 4, max_send_sge: 1, ..QpCaps::default() };
     let (send_cq, recv_cq) = (Arc::clone(&node.cq), Arc::clone(&node.cq));
-    QpInit { service: Service::Rc, caps, sq_sig_all: true, send_cq, recv_cq, srq: None, user: 7 }
+    QpInit { service: Service::Rc, caps, sq_sig_all: true, send_cq, recv_cq, srq: None, user_context: 7 }
 }
 
 /// Connects two queue pairs.
@@ -152,13 +152,13 @@ fn window_is_bound_written_and_invalidated_per_message() {
 #[test]
 fn overrun_raises_cq_and_qp_events() {
     let (a, b) = (Node::open(), Node::open());
-    let send_cq = a.context.create_cq(CqInit { cqe: 1, user: 5, ..CqInit::default() }).unwrap();
+    let send_cq = a.context.create_cq(CqInit { cqe: 1, user_context: 5, ..CqInit::default() }).unwrap();
     let uc = |node: &Node| QpInit { service: Service::Uc, ..init(node) };
     let qa = a.pd.create_qp(QpInit { send_cq: Arc::clone(&send_cq), ..uc(&a) }).unwrap();
     let qb = b.pd.create_qp(uc(&b)).unwrap();
     join((&a, &qa), (&b, &qb));
     (0..2).for_each(|id| post(&qa, id, write_to(&b, 0), a.sge(0, 8)));
-    let events = [(); 2].map(|()| a.context.next_async_event().unwrap()).map(|event| (event.kind, event.user));
+    let events = [(); 2].map(|()| a.context.next_async_event().unwrap()).map(|event| (event.kind, event.user_context));
     assert_eq!(events, [(AsyncEventKind::CqErr, 5), (AsyncEventKind::QpFatal, 7)]);
     assert_eq!(qa.state(), QpState::Err);
     let mut left = Vec::new();

@@ -277,7 +277,7 @@ fn frame_wakes_sleeping_program() {
     inside("frame_wakes_sleeping_program", "", || {
         let context: Arc<Context> = devices().unwrap()[1].open().unwrap();
         let channel = context.create_comp_channel().unwrap();
-        let init = CqInit { cqe: 8, channel: Some(Arc::clone(&channel)), user: 5, ..CqInit::default() };
+        let init = CqInit { cqe: 8, channel: Some(Arc::clone(&channel)), user_context: 5, ..CqInit::default() };
         let cq: Arc<Cq> = context.create_cq(init).unwrap();
         let node = Node::open_in(context, cq);
         let qp = node.qp(Service::Raw);
@@ -299,7 +299,10 @@ fn hash_qp_spreads_frames_over_work_queues() {
     inside("hash_qp_spreads_frames_over_work_queues", "", || {
         let (sender, node) = (Station::new(0, 0), Node::open_device(0));
         let wq = |at: usize| {
-            let wq = node.pd.create_wq(WqInit { max_wr: 64, max_sge: 1, cq: Arc::clone(&node.cq), user: 0 }).unwrap();
+            let wq = node
+                .pd
+                .create_wq(WqInit { max_wr: 64, max_sge: 1, cq: Arc::clone(&node.cq), user_context: 0 })
+                .unwrap();
             wq.modify(WqState::Ready, None).unwrap();
             for area in (0..64).map(|n| at * 64 + n) {
                 wq.post_recv(&RecvRequest { wr_id: area as u64, sges: &[node.sge(area * AREA, AREA)] }).unwrap();

@@ -44,7 +44,7 @@ impl Connections {
         let gid = node.context.gid(1, 0).unwrap();
         let qp = |at: usize, srq: Option<Arc<Srq>>| {
             let (send_cq, recv_cq) = (Arc::clone(&cqs[at]), Arc::clone(&cqs[at]));
-            let init = QpInit { service: Service::Rc, caps, sq_sig_all: true, send_cq, recv_cq, srq, user: 0 };
+            let init = QpInit { service: Service::Rc, caps, sq_sig_all: true, send_cq, recv_cq, srq, user_context: 0 };
             node.pd.create_qp(init).unwrap()
         };
         let (senders, receivers): (Vec<_>, Vec<_>) = (0..PAIRS)

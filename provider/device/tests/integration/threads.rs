@@ -75,13 +75,13 @@ fn threads_with_own_queues_work_in_parallel() {
 fn channel_serves_queues_of_two_threads() {
     let Some((a, b)) = nodes_of_two_engines() else { return };
     let channel = a.context.create_comp_channel().unwrap();
-    let cq_of_thread = |user| {
-        let init = CqInit { cqe: 16, channel: Some(Arc::clone(&channel)), user, ..CqInit::default() };
+    let cq_of_thread = |user_context| {
+        let init = CqInit { cqe: 16, channel: Some(Arc::clone(&channel)), user_context, ..CqInit::default() };
         let make = || a.context.create_cq(init).unwrap();
         thread::scope(|scope| scope.spawn(make).join().unwrap())
     };
-    for user in 0..4 {
-        let cq = cq_of_thread(user);
+    for user_context in 0..4 {
+        let cq = cq_of_thread(user_context);
         let node = Node { context: Arc::clone(&a.context), pd: Arc::clone(&a.pd), cq, mr: Arc::clone(&a.mr), ..a };
         let (ours, theirs) = pair(&node, &b, Service::Rc, 0, PathMtu::Mtu1024);
         for n in 0..50 {
@@ -92,7 +92,7 @@ fn channel_serves_queues_of_two_threads() {
             thread::scope(|scope| {
                 let (theirs, from) = (&theirs, b.sge(0, 64));
                 scope.spawn(move || post(theirs, n, SendOp::Send, from));
-                assert_eq!(channel.get_event().unwrap(), user);
+                assert_eq!(channel.get_event().unwrap(), user_context);
             });
             assert_eq!(b.wait(1)[0].status, WcStatus::Success);
             assert_eq!(node.wait(1)[0].status, WcStatus::Success);
@@ -115,7 +115,7 @@ fn qp_completes_in_queues_of_two_threads() {
             send_cq: Arc::clone(&send_cq),
             recv_cq: Arc::clone(&recv_cq),
             srq: None,
-            user: 1,
+            user_context: 1,
         };
         receives_in_two_queues(&a, init, &b);
     }

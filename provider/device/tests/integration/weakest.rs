@@ -48,7 +48,8 @@ impl WeakNodes {
     fn connect_to(&self, cq: &Arc<Cq>, depth: u32) -> (Arc<Qp>, Arc<Qp>) {
         let caps = QpCaps { max_send_wr: depth, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
         let (send_cq, recv_cq) = (Arc::clone(cq), Arc::clone(cq));
-        let init = QpInit { service: Service::Rc, caps, sq_sig_all: false, send_cq, recv_cq, srq: None, user: 0 };
+        let init =
+            QpInit { service: Service::Rc, caps, sq_sig_all: false, send_cq, recv_cq, srq: None, user_context: 0 };
         let (qa, qb) = (self.a.pd.create_qp(init).unwrap(), self.b.qp(Service::Rc));
         let gid = self.a.context.gid(1, 0).unwrap();
         connect(&qa, self.a.av(0, gid), qb.qpn(), PathMtu::Mtu1024);

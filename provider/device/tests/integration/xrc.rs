@@ -17,7 +17,7 @@ struct Receiver {
 }
 
 fn create_srq(xrcd: &Arc<Xrcd>, node: &Node, cq: &Arc<Cq>) -> Arc<Srq> {
-    xrcd.create_srq(&node.pd, cq, SrqInit { max_wr: 16, max_sge: 2, limit: 0, user: 0 }).unwrap()
+    xrcd.create_srq(&node.pd, cq, SrqInit { max_wr: 16, max_sge: 2, limit: 0, user_context: 0 }).unwrap()
 }
 
 impl Receiver {
@@ -60,7 +60,7 @@ fn srq_of_other_pd_grants_no_access_to_xrc_target() {
     let (a, b) = (Node::open(), Receiver::open());
     let (ini, _tgt) = connected_pair(&a, &b.node, &b.xrcd);
     let other_pd = b.node.context.alloc_pd().unwrap();
-    let init = SrqInit { max_wr: 1, max_sge: 1, limit: 0, user: 0 };
+    let init = SrqInit { max_wr: 1, max_sge: 1, limit: 0, user_context: 0 };
     let other = b.xrcd.create_srq(&other_pd, &b.node.cq, init).unwrap();
     send(&ini, other.number().unwrap(), 3, write_to(&b.node, 0), a.sge(0, 8));
     let (sent, _) = wait_both((&a, 1), (&b.node, 0));
@@ -124,7 +124,7 @@ fn xrc_domain_with_targets_or_srqs_is_busy() {
     srq.destroy().unwrap();
     b.xrcd.close().unwrap();
     let other = Node::open();
-    let init = SrqInit { max_wr: 1, max_sge: 1, limit: 0, user: 0 };
+    let init = SrqInit { max_wr: 1, max_sge: 1, limit: 0, user_context: 0 };
     assert_eq!(errno(b.xrcd.create_srq(&other.pd, &other.cq, init)), libc::EINVAL);
 }
 

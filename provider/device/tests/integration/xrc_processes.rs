@@ -41,7 +41,8 @@ impl Receiver {
         let file = File::open(file).unwrap();
         let init = XrcdInit { file: Some(file.as_fd()), create: true, exclusive: true };
         let xrcd = node.context.open_xrcd(init).expect("open the domain of this process");
-        let srq = xrcd.create_srq(&node.pd, &node.cq, SrqInit { max_wr: 64, max_sge: 1, limit: 0, user: 0 }).unwrap();
+        let srq =
+            xrcd.create_srq(&node.pd, &node.cq, SrqInit { max_wr: 64, max_sge: 1, limit: 0, user_context: 0 }).unwrap();
         let target = xrcd.create_target(0).unwrap();
         Self { node, xrcd, srq, target }
     }

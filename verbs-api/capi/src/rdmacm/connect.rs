@@ -263,8 +263,8 @@ fn join_flags(attr: &rdma_cm_join_mc_attr_ex) -> Result<JoinFlags> {
 }
 
 fn join(id: *mut rdma_cm_id, addr: &Address, flags: JoinFlags, context: *mut c_void) -> Result<()> {
-    let user = context.expose_provenance() as u64;
-    provider_id(id)?.join_multicast(addr, flags, user)?;
+    let user_context = context.expose_provenance() as u64;
+    provider_id(id)?.join_multicast(addr, flags, user_context)?;
     complete(id)
 }
 

@@ -67,7 +67,7 @@ pub(super) fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_even
 /// Creates the program's event. `None` if the identifier was destroyed, or if there are no
 /// resources for the identifier of a request.
 fn deliver(event: &Event) -> Option<*mut rdma_cm_event> {
-    let owner = count_delivered(event.listener.as_ref().unwrap_or(&event.id).user());
+    let owner = count_delivered(event.listener.as_ref().unwrap_or(&event.id).user_context());
     match (owner, &event.listener) {
         (Some(listener), Some(_)) => deliver_request(event, listener),
         (Some(id), None) => Some(publish(event, id, null_mut(), outcome(event, id))),
@@ -80,9 +80,9 @@ fn deliver(event: &Event) -> Option<*mut rdma_cm_event> {
     }
 }
 
-/// Counts an event as delivered to the identifier whose token is `user`.
-fn count_delivered(user: u64) -> Option<*mut rdma_cm_id> {
-    with_token::<CmId, _>(Token(user), |object| {
+/// Counts an event as delivered to the identifier whose token is `user_context`.
+fn count_delivered(user_context: u64) -> Option<*mut rdma_cm_id> {
+    with_token::<CmId, _>(Token(user_context), |object| {
         object.inner.events.deliver();
         object.handle()
     })
@@ -164,8 +164,8 @@ fn event_param(data: &EventData) -> rdma_event_param {
         EventData::Arg(arg) => param.arg = *arg,
         EventData::Conn(conn) => param.conn = conn_param(conn),
         EventData::Ud(ud) => param.ud = ud_param(ud),
-        EventData::Group { user, ud } => {
-            let context = std::ptr::with_exposed_provenance(*user as usize);
+        EventData::Group { user_context, ud } => {
+            let context = std::ptr::with_exposed_provenance(*user_context as usize);
             param.ud = rdma_ud_param { private_data: context, ..ud_param(ud) };
         }
     }

@@ -238,7 +238,7 @@ pub(super) fn create_for_request(event: &Event, listener: *mut rdma_cm_id) -> Re
     let state = State { synchronous, proposal: proposed_depths(&event.data), ..State::default() };
     let handle =
         publish(token, new_structure(channel, context, event.id.port_space(), qp_type), Arc::clone(&event.id), state);
-    event.id.set_user(token.0);
+    event.id.set_user_context(token.0);
     if let Err(errno) = live(handle).and_then(update_public_fields) {
         // The program does not have the identifier yet.
         drop(Object::<CmId>::retire(handle)?);

@@ -55,7 +55,7 @@ fn destroy_cq_waits_for_acknowledgement() {
     let mut rig = Rig::new();
     // SAFETY: the rig keeps both alive.
     let cq = unsafe { ibv_create_cq(rig.context, 16, null_mut(), rig.channel, 0) };
-    let token = Token(crate::objects::cq(cq).unwrap().user());
+    let token = Token(crate::objects::cq(cq).unwrap().user_context());
     let plain_cq = core::mem::replace(&mut rig.cq, cq);
     let [a, b] = rig.rc_pair();
     assert_eq!(rig.post_recv(b, 1, &[rig.sge(100, 1)]), 0);

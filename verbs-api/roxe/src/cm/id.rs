@@ -109,13 +109,13 @@ impl CmId {
     pub(crate) fn identity(id: &cm::Id) -> ObjectId {
         /// Held while a new id gets its identity, so that two threads do not assign two.
         static NAMING: Mutex<IdNames, ()> = Mutex::new(());
-        if id.user() == 0 {
+        if id.user_context() == 0 {
             let _naming = NAMING.lock();
-            if id.user() == 0 {
-                id.set_user(ObjectId::next().0);
+            if id.user_context() == 0 {
+                id.set_user_context(ObjectId::next().0);
             }
         }
-        ObjectId(id.user())
+        ObjectId(id.user_context())
     }
 
     /// Returns the identity of the id in events.

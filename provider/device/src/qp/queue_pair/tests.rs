@@ -29,14 +29,14 @@ fn create_with(pd: &Arc<Pd>, service: Service, srq: Option<Arc<Srq>>) -> (Arc<Qp
     let cq = completions(pd);
     let caps = QpCaps { max_send_wr: 1, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
     let (send_cq, recv_cq) = (Arc::clone(&cq), Arc::clone(&cq));
-    let init = QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq, user: 0 };
+    let init = QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq, user_context: 0 };
     (pd.create_qp(init).unwrap(), cq)
 }
 
 #[test]
 fn shared_payload_is_accepted_only_by_rc_without_tags() {
     let pd = testing::pd();
-    let init = || SrqInit { max_wr: 4, max_sge: 1, limit: 0, user: 0 };
+    let init = || SrqInit { max_wr: 4, max_sge: 1, limit: 0, user_context: 0 };
     let plain = pd.create_srq(init()).unwrap();
     let tags = pd.create_tag_srq(init(), &completions(&pd), TagInit { max_tags: 1, max_ops: 1 }).unwrap();
     let takes = |service, srq| create_with(&pd, service, srq).0.core.takes_shared_payload();

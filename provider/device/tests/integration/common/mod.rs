@@ -109,7 +109,7 @@ impl Node {
     pub(crate) fn try_qp(&self, service: Service, srq: Option<Arc<Srq>>) -> Result<Arc<Qp>, Error> {
         let caps = QpCaps { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 4, max_recv_sge: 4, max_inline_data: 64 };
         let (send_cq, recv_cq) = (Arc::clone(&self.cq), Arc::clone(&self.cq));
-        self.pd.create_qp(QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq, user: 7 })
+        self.pd.create_qp(QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq, user_context: 7 })
     }
 
     /// Returns the address vector from GID `index` of this node to `dgid`.
