@@ -10,7 +10,7 @@ pub struct Case<'a> {
     pub name: String,
     /// Duration in seconds.
     pub seconds: f32,
-    /// Result.
+    /// Verdict of the check.
     pub verdict: &'a Verdict,
 }
 

@@ -70,9 +70,9 @@ pub enum Ending {
 /// Result of a cell.
 #[derive(Clone, Debug)]
 pub struct CellResult {
-    /// The cell.
+    /// The cell that ran.
     pub cell: Cell,
-    /// Result.
+    /// Ending of the run.
     pub ending: Ending,
     /// Duration in milliseconds.
     pub milliseconds: u64,
@@ -81,7 +81,7 @@ pub struct CellResult {
 /// Results of a group.
 #[derive(Clone, Debug)]
 pub struct GroupResult {
-    /// The group.
+    /// The group that ran.
     pub group: Group,
     /// Results of its cells.
     pub cells: Vec<CellResult>,

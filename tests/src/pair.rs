@@ -162,7 +162,7 @@ pub(crate) fn output_of(output: &Path) -> String {
 pub struct Program {
     /// Name or path.
     pub name: String,
-    /// Arguments.
+    /// Arguments, without the name of the program.
     pub args: Vec<String>,
 }
 

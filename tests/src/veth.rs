@@ -11,7 +11,7 @@ use std::thread;
 /// The interface at one end of a link.
 #[derive(Clone, Debug)]
 pub struct Interface {
-    /// Name.
+    /// Name, as `ip link` shows it.
     pub name: &'static str,
     /// MAC address.
     pub mac: &'static str,

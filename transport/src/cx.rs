@@ -38,7 +38,7 @@ pub enum AtomicOp {
     },
     /// Add with wrap-around.
     FetchAdd {
-        /// Addend.
+        /// Number to add.
         add: u64,
     },
 }
@@ -247,7 +247,7 @@ pub enum TxReason {
     AtomicResponse,
     /// A retransmitted response to a duplicate request.
     Replay,
-    /// An acknowledgement.
+    /// A positive acknowledgement.
     Ack,
     /// A negative acknowledgement.
     Nak,

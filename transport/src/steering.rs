@@ -25,14 +25,14 @@ pub enum RuleKind {
 /// A rule with a receiver `T`.
 #[derive(Clone, Debug)]
 pub struct Rule<T> {
-    /// Kind.
+    /// Kind, which decides the order of the rules.
     pub kind: RuleKind,
-    /// Condition.
+    /// Fields that a frame must have.
     pub filter: FrameMatch,
     /// True if a matching frame continues to lower priorities (normal rules only). Sniffers always
     /// pass frames on, default rules never.
     pub continues: bool,
-    /// Receiver.
+    /// Receiver of the matching frames.
     pub target: T,
 }
 

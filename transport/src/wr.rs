@@ -162,7 +162,7 @@ pub enum SendOp {
         remote_addr: u64,
         /// Remote key.
         rkey: RKey,
-        /// Addend.
+        /// Number to add.
         add: u64,
     },
     /// Store the 8 payload bytes atomically at an aligned remote address; completes after the
@@ -196,7 +196,7 @@ pub enum SendOp {
         access: Access,
         /// Start address.
         addr: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
     },
 }
@@ -269,11 +269,11 @@ pub enum SendData<'a> {
 pub struct SendRequest<'a> {
     /// Returned in the completion.
     pub wr_id: u64,
-    /// Operation.
+    /// Operation, with its remote address and key.
     pub op: SendOp,
     /// FENCE, SIGNALED, SOLICITED (INLINE is implied by `data`).
     pub flags: SendFlags,
-    /// Payload.
+    /// Payload of the request, or the buffers for its response.
     pub data: SendData<'a>,
     /// Destination; required on UD, ignored on other services.
     pub ud: Option<UdDest>,
@@ -292,7 +292,7 @@ pub struct RecvRequest<'a> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum WcStatus {
-    /// Done.
+    /// The operation completed.
     #[default]
     Success = 0,
     /// A local buffer is too short or too long.
@@ -400,7 +400,7 @@ pub enum WcOpcode {
 /// Immediate data or invalidated key of a received message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WcExtra {
-    /// Nothing.
+    /// The message has neither.
     #[default]
     None,
     /// Immediate data.
@@ -415,9 +415,9 @@ pub enum WcExtra {
 pub struct Cqe {
     /// The identifier of the work request.
     pub wr_id: u64,
-    /// Status.
+    /// Status of the operation.
     pub status: WcStatus,
-    /// Operation.
+    /// Kind of the completed operation.
     pub opcode: WcOpcode,
     /// Detailed cause of an error: see [`VendorErr`].
     pub vendor_err: VendorErr,
@@ -467,7 +467,7 @@ pub struct TmInfo {
     pub tag: u64,
     /// Application context sent with the tag; 0 in the same cases.
     pub app_ctx: u32,
-    /// Flags.
+    /// True or false properties of the message.
     pub flags: TmFlags,
 }
 

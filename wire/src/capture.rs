@@ -403,9 +403,9 @@ const RAW_IP: u16 = 101;
 /// Direction of a frame through the recording interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
-    /// Received.
+    /// The interface received the frame.
     Inbound,
-    /// Sent.
+    /// The interface sent the frame.
     Outbound,
 }
 
@@ -488,7 +488,7 @@ pub struct Outgoing<'a> {
     pub interface: u32,
     /// Nanoseconds since 1970.
     pub timestamp_ns: u64,
-    /// Direction.
+    /// Direction at the interface.
     pub direction: Direction,
     /// Fields of the IP and UDP headers. The ICRC covers `ident`.
     pub net: NetHeader,

@@ -113,7 +113,7 @@ impl PayloadRule {
 /// Properties of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OperationProperties {
-    /// Name.
+    /// Name without the transport, such as `SEND_FIRST`.
     pub name: &'static str,
     /// Position in the message.
     pub position: Position,

@@ -31,7 +31,7 @@ pub struct Tmh {
     pub op: TmOp,
     /// Data of the sending program; returned at the end of a rendezvous.
     pub app_ctx: u32,
-    /// Tag.
+    /// Tag of the message.
     pub tag: u64,
 }
 

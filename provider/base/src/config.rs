@@ -168,7 +168,7 @@ pub struct ConfigError {
 /// Amount of explanation of failures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Explain {
-    /// Nothing.
+    /// Failures are not explained.
     #[default]
     Off,
     /// A line for each failure.
@@ -221,7 +221,7 @@ impl ReportFormat {
 /// Amount of counters to print.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stats {
-    /// Nothing.
+    /// No counters are printed.
     #[default]
     Off,
     /// Names and values, in one line.

@@ -58,11 +58,11 @@ impl Profile {
 /// `vendor_err` of the completions with one status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VendorErrOf {
-    /// The status.
+    /// Status of the completion.
     pub status: WcStatus,
     /// True for receives, false for send requests.
     pub is_receive: bool,
-    /// The value.
+    /// Value that the card writes to `vendor_err`.
     pub vendor_err: u32,
     /// Addresses of published messages with this status and value.
     pub source: &'static str,

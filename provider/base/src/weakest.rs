@@ -217,7 +217,7 @@ pub enum Subject {
     Polls,
     /// Numbers of queue pairs.
     Qpns,
-    /// Keys.
+    /// Keys of memory regions and windows.
     Keys,
     /// First PSNs of connections.
     Psns,

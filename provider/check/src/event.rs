@@ -42,14 +42,14 @@ pub enum Event<'a> {
         attr: &'a QpAttr,
         /// The valid attributes.
         mask: AttrMask,
-        /// Reason.
+        /// Error that the call returned.
         error: &'a Error,
     },
     /// A send request was posted.
     PostedSend {
         /// The queue pair.
         qp: ObjectId,
-        /// The request.
+        /// The request as the program posted it.
         request: &'a SendRequest<'a>,
     },
     /// The newest send requests were withdrawn: by `ibv_wr_abort`, or because another request of
@@ -64,7 +64,7 @@ pub enum Event<'a> {
     PostedRecv {
         /// The queue pair, or the shared receive queue.
         queue: ObjectId,
-        /// The request.
+        /// The request as the program posted it.
         request: &'a RecvRequest<'a>,
     },
     /// A post was refused.
@@ -77,7 +77,7 @@ pub enum Event<'a> {
         wr_id: u64,
         /// Bytes of inline data in the request.
         inline: usize,
-        /// Reason.
+        /// Error that the post returned.
         error: PostError,
     },
     /// The card wrote a completion.
@@ -86,7 +86,7 @@ pub enum Event<'a> {
         qp: ObjectId,
         /// Queue of the completion.
         side: Side,
-        /// The completion.
+        /// The completion as the card wrote it.
         cqe: &'a Cqe,
     },
     /// The program polled a completion.
@@ -113,7 +113,7 @@ pub enum Event<'a> {
     RemoteFault {
         /// The queue pair that executes the request.
         qp: ObjectId,
-        /// The key.
+        /// Remote key in the peer's request.
         rkey: RKey,
         /// First address.
         va: u64,
@@ -160,14 +160,14 @@ pub enum Event<'a> {
     FirstUse {
         /// The remote key of the region.
         rkey: RKey,
-        /// The right.
+        /// The right, one bit.
         right: Access,
     },
     /// A peer's request needs a right that the queue pair does not grant.
     MissingRight {
         /// The queue pair that would execute the request.
         qp: ObjectId,
-        /// The right.
+        /// The right, one bit.
         right: Access,
     },
     /// A memory window was bound.
@@ -181,14 +181,14 @@ pub enum Event<'a> {
     Invalidated {
         /// The queue pair whose request, or whose peer's request, invalidated the key.
         qp: ObjectId,
-        /// The key.
+        /// Remote key that is no longer valid.
         rkey: RKey,
     },
     /// A packet was dropped.
     Dropped {
         /// Destination queue pair.
         qp: ObjectId,
-        /// Reason.
+        /// Reason for the drop.
         reason: DropReason,
         /// The packet; `None` for a raw frame or a packet that arrived in another process.
         packet: Option<Arrived>,
@@ -244,22 +244,22 @@ pub enum Event<'a> {
     },
     /// An argument was refused that no card accepts.
     UndefinedValue {
-        /// The function.
+        /// Name of the verb.
         call: &'static str,
         /// The argument, or the field of a structure.
         argument: &'static str,
-        /// The value.
+        /// Value that the program passed.
         value: u64,
         /// The accepted values.
         accepted: &'static str,
     },
     /// An address was refused because source and destination are of different families.
     FamiliesDiffer {
-        /// The source.
+        /// Source address.
         sgid: Gid,
         /// Index of the source in the GID table of the port.
         sgid_index: u8,
-        /// The destination.
+        /// Destination address.
         dgid: Gid,
     },
     /// The program requested an event with the next completion.
@@ -293,18 +293,18 @@ pub enum Event<'a> {
     },
     /// A thread begins to wait for events of a channel that has none.
     Waits {
-        /// The channel.
+        /// The channel for which the thread waits.
         channel: ObjectId,
     },
     /// A thread has waited for events of a channel for a second.
     StillWaits {
-        /// The channel.
+        /// The channel for which the thread waits.
         channel: ObjectId,
     },
     /// The memory of a region was unmapped before its deregistration; the address may hold another
     /// mapping now.
     Unmapped {
-        /// The region.
+        /// The memory region.
         mr: ObjectId,
     },
     /// A thread sleeps on a channel without events, while a completion queue of the channel holds
@@ -462,25 +462,25 @@ pub enum Object {
     },
     /// A shared receive queue.
     Srq {
-        /// The domain.
+        /// Protection domain.
         pd: ObjectId,
         /// Capacity in requests.
         max_wr: u32,
     },
     /// A queue pair.
     Qp(Pair),
-    /// A region.
+    /// A memory region.
     Mr(Memory),
     /// A memory window.
     Mw {
-        /// The domain.
+        /// Protection domain.
         pd: ObjectId,
         /// Key at allocation. Each binding replaces the lower 8 bits.
         key: u32,
     },
     /// An address handle.
     Ah {
-        /// The domain.
+        /// Protection domain.
         pd: ObjectId,
     },
 }
@@ -488,9 +488,9 @@ pub enum Object {
 /// A queue pair, as it was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair {
-    /// The context.
+    /// Context of the device.
     pub context: ObjectId,
-    /// The domain.
+    /// Protection domain.
     pub pd: ObjectId,
     /// Queue pair number.
     pub qpn: Qpn,
@@ -513,9 +513,9 @@ pub struct Pair {
 /// A region, as it is registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// The context.
+    /// Context of the device.
     pub context: ObjectId,
-    /// The domain.
+    /// Protection domain.
     pub pd: ObjectId,
     /// Key for local lists.
     pub lkey: u32,
@@ -527,6 +527,6 @@ pub struct Memory {
     pub base: u64,
     /// Length in bytes.
     pub length: u64,
-    /// Rights.
+    /// Rights of local and remote requests.
     pub access: Access,
 }

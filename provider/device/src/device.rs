@@ -187,7 +187,7 @@ pub struct DeviceAttr {
     pub max_pkeys: u16,
     /// Delay from a packet to its acknowledgement, 4.096 µs · 2^code.
     pub local_ca_ack_delay: u8,
-    /// Ports.
+    /// Number of ports.
     pub phys_port_cnt: u8,
     /// Completion vectors.
     pub num_comp_vectors: u32,

@@ -26,7 +26,7 @@ pub enum Destination {
 /// Actions of a flow.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// Destination.
+    /// Receiver of the frames.
     pub to: Destination,
     /// Tag for the completion; 0 for none.
     pub tag: u32,

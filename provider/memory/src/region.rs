@@ -53,7 +53,7 @@ pub enum Role {
         /// Number of bound windows.
         windows: u32,
     },
-    /// A window.
+    /// A memory window.
     Window(Window),
 }
 

@@ -65,7 +65,7 @@ impl fmt::Display for AddressPart {
 /// A service at some addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// The service.
+    /// Service ID, which contains the port number.
     pub service: ServiceId,
     /// Addresses at which the service listens.
     pub scope: Scope,

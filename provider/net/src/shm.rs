@@ -140,7 +140,7 @@ impl OwnRing {
 /// A ring that this process reads.
 #[derive(Debug)]
 pub struct Inbound {
-    /// The packets.
+    /// Reading side of the ring.
     pub reader: Reader,
     /// Connection to the writer.
     pub control: ControlSocket,

@@ -68,7 +68,7 @@ pub struct GidEntry {
     pub index: u8,
     /// Port number.
     pub port: u8,
-    /// The address.
+    /// The GID.
     pub gid: Gid,
     /// Index of the network interface with the address.
     pub ndev_ifindex: u32,
@@ -275,9 +275,9 @@ pub enum PortChange {
 /// Mutable state of a port.
 #[derive(Clone, Debug)]
 pub struct Port {
-    /// Attributes.
+    /// Attributes that `ibv_query_port` returns.
     pub attr: PortAttr,
-    /// Addresses.
+    /// GID table.
     pub gids: GidTable,
     claim: Claim,
     /// Line rate in bit/s.

@@ -78,7 +78,7 @@ pub(crate) fn latency(site: &Site, time: Duration) -> io::Result<Sample> {
     })
 }
 
-/// The requester.
+/// Requester of RDMA WRITE over a UDP socket.
 struct Writer {
     socket: UdpSocket,
     stage: Vec<u8>,

@@ -36,7 +36,7 @@ pub struct InteropExchange {
     pub ip: Ip,
     /// Condition of the network.
     pub condition: Condition,
-    /// The programs.
+    /// Programs of the client and the server.
     pub exchange: Exchange,
 }
 

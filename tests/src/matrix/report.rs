@@ -25,11 +25,11 @@ pub struct Results {
 /// Numbers of results by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
-    /// Passed.
+    /// Number of results that passed.
     pub passed: usize,
-    /// Failed.
+    /// Number of results that failed, without known defects of rxe.
     pub failed: usize,
-    /// Skipped.
+    /// Number of skipped results.
     pub skipped: usize,
     /// Failed by a known defect of rxe.
     pub peer_bugs: usize,

@@ -37,7 +37,7 @@ pub struct Stock {
 pub struct ProgramResult {
     /// Direction, condition and command line.
     pub name: String,
-    /// Result.
+    /// Ending of the last try.
     pub ending: Ending,
     /// Duration in seconds.
     pub seconds: f32,

@@ -51,7 +51,7 @@ pub(super) struct Remote {
 pub struct Peer {
     /// Our id of the connection.
     pub id: CommId,
-    /// Addresses.
+    /// Addresses of both ends.
     pub route: Route,
     /// The peer's id of the connection.
     pub theirs: CommId,

@@ -34,7 +34,7 @@ pub enum Addresses {
 /// Parameters of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listen {
-    /// The service.
+    /// Service ID that connection requests must have in the bits of `service_mask`.
     pub service_id: ServiceId,
     /// Significant bits of `service_id`; all ones for one service.
     pub service_mask: u64,

@@ -38,7 +38,7 @@ impl Ece {
 pub struct Connect {
     /// Addresses of the messages and of the queue pair.
     pub route: Route,
-    /// Service.
+    /// ID of the peer's service.
     pub service_id: ServiceId,
     /// Kind of queue pair.
     pub transport: Transport,
@@ -161,13 +161,13 @@ impl Refusal {
 /// Parameters of [`Cm::resolve`](super::Cm::resolve).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resolve {
-    /// Addresses.
+    /// Addresses of both ends.
     pub route: Route,
-    /// Service.
+    /// ID of the server's service.
     pub service_id: ServiceId,
     /// Response timeout of the server's connection manager, a code.
     pub response_timeout: TimeCode,
-    /// Retries.
+    /// Maximum number of retransmissions of the request.
     pub max_cm_retries: Uint<4>,
     /// Duration of retries, as in [`Connect::retry_for`].
     pub retry_for: Duration,
@@ -210,7 +210,7 @@ impl Resolution {
 /// Parameters of [`Cm::load_alternate`](super::Cm::load_alternate).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Alternate {
-    /// Addresses.
+    /// Addresses of the alternate path.
     pub route: Route,
     /// IPv6 flow label.
     pub flow_label: FlowLabel,
@@ -262,7 +262,7 @@ impl AlternateAnswer {
 /// Attributes for a queue pair on its way to RTS, as agreed by both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpTerms {
-    /// Addresses.
+    /// Addresses of both queue pairs.
     pub route: Route,
     /// The peer's queue pair.
     pub dest_qpn: Qpn,
@@ -276,7 +276,7 @@ pub struct QpTerms {
     pub max_dest_rd_atomic: u8,
     /// Maximum number of outstanding READs and atomics of ours.
     pub max_rd_atomic: u8,
-    /// Retries.
+    /// Retries after a timeout or a PSN sequence NAK.
     pub retry_cnt: Uint<3>,
     /// RNR retries.
     pub rnr_retry: Uint<3>,
@@ -360,7 +360,7 @@ reasons! {
 /// A message to send from queue pair 1 at one address to that at another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outgoing {
-    /// Addresses.
+    /// Addresses of sender and receiver.
     pub route: Route,
     /// The message with its MAD header.
     pub mad: Mad,

@@ -9,7 +9,7 @@ use core::fmt::{self, Display, Formatter};
 pub struct Errno {
     /// Name, such as `ENOMEM`.
     pub name: &'static str,
-    /// Value.
+    /// Number, such as 12 for `ENOMEM`.
     pub number: i32,
 }
 
@@ -335,18 +335,18 @@ impl WcOps {
 pub enum CallAction {
     /// A call fails.
     Fail {
-        /// The call.
+        /// The verb that fails.
         verb: &'static Verb,
         /// For `ibv_modify_qp`: only calls with this state, such as `RTR`.
         state: Option<Box<str>>,
-        /// Error.
+        /// Error that the call returns.
         errno: Errno,
         /// True if `errno` may be one that the call never returns.
         illegal: bool,
     },
     /// A call returns later.
     Slow {
-        /// The call.
+        /// The verb that returns later.
         verb: &'static Verb,
         /// Requested state of `ibv_modify_qp`; `None` matches any.
         state: Option<Box<str>>,
@@ -357,7 +357,7 @@ pub enum CallAction {
     Complete(WcStatus),
     /// An event is raised.
     Event {
-        /// The event.
+        /// Kind of the event.
         event: EventFault,
         /// The call that raises an event of the device; `None` is the opening of the device.
         call: Option<&'static Verb>,
@@ -369,7 +369,7 @@ pub enum CallAction {
 /// A rule about calls, completions or events. A field that is `None` allows each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallRule {
-    /// Action.
+    /// What the rule does to a matching call, completion or event.
     pub action: CallAction,
     /// Share of the calls, completions or events that all other fields allow.
     pub rate: Option<Rate>,
@@ -482,7 +482,7 @@ impl Display for WcOps {
 /// A call to judge.
 #[derive(Debug)]
 pub struct Call<'a> {
-    /// The call.
+    /// The verb that the program calls.
     pub verb: &'static Verb,
     /// The state that `ibv_modify_qp` requests.
     pub state: Option<&'a str>,
@@ -493,7 +493,7 @@ pub struct Call<'a> {
 /// A completion to judge.
 #[derive(Debug)]
 pub struct Completion {
-    /// Operation.
+    /// Operation of the work request.
     pub opcode: WcOpcode,
     /// Identifier of the work request.
     pub wr_id: u64,

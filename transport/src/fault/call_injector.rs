@@ -25,7 +25,7 @@ pub struct CallVerdict {
 /// Fate of a completion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompletionVerdict {
-    /// The fault.
+    /// Fault that replaces the completion.
     pub fault: CompletionFault,
     /// The text of the rule.
     pub rule: String,
@@ -77,7 +77,7 @@ impl Judged {
 /// Counters of a rule.
 #[derive(Clone, Copy, Debug)]
 pub struct CallReport<'a> {
-    /// The rule.
+    /// The rule of these counters.
     pub rule: &'a CallRule,
     /// Calls, completions or events allowed by all words but rate, `nth` and `times`.
     pub matched: u64,

@@ -63,7 +63,7 @@ struct Judged {
 pub struct RuleReport<'a> {
     /// Position in the list.
     pub id: RuleId,
-    /// The rule.
+    /// The rule of these counters.
     pub rule: &'a Rule,
     /// Packets allowed by all words but rate, `nth` and `times`.
     pub matched: u64,

@@ -32,7 +32,7 @@ impl Rate {
 /// Time to hold a packet: random between both limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hold {
-    /// Minimum.
+    /// Shortest time.
     pub min: Duration,
     /// Maximum, not below `min`.
     pub max: Duration,
@@ -57,7 +57,7 @@ impl Hold {
 /// A span of time since the rules were set; the end is excluded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Start.
+    /// Time since the rules were set, included.
     pub from: Duration,
     /// End, after the start; `None` is no end.
     pub until: Option<Duration>,
@@ -155,23 +155,23 @@ impl QpSelector {
 /// One rule. A field that is `None` allows every packet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
-    /// Action.
+    /// What the rule does to a matching packet.
     pub action: Action,
     /// Share of the packets that all other fields allow.
     pub rate: Option<Rate>,
-    /// Direction.
+    /// Sent or received packets.
     pub dir: Option<Direction>,
     /// Local queue pair.
     pub qp: Option<QpSelector>,
     /// Address of the peer.
     pub peer: Option<Gid>,
-    /// Time.
+    /// Span of time in which the rule acts.
     pub at: Option<Window>,
     /// Transport services.
     pub services: Option<ServiceSet>,
-    /// Opcodes.
+    /// Opcodes of the BTH.
     pub ops: Option<OpSet>,
-    /// PSNs.
+    /// PSNs of the BTH.
     pub psn: Option<PsnSpans>,
     /// Message numbers, from 1.
     pub msg: Option<Spans>,

@@ -35,7 +35,7 @@ impl Direction {
 /// A packet that the rules judge, and its circumstances.
 #[derive(Clone, Copy, Debug)]
 pub struct PacketContext<'a> {
-    /// Direction.
+    /// Sent or received.
     pub dir: Direction,
     /// Local queue pair: sender or receiver of the packet.
     pub qpn: Qpn,

@@ -16,7 +16,7 @@ pub struct QpStatus {
     pub qpn: Qpn,
     /// Transport service.
     pub service: Service,
-    /// State.
+    /// Current state.
     pub state: QpState,
     /// Queue pair and address of the peer; 0 if there is none.
     pub peer: (Qpn, Gid),
@@ -72,7 +72,7 @@ impl Qp {
 /// Progress of both roles of a queue pair, for tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// State.
+    /// Current state.
     pub state: QpState,
     /// Oldest unacknowledged PSN.
     pub una: Psn,

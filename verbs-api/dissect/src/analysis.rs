@@ -57,7 +57,7 @@ pub struct Message {
 /// The result for one packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Finding {
-    /// Verdict.
+    /// Verdict on the packet in its flow.
     pub event: Event,
     /// Flow of the packet.
     pub flow: Option<usize>,

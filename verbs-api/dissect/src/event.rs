@@ -42,7 +42,7 @@ pub enum Event {
     Retransmission {
         /// Number of transmissions so far, including the first.
         times: u32,
-        /// Cause.
+        /// Cause of the retransmission.
         cause: Cause,
         /// True if the packet was acknowledged before.
         is_acknowledged: bool,
@@ -77,7 +77,7 @@ pub enum Event {
 /// Severity of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tone {
-    /// Expected.
+    /// Expected on a network without loss.
     Good,
     /// Duplicate or reordered without harm.
     Note,

@@ -5,7 +5,7 @@ use roxe_transport::time::rnr_wait;
 use roxe_wire::cm::Mad;
 use roxe_wire::{Aeth, AtomicEth, ImmDt, Kind, Packet, Request, Response, Reth, SendTail, Syndrome};
 
-/// A header.
+/// A header with its fields.
 #[derive(Clone, Debug)]
 pub struct Section {
     /// Name in the specification.

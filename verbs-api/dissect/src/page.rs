@@ -91,7 +91,7 @@ impl fmt::Display for Counts {
 /// Content of a page.
 #[derive(Clone, Debug, Default)]
 pub struct Page {
-    /// Title.
+    /// Title at the top of the page.
     pub title: String,
     /// Facts at the top: name, value, and tone of the value.
     pub facts: Vec<(&'static str, String, &'static str)>,

@@ -57,7 +57,7 @@ pub struct Captured<'f> {
     pub net: NetHeader,
     /// Bytes from the BTH to the ICRC, as far as captured.
     pub bytes: &'f [u8],
-    /// Integrity.
+    /// Result of the length and ICRC checks.
     pub integrity: Integrity,
     /// Comment of the file on the frame, or an empty text.
     pub remark: &'f str,
@@ -105,7 +105,7 @@ static ZEROS: &[u8] = &[0; MAX_PAYLOAD + 4];
 /// An item of a capture file.
 #[derive(Clone, Copy, Debug)]
 pub enum Item<'f> {
-    /// A packet.
+    /// A RoCEv2 packet.
     Packet(Captured<'f>),
     /// A frame in which no RoCEv2 packet was found.
     Other(Other),

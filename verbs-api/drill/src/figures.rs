@@ -5,9 +5,9 @@ use std::time::Duration;
 /// The unit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Nanoseconds.
+    /// Time in nanoseconds.
     Time,
-    /// A count.
+    /// Number without a unit.
     Number,
 }
 

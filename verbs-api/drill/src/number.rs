@@ -12,7 +12,7 @@ pub(crate) type Names = BTreeMap<String, u64>;
 /// Deepest nesting of brackets, and longest chain of operations.
 const MAX_DEPTH: usize = 16;
 
-/// An expression.
+/// An arithmetic expression of a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Number {
     root: Node,
@@ -30,7 +30,7 @@ enum Node {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unit {
     None,
-    /// Nanoseconds.
+    /// Time in nanoseconds.
     Time,
     /// Unit of a name.
     Unknown,

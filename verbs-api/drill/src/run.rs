@@ -22,7 +22,7 @@ const MAX_STEPS: usize = 100_000;
 /// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// The verdict.
+    /// Verdict on the card.
     pub verdict: Verdict,
     /// All packets.
     pub log: Log,

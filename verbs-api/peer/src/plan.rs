@@ -52,7 +52,7 @@ impl Service {
     }
 }
 
-/// An operation.
+/// An operation of a send request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// SEND.
@@ -144,7 +144,7 @@ impl fmt::Display for Op {
 pub struct Cell {
     /// Transport service.
     pub service: Service,
-    /// Operation.
+    /// Operation of each message.
     pub op: Op,
     /// Bytes of a message.
     pub size: u32,

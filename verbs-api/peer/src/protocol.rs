@@ -28,7 +28,7 @@ pub const DEFAULT_PORT: u16 = 14791;
 pub struct Request {
     /// The number that the answer repeats.
     pub id: u64,
-    /// Command.
+    /// Command to execute.
     pub command: Command,
     /// Arguments of the command.
     pub args: Args,

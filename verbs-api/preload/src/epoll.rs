@@ -21,7 +21,7 @@ use std::os::fd::RawFd;
 
 #[derive(Debug)]
 struct Member {
-    /// The rsocket.
+    /// Descriptor number of the rsocket.
     rsocket: RawFd,
     /// Requested events and flags.
     events: u32,

@@ -100,7 +100,7 @@ pub enum ArgumentError {
     /// The text cannot be parsed.
     #[error("{text:?} is not of the form {expected}; copy the whole line that the peer printed")]
     Parse {
-        /// The text.
+        /// The text as the program passed it.
         text: String,
         /// The expected form.
         expected: &'static str,
@@ -372,7 +372,7 @@ pub struct FailedCompletion {
     pub wr_id: u64,
     /// The queue pair.
     pub qpn: Qpn,
-    /// The operation.
+    /// Operation of the work request.
     pub opcode: WcOpcode,
     /// Status of the completion.
     pub status: WcStatus,

@@ -45,7 +45,7 @@ impl IpPair {
 pub struct IpCmHeader {
     /// The active side's port, host order.
     pub src_port: u16,
-    /// The addresses.
+    /// Addresses of the active and the passive side.
     pub addresses: IpPair,
 }
 

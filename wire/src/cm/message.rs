@@ -139,7 +139,7 @@ layout! {
         /// Additional information for the reason: with a timeout the node GUID of the
         /// sender, with a GID the one to use.
         info: Info = [9, 0, 7] [12, 0, 576];
-        /// Reason.
+        /// Reason for the rejection.
         reason: RejReason = [10, 0, 16];
         /// Private data of the program.
         private_data: PrivateData<148> = [84, 0, 1184];

@@ -69,9 +69,9 @@ impl ServiceId {
 pub enum PortSpace {
     /// IP over InfiniBand, datagrams.
     Ipoib = 0x0002,
-    /// Connections.
+    /// Connections over IP addresses.
     Tcp = 0x0106,
-    /// Datagrams.
+    /// Datagram services at IP addresses.
     Udp = 0x0111,
     /// Any service.
     Ib = 0x013f,

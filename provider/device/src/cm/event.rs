@@ -50,7 +50,7 @@ pub enum EventKind {
 /// Parameters of an event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum EventData {
-    /// None.
+    /// The event has no parameters.
     #[default]
     None,
     /// Terms of a connection.
@@ -134,7 +134,7 @@ pub const UDP_QKEY: Qkey = Qkey(0x0123_4567);
 pub struct UdParam {
     /// Private data, as in [`ConnParam::private_data`].
     pub private_data: Vec<u8>,
-    /// Address.
+    /// Path to the queue pair.
     pub ah_attr: AhAttr,
     /// Number of the queue pair.
     pub qp_num: u32,

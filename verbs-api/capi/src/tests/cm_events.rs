@@ -45,7 +45,7 @@ pub(super) fn read(id: *mut rdma_cm_id) -> rdma_cm_id {
 pub(super) struct HeldEvent {
     /// Address of the event that the library delivered, for `rdma_ack_cm_event`.
     pointer: *mut rdma_cm_event,
-    /// Its fields.
+    /// The event's fields at delivery.
     copy: rdma_cm_event,
 }
 

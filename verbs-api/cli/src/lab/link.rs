@@ -31,9 +31,9 @@ pub(super) struct Link {
     rate: Option<f64>,
     /// Length in frames of the switch's queue.
     queue: Option<u32>,
-    /// Microseconds.
+    /// Delay of a packet in microseconds.
     delay: Option<f64>,
-    /// Microseconds.
+    /// Random part of the delay in microseconds.
     jitter: Option<f64>,
     /// Percent of packets that are dropped.
     loss: Option<f64>,

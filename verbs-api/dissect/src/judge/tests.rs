@@ -35,7 +35,7 @@ fn gid(side: usize) -> Gid {
 struct Packet {
     name: &'static str,
     from: usize,
-    /// Microseconds.
+    /// Time in microseconds.
     time: u64,
     net: NetHeader,
     header: Header,

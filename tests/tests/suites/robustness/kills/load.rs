@@ -53,7 +53,7 @@ pub(crate) enum Phase {
     Busy,
     /// Posts no requests, but receives.
     Quiet,
-    /// Ends.
+    /// The load stops.
     Over,
 }
 
