@@ -1,6 +1,6 @@
 //! The base transport header: the first 12 bytes of every packet (IBA §9.2).
 
-use crate::bytes::{ParseError, Reader, Sink};
+use crate::bytes::{ParseError, Reader, Writer};
 use crate::num::{Pkey, Psn, Qpn};
 use crate::opcode::Opcode;
 use core::fmt;
@@ -56,7 +56,7 @@ impl Bth {
     // clause: BTH-RESERVED
     #[inline]
     pub(crate) fn read(from: &mut Reader<'_>) -> Result<(Opcode, usize, Self), ParseError> {
-        let [w0, w1, w2] = from.words()?;
+        let [w0, w1, w2] = from.bth_words()?;
         // clause: BTH-VERSION
         if (w0 >> 16) & 0xf != 0 {
             return Err(ParseError::Version);
@@ -85,7 +85,7 @@ impl Bth {
 
     /// Writes the header; reserved bits are 0. `pad` is 0..=3.
     #[inline]
-    pub(crate) fn write(&self, opcode: Opcode, pad: usize, to: &mut impl Sink) -> Option<()> {
+    pub(crate) fn write(&self, opcode: Opcode, pad: usize, to: &mut impl Writer) -> Option<()> {
         let flag = |set: bool, bit: u32| u32::from(set) << bit;
         let w0 = u32::from(opcode.to_u8()) << 24
             | flag(self.solicited, 23)
@@ -94,7 +94,7 @@ impl Bth {
             | u32::from(self.pkey.0);
         let w1 = flag(self.fecn, 31) | flag(self.becn, 30) | self.dest_qpn.get();
         let w2 = flag(self.ack_req, 31) | self.psn.get();
-        to.words([w0, w1, w2])
+        to.bth_words([w0, w1, w2])
     }
 }
 

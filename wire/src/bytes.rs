@@ -1,10 +1,10 @@
-//! Cursors that read and write big-endian numbers without indexing that can panic; and the parse
-//! errors of packets.
+//! Cursors that read and write big-endian numbers without panicking, and [`ParseError`].
 
 use core::fmt;
 use core::sync::atomic::{AtomicU8, Ordering};
 
-/// Holds the unread bytes.
+/// Cursor over the unread bytes. Its functions return [`ParseError::Truncated`] if too few are
+/// left.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
@@ -28,7 +28,7 @@ impl<'a> Reader<'a> {
 
     /// Reads the three words of a BTH, with one check of the length.
     #[inline]
-    pub(crate) fn words(&mut self) -> Result<[u32; 3], ParseError> {
+    pub(crate) fn bth_words(&mut self) -> Result<[u32; 3], ParseError> {
         let [a, b, c, d, e, f, g, h, i, j, k, l] = *self.array()?;
         let word = u32::from_be_bytes;
         Ok([word([a, b, c, d]), word([e, f, g, h]), word([i, j, k, l])])
@@ -40,8 +40,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A buffer written from its start. Its functions return `None` if it is full.
-pub(crate) trait Sink {
+/// Cursor over the unwritten bytes of a buffer. Its functions return `None` if too few are left.
+pub(crate) trait Writer {
     fn array<const N: usize>(&mut self, bytes: [u8; N]) -> Option<()>;
 
     #[inline]
@@ -51,7 +51,7 @@ pub(crate) trait Sink {
 
     /// Writes the three words of a BTH, with one check of the length.
     #[inline]
-    fn words(&mut self, [first, second, third]: [u32; 3]) -> Option<()> {
+    fn bth_words(&mut self, [first, second, third]: [u32; 3]) -> Option<()> {
         let ([a, b, c, d], [e, f, g, h]) = (first.to_be_bytes(), second.to_be_bytes());
         let [i, j, k, l] = third.to_be_bytes();
         self.array([a, b, c, d, e, f, g, h, i, j, k, l])
@@ -63,7 +63,7 @@ pub(crate) trait Sink {
     }
 }
 
-impl Sink for &mut [u8] {
+impl Writer for &mut [u8] {
     #[inline]
     fn array<const N: usize>(&mut self, bytes: [u8; N]) -> Option<()> {
         let (head, rest) = core::mem::take(self).split_first_chunk_mut()?;
@@ -73,8 +73,8 @@ impl Sink for &mut [u8] {
     }
 }
 
-/// Memory shared with another process: stored byte by byte, never read.
-impl Sink for &[AtomicU8] {
+/// Stores each byte atomically, since another process shares the memory and may access it.
+impl Writer for &[AtomicU8] {
     #[inline]
     fn array<const N: usize>(&mut self, bytes: [u8; N]) -> Option<()> {
         let (head, rest) = self.split_first_chunk::<N>()?;
@@ -84,7 +84,8 @@ impl Sink for &[AtomicU8] {
     }
 }
 
-/// Reason why bytes are not a RoCEv2 packet. Such packets are dropped silently and counted.
+/// Reason why bytes are not a valid RoCEv2 packet. The receiver counts and drops them without a
+/// NAK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ParseError {
     /// The packet is not IPv4 or IPv6, or has options, extension headers or fragments that RoCEv2
@@ -98,8 +99,8 @@ pub enum ParseError {
     Version,
     /// The opcode is reserved, or belongs to a transport that roxe does not implement.
     Opcode,
-    /// The pad count does not fit the payload: the length is not a multiple of 4 bytes, the pad
-    /// exceeds the payload, or no pad is allowed.
+    /// The pad count does not fit the payload: payload and pad are not a multiple of 4 bytes, the
+    /// pad is longer than what the packet carries, or the opcode needs a full payload without pad.
     Pad,
     /// The opcode cannot carry a payload of this length: it must have none, it must have one, or
     /// the payload is too long.
@@ -107,16 +108,16 @@ pub enum ParseError {
 }
 
 impl ParseError {
-    /// All errors, for counters.
+    /// All errors, in the order of the variants.
     pub const ALL: [Self; 7] =
         [Self::NotIp, Self::NotRoce, Self::Truncated, Self::Version, Self::Opcode, Self::Pad, Self::PayloadLength];
 
     /// Returns a short name for counters and logs.
     pub const fn name(self) -> &'static str {
-        self.texts().0
+        self.name_and_meaning().0
     }
 
-    const fn texts(self) -> (&'static str, &'static str) {
+    const fn name_and_meaning(self) -> (&'static str, &'static str) {
         match self {
             Self::NotIp => ("not_ip", "not a plain IPv4 or IPv6 packet"),
             Self::NotRoce => ("not_roce", "not a UDP datagram to port 4791"),
@@ -131,7 +132,7 @@ impl ParseError {
 
 impl fmt::Display for ParseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.texts().1)
+        f.write_str(self.name_and_meaning().1)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The extended headers: fields, length, parsing and writing (IBA §9.3); their text is at the end.
 //! Reserved bits are ignored when read and 0 when written.
 
-use crate::bytes::{ParseError, Reader, Sink};
+use crate::bytes::{ParseError, Reader, Writer};
 use crate::num::{Msn, Qkey, Qpn, RKey};
 use core::fmt;
 
@@ -26,7 +26,7 @@ impl Reth {
     }
 
     #[inline]
-    pub(crate) fn write(&self, to: &mut impl Sink) -> Option<()> {
+    pub(crate) fn write(&self, to: &mut impl Writer) -> Option<()> {
         to.u64(self.va)?;
         to.u32(self.rkey.0)?;
         to.u32(self.dma_len)
@@ -52,7 +52,7 @@ impl Aeth {
     }
 
     #[inline]
-    pub(crate) fn write(&self, to: &mut impl Sink) -> Option<()> {
+    pub(crate) fn write(&self, to: &mut impl Writer) -> Option<()> {
         to.u32(u32::from(self.syndrome.to_u8()) << 24 | self.msn.get())
     }
 }
@@ -166,7 +166,7 @@ impl AtomicEth {
     }
 
     #[inline]
-    pub(crate) fn write(&self, to: &mut impl Sink) -> Option<()> {
+    pub(crate) fn write(&self, to: &mut impl Writer) -> Option<()> {
         to.u64(self.va)?;
         to.u32(self.rkey.0)?;
         to.u64(self.swap_or_add)?;
@@ -186,7 +186,7 @@ impl AtomicAckEth {
     }
 
     #[inline]
-    pub(crate) fn write(self, to: &mut impl Sink) -> Option<()> {
+    pub(crate) fn write(self, to: &mut impl Writer) -> Option<()> {
         to.u64(self.0)
     }
 }
@@ -205,7 +205,7 @@ impl ImmDt {
     }
 
     #[inline]
-    pub(crate) fn write(self, to: &mut impl Sink) -> Option<()> {
+    pub(crate) fn write(self, to: &mut impl Writer) -> Option<()> {
         to.array(self.0)
     }
 }
@@ -221,7 +221,7 @@ impl Ieth {
     }
 
     #[inline]
-    pub(crate) fn write(self, to: &mut impl Sink) -> Option<()> {
+    pub(crate) fn write(self, to: &mut impl Writer) -> Option<()> {
         to.u32(self.0.0)
     }
 }
@@ -245,7 +245,7 @@ impl Deth {
     }
 
     #[inline]
-    pub(crate) fn write(&self, to: &mut impl Sink) -> Option<()> {
+    pub(crate) fn write(&self, to: &mut impl Writer) -> Option<()> {
         to.u32(self.qkey.0)?;
         to.u32(self.src_qpn.get())
     }
@@ -266,7 +266,7 @@ impl XrcEth {
     }
 
     #[inline]
-    pub(crate) fn write(self, to: &mut impl Sink) -> Option<()> {
+    pub(crate) fn write(self, to: &mut impl Writer) -> Option<()> {
         to.u32(self.0 & Self::MASK)
     }
 }
@@ -290,7 +290,7 @@ impl Feth {
     }
 
     #[inline]
-    pub(crate) fn write(&self, to: &mut impl Sink) -> Option<()> {
+    pub(crate) fn write(&self, to: &mut impl Writer) -> Option<()> {
         to.u32(u32::from((self.selectivity.to_u8() & 3) << 4 | self.placement.0 & 0xf))
     }
 }

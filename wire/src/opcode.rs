@@ -4,7 +4,7 @@
 //! An opcode byte is a service (bits 7:5) and an operation (bits 4:0); most operations exist for
 //! several services and mean the same in each.
 
-use crate::bytes::{ParseError, Reader, Sink};
+use crate::bytes::{ParseError, Reader, Writer};
 use crate::ext::{Aeth, AtomicAckEth, AtomicEth, Deth, Feth, Ieth, ImmDt, Reth, XrcEth};
 use core::fmt;
 
@@ -431,7 +431,7 @@ impl Kind {
 
     // Inlined like `Header::emit_as`.
     #[inline(always)]
-    pub(crate) fn write(&self, to: &mut impl Sink) -> Option<()> {
+    pub(crate) fn write(&self, to: &mut impl Writer) -> Option<()> {
         match self {
             Self::RcRequest(request) | Self::UcRequest(UcRequest(request)) => request.write(to),
             Self::RcResponse(response) | Self::XrcResponse(response) => response.write(to),
@@ -507,7 +507,7 @@ impl Request {
     }
 
     #[inline]
-    fn write(&self, to: &mut impl Sink) -> Option<()> {
+    fn write(&self, to: &mut impl Writer) -> Option<()> {
         match self {
             Self::SendFirst | Self::SendMiddle | Self::WriteMiddle => Some(()),
             Self::SendLast(tail) | Self::SendOnly(tail) => match tail {
@@ -530,7 +530,7 @@ impl Request {
     }
 }
 
-fn write_imm(imm: Option<ImmDt>, to: &mut impl Sink) -> Option<()> {
+fn write_imm(imm: Option<ImmDt>, to: &mut impl Writer) -> Option<()> {
     imm.map_or(Some(()), |imm| imm.write(to))
 }
 
@@ -576,7 +576,7 @@ impl Response {
     }
 
     #[inline(always)]
-    fn write(&self, to: &mut impl Sink) -> Option<()> {
+    fn write(&self, to: &mut impl Writer) -> Option<()> {
         match self {
             Self::ReadMiddle => Some(()),
             Self::ReadFirst(aeth) | Self::ReadLast(aeth) | Self::ReadOnly(aeth) | Self::Ack(aeth) => aeth.write(to),

@@ -135,7 +135,7 @@ impl<'a> PacketReader<'a> {
     /// the same pad and payload length.
     fn parse_alike(&mut self, udp_payload: &'a [u8]) -> Result<(), ParseError> {
         let mut rest = Reader(udp_payload);
-        let [.., last] = rest.words()?;
+        let [.., last] = rest.bth_words()?;
         self.packet.header.bth.set_last_word(last);
         self.packet.header.kind.read(self.opcode, &mut rest)?;
         self.packet.payload = rest.0.get(..self.packet.payload.len()).ok_or(ParseError::Truncated)?;

@@ -1,7 +1,7 @@
 //! Tag matching headers at the start of a message to a tag-matching shared receive queue. They are
 //! part of the payload of an ordinary SEND (`infiniband/tm_types.h`), invisible to the transport.
 
-use crate::bytes::{Reader, Sink};
+use crate::bytes::{Reader, Writer};
 use crate::num::RKey;
 
 /// Kind of a tagged message (`enum ibv_tmh_op`).

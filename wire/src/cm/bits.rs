@@ -214,15 +214,15 @@ impl MadError {
 
     /// Returns a short name for counters and logs.
     pub const fn name(self) -> &'static str {
-        self.texts().0
+        self.name_and_meaning().0
     }
 
     /// Returns the meaning of the reason, for users.
     pub const fn meaning(self) -> &'static str {
-        self.texts().1
+        self.name_and_meaning().1
     }
 
-    const fn texts(self) -> (&'static str, &'static str) {
+    const fn name_and_meaning(self) -> (&'static str, &'static str) {
         match self {
             Self::Length => ("mad_length", "the length of the MAD is not 256 bytes"),
             Self::BaseVersion => ("mad_base_version", "the base version of the MAD is not 1"),

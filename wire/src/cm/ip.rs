@@ -3,7 +3,7 @@
 //! id.
 
 use super::num::PrivateData;
-use crate::bytes::{Reader, Sink};
+use crate::bytes::{Reader, Writer};
 use core::fmt;
 use core::net::IpAddr;
 
