@@ -273,7 +273,7 @@ impl Engine {
     #[cold]
     #[inline(never)]
     fn note_unknown(&self, qpn: Qpn) {
-        reasons::note(self.ifindex(), qpn, || {
+        reasons::record_drop(self.ifindex(), qpn, || {
             let text = format!("process {} has no queue pair {:#08x} (any more)", std::process::id(), qpn.get());
             let advice = "exchange the numbers once both queue pairs exist, and destroy them when both ends are done";
             Some(Reason { status: WcStatus::RetryExcErr, expects: None, text, advice: advice.to_owned() })

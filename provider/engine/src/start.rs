@@ -179,7 +179,7 @@ impl Engine {
         let claim = |e| Error::os("cannot claim a range of queue pair numbers", &e);
         let socket = SlotSocket::claim(self.ifindex()).map_err(claim)?;
         poller.watch(socket.fd(), Watch::All).map_err(claim)?;
-        reasons::begin(self.ifindex(), socket.slot());
+        reasons::create_file(self.ifindex(), socket.slot());
         self.table.add_slot(socket.slot());
         self.rings.add_own(socket.slot());
         rx.state.slots.push(socket);

@@ -138,7 +138,7 @@ fn rejected(reason: RejReason, peer: &str, inner: &Inner, data: &EventData) -> C
 /// known.
 fn consumer(inner: &Inner, data: &EventData) -> Cause {
     let reason = inner.qp.as_ref();
-    let reason = reason.and_then(|qp| reasons::of_refusal(qp.pd().context().device().ifindex(), qp.qpn()));
+    let reason = reason.and_then(|qp| reasons::find_refusal(qp.pd().context().device().ifindex(), qp.qpn()));
     match reason {
         Some(reason) => {
             (reason, "read the events of the listener's channel in time, or call rdma_listen with a larger backlog")
@@ -155,7 +155,7 @@ fn consumer(inner: &Inner, data: &EventData) -> Cause {
 
 /// Records for the peer that its request was refused without reaching the program.
 pub(super) fn note_refusal(ifindex: u32, peer: Qpn, backlog: usize) {
-    reasons::note_refusal(ifindex, peer, || {
+    reasons::record_refusal(ifindex, peer, || {
         format!("the listener's backlog is full: its program has not read {backlog} requests")
     });
 }

@@ -103,7 +103,7 @@ impl Failed {
         let is_unanswered = cqe.status == WcStatus::RetryExcErr;
         let (mut causes, mut is_mute) = (Vec::new(), false);
         if is_connected && side == Side::Send && qp.engine().link(attr.av.dgid).is_some() {
-            let (owner, reason) = reasons::of(ifindex(qp), attr.dest_qpn, cqe.status);
+            let (owner, reason) = reasons::find_drops(ifindex(qp), attr.dest_qpn, cqe.status);
             is_mute = owner == Owner::Mute;
             causes.extend(reason.into_iter().map(|reason| mismatch_cause(reason, qp.qpn, attr)));
             causes.extend(owner_cause(&owner, attr.dest_qpn).filter(|_| is_unanswered));
@@ -193,7 +193,7 @@ fn suspect_mtu(attr: &QpAttr, unanswered: u32) -> Option<Cause> {
 
 /// Records for the peer why its request ends with `status`.
 pub(super) fn note_remote(qp: &QpResources, status: WcStatus, why: impl FnOnce() -> Cause) {
-    reasons::note(ifindex(qp), qp.qpn, || {
+    reasons::record_drop(ifindex(qp), qp.qpn, || {
         let Cause { text, advice } = why();
         Some(Reason { status, expects: None, text, advice })
     });
@@ -201,7 +201,7 @@ pub(super) fn note_remote(qp: &QpResources, status: WcStatus, why: impl FnOnce()
 
 /// Records for the peer why its packet was dropped.
 pub(super) fn note_drop(qp: &QpResources, machine: &Machine, reason: DropReason) {
-    reasons::note(ifindex(qp), qp.qpn, || why_dropped(qp, machine, reason));
+    reasons::record_drop(ifindex(qp), qp.qpn, || why_dropped(qp, machine, reason));
     // The sender of a datagram never learns of a loss.
     if explains() == Explain::Full
         && matches!(qp.service, Service::Ud | Service::Uc)
@@ -215,7 +215,7 @@ pub(super) fn note_drop(qp: &QpResources, machine: &Machine, reason: DropReason)
 /// Records for the peer that its packet waits for a state that this queue pair may never reach.
 pub(super) fn note_early(qp: &QpResources, machine: &Machine) {
     if matches!(machine.state(), QpState::Reset | QpState::Init) {
-        reasons::note(ifindex(qp), qp.qpn, || why_dropped(qp, machine, DropReason::BadState));
+        reasons::record_drop(ifindex(qp), qp.qpn, || why_dropped(qp, machine, DropReason::BadState));
     }
 }
 
