@@ -30,7 +30,7 @@ fn reg(pd: *mut ibv_pd, mut attr: ibv_mr_init_attr) -> Result<*mut ibv_mr, c_int
 /// WRITEs the first word of the rig's memory to `addr` of a region, and deregisters it.
 fn write_to(rig: &Rig, qp: *mut ibv_qp, mr: *mut ibv_mr, addr: u64) -> u32 {
     let sges = [rig.sge(0, 1)];
-    let mut wr = send_wr(1, 0, &sges);
+    let mut wr = send_wr(1, WRITE, &sges);
     // SAFETY: the caller registered the region; it is deregistered below.
     let rkey = unsafe { (*mr).rkey };
     wr.wr = wr_union { rdma: wr_rdma { remote_addr: addr, rkey } };

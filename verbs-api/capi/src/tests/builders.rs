@@ -339,13 +339,13 @@ fn atomic_write_and_flush_have_their_own_opcodes() {
         assert_eq!((done, rig.word(300)), (vec![(0, 9), (0, 8), (0, 8)], word));
         // `ibv_post_send` takes the word from registered memory.
         let sges = [rig.sge(300, 1)];
-        let mut wr = send_wr(2, 15, &sges);
+        let mut wr = send_wr(2, ATOMIC_WRITE, &sges);
         wr.wr = wr_union { rdma: wr_rdma { remote_addr: rig.addr(302), rkey } };
         assert_eq!(rig.post_send(qp, &mut wr).0, 0);
         assert_eq!((rig.completions(1)[0].opcode, rig.word(302)), (9, word));
         // The rig's region has no access right for FLUSH.
         assert_eq!(batch(qpx_of(qp), 3, |ops, x| ops.wr_flush.unwrap()(x, rig.rkey(), rig.addr(0), 8, 1, 0)), 0);
-        assert_eq!(rig.completions(1)[0].status, 10, "IBV_WC_REM_ACCESS_ERR");
+        assert_eq!(rig.completions(1)[0].status, REM_ACCESS_ERR);
         destroy(&[qp, peer]);
         assert_eq!(ibv_dereg_mr(mr), 0);
         assert!(ibv_reg_mr(rig.pd, addr, 64, ALL_ACCESS | 1 << 9).is_null(), "persistence is not supported");

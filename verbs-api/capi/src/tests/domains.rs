@@ -147,7 +147,7 @@ fn parent_domain_shares_memory_access() {
     connect(pair[1], qp_num(pair[0]));
     rig.set(0, 77);
     let sges = [rig.sge(0, 1)];
-    let mut wr = send_wr(1, 0, &sges);
+    let mut wr = send_wr(1, WRITE, &sges);
     wr.wr.rdma = wr_rdma { remote_addr: rig.addr(9), rkey: rig.rkey() };
     assert_eq!(rig.post_send(pair[0], &mut wr).0, 0);
     assert_eq!((rig.completions(1)[0].status, rig.word(9)), (0, 77));

@@ -62,7 +62,7 @@ fn destroy_cq_waits_for_acknowledgement() {
     // SAFETY: the rig keeps the CQ alive.
     unsafe { rig.ops().req_notify_cq.unwrap()(rig.cq, 0) };
     let sges = [rig.sge(0, 1)];
-    assert_eq!(rig.post_send(a, &mut send_wr(2, 2, &sges)).0, 0);
+    assert_eq!(rig.post_send(a, &mut send_wr(2, SEND, &sges)).0, 0);
     assert_eq!(get_cq_event(&rig).0, 0);
     destroy(&[a, b]);
     let address = cq.expose_provenance();

@@ -213,7 +213,7 @@ fn overwritten_mr_mw_and_ah_are_refused() {
             rig.ops().bind_mw.unwrap()(qp, mw, &mut ibv_mw_bind { wr_id: 5, send_flags: 2, bind_info: info })
         };
         let uses: &[Call<'_>] = &[
-            ("rereg_mr", &|| match ibv_rereg_mr(mr, 4, null_mut(), null_mut(), 0, 1) {
+            ("rereg_mr", &|| match ibv_rereg_mr(mr, REREG_ACCESS, null_mut(), null_mut(), 0, LOCAL_WRITE) {
                 0 => 0,
                 _ => errno(),
             }),
@@ -230,7 +230,7 @@ fn overwritten_mr_mw_and_ah_are_refused() {
         let second_fields: Fields = (&raw mut (*second).context, Some(&raw mut (*second).handle));
         let post = || {
             let bind_info = ibv_mw_bind_info { mr, addr: rig.addr(0), length: 8, mw_access_flags: 0 };
-            let mut wr = send_wr(6, 8, &[]);
+            let mut wr = send_wr(6, BIND_MW, &[]);
             wr.bind_mw = wr_bind_mw { mw: second, rkey: 1, bind_info };
             rig.post_send(qp, &mut wr).0
         };

@@ -4,14 +4,10 @@ use super::*;
 use crate::memory::ibv_rereg_mr;
 use crate::qp::ibv_qp_to_qp_ex;
 
-const TRANSLATION: c_int = 1;
-const DOMAIN: c_int = 2;
-const RIGHTS: c_int = 4;
-
 /// Posts a WRITE of word 0 to `remote_addr` under `rkey` and returns the status of its completion.
 fn write_status(rig: &Rig, qp: *mut ibv_qp, remote_addr: u64, rkey: u32) -> u32 {
     let sges = [rig.sge(0, 1)];
-    let mut wr = send_wr(1, 0, &sges);
+    let mut wr = send_wr(1, WRITE, &sges);
     wr.wr = wr_union { rdma: wr_rdma { remote_addr, rkey } };
     assert_eq!(rig.post_send(qp, &mut wr).0, 0);
     rig.completions(1)[0].status
@@ -50,7 +46,7 @@ fn bind(rig: &Rig, qp: *mut ibv_qp, mw: *mut ibv_mw, bind_info: ibv_mw_bind_info
 
 /// Posts a binding of `mw` under `rkey` by `ibv_post_send`.
 fn post_bind(rig: &Rig, qp: *mut ibv_qp, mw: *mut ibv_mw, rkey: u32, bind_info: ibv_mw_bind_info) -> c_int {
-    let mut wr = send_wr(6, 8, &[]);
+    let mut wr = send_wr(6, BIND_MW, &[]);
     wr.bind_mw = wr_bind_mw { mw, rkey, bind_info };
     rig.post_send(qp, &mut wr).0
 }
@@ -79,7 +75,7 @@ fn type_1_window_is_bound_and_unbound_by_verb() {
     unsafe { assert_eq!(ibv_dereg_mr(mr), libc::EBUSY) };
     assert_eq!(bind(&rig, b, mw, no_window()), 0);
     assert_eq!(outcome(&rig), (5, 0, 5));
-    assert_eq!(write_status(&rig, a, rig.addr(519), rkey_of(mw)), 10);
+    assert_eq!(write_status(&rig, a, rig.addr(519), rkey_of(mw)), REM_ACCESS_ERR);
     // SAFETY: the test created the handles; they are alive until a call here destroys them.
     unsafe {
         assert_eq!(ibv_dealloc_pd(rig.pd), libc::EBUSY);
@@ -153,16 +149,16 @@ fn rereg_mr_shows_new_attributes() {
         let other = ibv_alloc_pd(rig.context);
         let extra = ibv_reg_mr(rig.pd, half, 8, ALL_ACCESS);
         let rkey = (*extra).rkey;
-        assert_eq!(ibv_rereg_mr(extra, DOMAIN, other, null_mut(), 0, 0), 0);
+        assert_eq!(ibv_rereg_mr(extra, REREG_PD, other, null_mut(), 0, 0), 0);
         assert_eq!(((*extra).pd, (*extra).length), (other, 8));
-        assert_eq!(ibv_rereg_mr(extra, DOMAIN | TRANSLATION, rig.pd, half.wrapping_byte_add(8), 16, 0), 0);
+        assert_eq!(ibv_rereg_mr(extra, REREG_PD | REREG_TRANSLATION, rig.pd, half.wrapping_byte_add(8), 16, 0), 0);
         assert_eq!(((*extra).pd, (*extra).addr, (*extra).length), (rig.pd, half.wrapping_byte_add(8), 16));
         assert_eq!((*extra).rkey, rkey);
         assert_eq!(ibv_dealloc_pd(other), 0, "the region has moved back to the rig's domain");
         assert_eq!(write_status(&rig, a, rig.addr(513), rkey), 0);
         assert_eq!(rig.word(513), 3);
-        assert_eq!(ibv_rereg_mr(extra, RIGHTS, null_mut(), null_mut(), 0, 1), 0);
-        assert_eq!(write_status(&rig, a, rig.addr(513), rkey), 10, "the right to write is gone");
+        assert_eq!(ibv_rereg_mr(extra, REREG_ACCESS, null_mut(), null_mut(), 0, LOCAL_WRITE), 0);
+        assert_eq!(write_status(&rig, a, rig.addr(513), rkey), REM_ACCESS_ERR, "the right to write is gone");
         assert_eq!(ibv_dereg_mr(extra), 0);
     }
     destroy(&[a, b]);
@@ -175,12 +171,12 @@ fn refused_rereg_mr_sets_errno() {
     let refusals = [
         (0, null_mut(), null_mut(), 0, 0, libc::EINVAL),
         (8, null_mut(), null_mut(), 0, 0, libc::EINVAL),
-        (DOMAIN, null_mut(), null_mut(), 0, 0, libc::EINVAL),
-        (TRANSLATION, null_mut(), null_mut(), 8, 0, libc::EINVAL),
-        (TRANSLATION, null_mut(), addr, 0, 0, libc::EINVAL),
-        (TRANSLATION, null_mut(), addr, 8, 1, libc::EINVAL),
-        (TRANSLATION, null_mut(), foreign(), 8, 0, libc::EFAULT),
-        (RIGHTS, null_mut(), null_mut(), 0, 2, libc::EINVAL),
+        (REREG_PD, null_mut(), null_mut(), 0, 0, libc::EINVAL),
+        (REREG_TRANSLATION, null_mut(), null_mut(), 8, 0, libc::EINVAL),
+        (REREG_TRANSLATION, null_mut(), addr, 0, 0, libc::EINVAL),
+        (REREG_TRANSLATION, null_mut(), addr, 8, 1, libc::EINVAL),
+        (REREG_TRANSLATION, null_mut(), foreign(), 8, 0, libc::EFAULT),
+        (REREG_ACCESS, null_mut(), null_mut(), 0, 2, libc::EINVAL),
     ];
     for (flags, pd, addr, length, access, expected) in refusals {
         // SAFETY: the rig keeps the region alive; the call checks everything else.

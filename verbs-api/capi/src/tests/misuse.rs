@@ -255,27 +255,27 @@ fn post_checks_state_list_and_queue_space() {
     let fresh = rig.qp(RC);
     let sges = [rig.sge(0, 1); 3];
     assert_eq!(rig.post_recv(fresh, 1, &sges[..1]), libc::EINVAL, "RESET");
-    assert_eq!(rig.post_send(fresh, &mut send_wr(1, 2, &sges[..1])).0, libc::EINVAL, "RESET");
+    assert_eq!(rig.post_send(fresh, &mut send_wr(1, SEND, &sges[..1])).0, libc::EINVAL, "RESET");
     let [a, b] = rig.rc_pair();
     assert_eq!(rig.post_recv(b, 1, &sges), libc::EINVAL, "three elements in a queue for two");
     for wr_id in 0..8 {
         assert_eq!(rig.post_recv(b, wr_id, &sges[..1]), 0);
     }
     assert_eq!(rig.post_recv(b, 8, &sges[..1]), libc::ENOMEM, "full");
-    let mut wrong = send_wr(2, 2, &sges);
-    let mut first = send_wr(1, 2, &sges[..1]);
+    let mut wrong = send_wr(2, SEND, &sges);
+    let mut first = send_wr(1, SEND, &sges[..1]);
     first.next = &raw mut wrong;
     assert_eq!(rig.post_send(a, &mut first), (libc::EINVAL, &raw mut wrong), "the second one is bad");
     for opcode in [8, 10, 11, 14, 16, 99] {
         assert_eq!(rig.post_send(a, &mut send_wr(3, opcode, &sges[..1])).0, libc::EINVAL, "opcode {opcode}");
     }
-    let mut negative = send_wr(3, 2, &sges[..1]);
+    let mut negative = send_wr(3, SEND, &sges[..1]);
     negative.num_sge = -1;
     assert_eq!(rig.post_send(a, &mut negative).0, libc::EINVAL);
-    let mut headless = send_wr(3, 2, &[]);
+    let mut headless = send_wr(3, SEND, &[]);
     (headless.sg_list, headless.num_sge) = (ptr::null(), 1);
     assert_eq!(rig.post_send(a, &mut headless).0, libc::EINVAL);
-    let mut long = send_wr(3, 2, &[]);
+    let mut long = send_wr(3, SEND, &[]);
     let inline = [rig.sge(0, 9)];
     (long.sg_list, long.num_sge, long.send_flags) = (inline.as_ptr(), 1, 8);
     assert_eq!(rig.post_send(a, &mut long).0, libc::EINVAL, "72 inline bytes where 64 are allowed");
@@ -289,7 +289,7 @@ fn datagram_without_address_handle_is_refused() {
     let rig = Rig::new();
     let ud = rig.ud();
     let sges = [rig.sge(0, 1)];
-    let mut wr = send_wr(1, 2, &sges);
+    let mut wr = send_wr(1, SEND, &sges);
     wr.wr = wr_union { ud: wr_ud { ah: null_mut(), remote_qpn: 1, remote_qkey: 1 } };
     assert_eq!(rig.post_send(ud, &mut wr).0, libc::EINVAL);
     destroy(&[ud]);

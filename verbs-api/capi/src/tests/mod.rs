@@ -61,6 +61,14 @@ const QKEY: u32 = 0x1111_1111;
 const WRITE: u32 = 0;
 const SEND: u32 = 2;
 const READ: u32 = 4;
+const BIND_MW: u32 = 8;
+const ATOMIC_WRITE: u32 = 15;
+/// `IBV_WC_REM_ACCESS_ERR`.
+const REM_ACCESS_ERR: u32 = 10;
+/// `IBV_REREG_MR_CHANGE_*`.
+const REREG_TRANSLATION: c_int = 1;
+const REREG_PD: c_int = 2;
+const REREG_ACCESS: c_int = 4;
 /// `IBV_QP_STATE`.
 const STATE: c_int = mask::STATE;
 /// Masks of the steps to RTS of an RC QP.
@@ -68,6 +76,8 @@ const TO_INIT: c_int = STATE | mask::ACCESS_FLAGS | mask::PKEY_INDEX | mask::POR
 const TO_RTR: c_int = TO_RTR_OF_UC | mask::MIN_RNR_TIMER | mask::MAX_DEST_RD_ATOMIC;
 const TO_RTR_OF_UC: c_int = STATE | mask::AV | mask::PATH_MTU | mask::RQ_PSN | mask::DEST_QPN;
 const TO_RTS: c_int = STATE | mask::TIMEOUT | mask::RETRY_CNT | mask::RNR_RETRY | mask::MAX_QP_RD_ATOMIC | mask::SQ_PSN;
+/// `IBV_ACCESS_LOCAL_WRITE`.
+const LOCAL_WRITE: c_int = 1;
 /// LOCAL_WRITE and every remote right.
 const ALL_ACCESS: c_int = 0xf;
 /// A test that waits this long has failed.

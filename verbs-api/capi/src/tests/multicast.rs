@@ -25,7 +25,7 @@ fn datagram_to_a_group_reaches_its_member() {
     rig.set(0, 0x1234);
     assert_eq!(rig.post_recv(qp, 1, &[rig.sge(10, 6)]), 0);
     let sges = [rig.sge(0, 1)];
-    let mut wr = send_wr(2, 2, &sges);
+    let mut wr = send_wr(2, SEND, &sges);
     wr.wr.ud = wr_ud { ah, remote_qpn: 0x00ff_ffff, remote_qkey: QKEY };
     assert_eq!(rig.post_send(qp, &mut wr).0, 0);
     let wcs = rig.completions(2);

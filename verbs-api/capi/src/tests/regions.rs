@@ -29,7 +29,7 @@ fn dereg(mr: *mut ibv_mr) {
 /// Returns the status of a WRITE of `sge` to `remote_addr`.
 fn write(rig: &Rig, qp: *mut ibv_qp, sge: ibv_sge, remote_addr: u64, rkey: u32) -> u32 {
     let sges = [sge];
-    let mut wr = send_wr(1, 0, &sges);
+    let mut wr = send_wr(1, WRITE, &sges);
     wr.wr = wr_union { rdma: wr_rdma { remote_addr, rkey } };
     assert_eq!(rig.post_send(qp, &mut wr).0, 0);
     rig.completions(1)[0].status
@@ -117,7 +117,10 @@ fn peer_writes_into_an_unmapped_dmabuf() {
     assert_eq!(write(&rig, a, own, rig.addr(1), rig.rkey()), 0);
     assert_eq!(rig.word(1), 7);
     // SAFETY: the test deregisters the region later; the call checks everything else.
-    assert_eq!(unsafe { (ibv_rereg_mr(mr, 4, null_mut(), null_mut(), 0, 1), errno()) }, (-1, libc::EOPNOTSUPP));
+    assert_eq!(
+        unsafe { (ibv_rereg_mr(mr, REREG_ACCESS, null_mut(), null_mut(), 0, LOCAL_WRITE), errno()) },
+        (-1, libc::EOPNOTSUPP)
+    );
     dereg(mr);
     destroy(&[a, b]);
 }
@@ -154,17 +157,20 @@ fn null_mr_reads_zeros_and_discards_writes() {
     }
     let (from, to) = ([rig.sge(0, 1), hole], [rig.sge(10, 2)]);
     assert_eq!(rig.post_recv(b, 1, &to), 0);
-    assert_eq!(rig.post_send(a, &mut send_wr(2, 2, &from)).0, 0);
+    assert_eq!(rig.post_send(a, &mut send_wr(2, SEND, &from)).0, 0);
     assert!(rig.completions(2).iter().all(|wc| wc.status == 0));
     assert_eq!([10, 11, 12].map(|at| rig.word(at)), [5, 0, 9], "the null region reads as zero");
     let (from, to) = ([rig.sge(10, 2)], [hole, rig.sge(12, 1)]);
     rig.set(11, 6);
     assert_eq!(rig.post_recv(b, 3, &to), 0);
-    assert_eq!(rig.post_send(a, &mut send_wr(4, 2, &from)).0, 0);
+    assert_eq!(rig.post_send(a, &mut send_wr(4, SEND, &from)).0, 0);
     assert!(rig.completions(2).iter().all(|wc| wc.status == 0));
     assert_eq!(rig.word(12), 6, "the null region discards the first word");
     // SAFETY: this test deregisters the region later.
-    assert_eq!(unsafe { (ibv_rereg_mr(null, 4, null_mut(), null_mut(), 0, 1), errno()) }, (-1, libc::EINVAL));
+    assert_eq!(
+        unsafe { (ibv_rereg_mr(null, REREG_ACCESS, null_mut(), null_mut(), 0, LOCAL_WRITE), errno()) },
+        (-1, libc::EINVAL)
+    );
     dereg(null);
     destroy(&[a, b]);
 }
@@ -243,17 +249,15 @@ fn missing_huge_pages_fail_registration_and_use() {
 #[test]
 fn refused_rereg_mr_is_err_input() {
     const ERR_INPUT: c_int = -1;
-    const TRANSLATION: c_int = 1;
-    const ACCESS: c_int = 4;
     let mut rig = Rig::new();
     let [a, b] = rig.rc_pair();
     let unmapped: *mut c_void = ptr::without_provenance_mut(0x1000);
     rig.set(0, 77);
     // REMOTE_WRITE without LOCAL_WRITE; an undefined right; missing memory.
     for (flags, addr, length, access, reason) in [
-        (ACCESS, null_mut(), 0, 1 << 1, libc::EINVAL),
-        (ACCESS, null_mut(), 0, 1 << 30, libc::EINVAL),
-        (TRANSLATION, unmapped, 8, 0, libc::EFAULT),
+        (REREG_ACCESS, null_mut(), 0, 1 << 1, libc::EINVAL),
+        (REREG_ACCESS, null_mut(), 0, 1 << 30, libc::EINVAL),
+        (REREG_TRANSLATION, unmapped, 8, 0, libc::EFAULT),
     ] {
         // SAFETY: the rig keeps the region alive; the call checks the memory before it uses it.
         let answer = unsafe { ibv_rereg_mr(rig.mr, flags, null_mut(), addr, length, access) };

@@ -86,7 +86,7 @@ impl TagRig {
     /// Sends the `words` from `index` on.
     fn send(&self, index: usize, words: usize) {
         let sges = [self.rig.sge(index, words)];
-        assert_eq!(self.rig.post_send(self.qps[0], &mut send_wr(7, 2, &sges)).0, 0);
+        assert_eq!(self.rig.post_send(self.qps[0], &mut send_wr(7, SEND, &sges)).0, 0);
         assert_eq!(self.rig.completions(1)[0].status, 0);
     }
 

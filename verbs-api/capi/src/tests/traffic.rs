@@ -21,8 +21,8 @@ fn list_is_posted_in_order_and_inline_data_copied() {
         lkey: 0,
     };
     let sges = [part(left), part(right)];
-    let mut second = send_wr(11, 2, &sges);
-    let mut first = send_wr(10, 2, &sges);
+    let mut second = send_wr(11, SEND, &sges);
+    let mut first = send_wr(10, SEND, &sges);
     (first.send_flags, second.send_flags) = (8, 8 | 2);
     first.next = &raw mut second;
     assert_eq!(rig.post_send(a, &mut first).0, 0);
@@ -41,7 +41,7 @@ fn datagram_grh_makes_a_reply_address() {
     rig.set(0, 77);
     assert_eq!(rig.post_recv(b, 1, &[rig.sge(100, 6)]), 0);
     let sges = [rig.sge(0, 1)];
-    let mut wr = send_wr(2, 2, &sges);
+    let mut wr = send_wr(2, SEND, &sges);
     wr.wr = wr_union { ud: wr_ud { ah, remote_qpn: qp_num(b), remote_qkey: QKEY } };
     assert_eq!(rig.post_send(a, &mut wr).0, 0);
     let wcs = rig.completions(2);
@@ -143,7 +143,7 @@ fn extended_cq_is_polled_entry_by_entry() {
     let [a, b] = rig.rc_pair();
     assert_eq!(rig.post_recv(b, 1, &[rig.sge(100, 1)]), 0);
     let sges = [rig.sge(0, 1)];
-    assert_eq!(rig.post_send(a, &mut send_wr(2, 2, &sges)).0, 0);
+    assert_eq!(rig.post_send(a, &mut send_wr(2, SEND, &sges)).0, 0);
     let (mut ids, deadline) = (vec![], Instant::now() + TIMEOUT);
     // SAFETY: this test created the extended CQ, and calls it in the order of the man page.
     unsafe {

@@ -80,7 +80,7 @@ fn xrc_message_is_routed_by_srq_number() {
         post_to(&rig, srq, at, &[rig.sge(100 + at as usize, 1)]);
     }
     let sges = [rig.sge(0, 1)];
-    let mut wr = send_wr(7, 2, &sges);
+    let mut wr = send_wr(7, SEND, &sges);
     wr.remote_srqn = queues[1].1;
     assert_eq!(rig.post_send(ini, &mut wr).0, 0);
     let got = rig.completions(2).into_iter().find(|wc| wc.wr_id == 1).unwrap();
