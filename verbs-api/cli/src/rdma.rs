@@ -288,7 +288,7 @@ impl Session<'_> {
                 let (place, filters) = Filter::parse(rest, &["cntn", "lqpn", "pid", "qp-type"])?;
                 self.show_link(place, false, |cards| {
                     let qps = answers(Query::Objects(ObjectKind::Qp))?;
-                    Ok(select(cards.iter().flat_map(|card| card.counters_of_qps(&qps)), &filters))
+                    Ok(select(cards.iter().flat_map(|card| card.qp_counters(&qps)), &filters))
                 })
             }
             None => unknown("parameter", word),

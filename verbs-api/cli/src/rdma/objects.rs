@@ -1,5 +1,5 @@
-//! Devices and live objects as records. Devices are those that this process would open; objects are
-//! those that the processes of this user on this host report.
+//! Records of devices and of live verbs objects. The devices are those that this process would
+//! open; the objects are those that the processes of this user on this host report.
 
 use super::record::Record;
 use crate::output::Result;
@@ -15,7 +15,7 @@ use std::time::Duration;
 /// Time limit for an answer: a stopped process never answers.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The port of a device.
+/// Number of the only port of a device.
 pub(super) const PORT: u32 = 1;
 
 /// A device with its index in lists.
@@ -97,20 +97,20 @@ impl Card {
         record
     }
 
-    /// Returns the lines of this device that begin with `word`, without the word, each with its
-    /// process.
-    fn lines<'a>(&self, answers: &'a [Answer], word: &'a str) -> impl Iterator<Item = (u32, &'a str)> {
-        let here = self.device.ifindex();
-        answers.iter().filter(move |answer| answer.ifindex == here).flat_map(move |answer| {
-            let lines = answer.text.lines().filter_map(move |line| line.strip_prefix(word)?.strip_prefix(' '));
+    /// Returns the lines of this device that begin with `keyword`, without the keyword, each with
+    /// its process ID.
+    fn lines<'a>(&self, answers: &'a [Answer], keyword: &'a str) -> impl Iterator<Item = (u32, &'a str)> {
+        let ifindex = self.device.ifindex();
+        answers.iter().filter(move |answer| answer.ifindex == ifindex).flat_map(move |answer| {
+            let lines = answer.text.lines().filter_map(move |line| line.strip_prefix(keyword)?.strip_prefix(' '));
             lines.map(|line| (answer.process, line))
         })
     }
 
-    /// Returns the sum, over the processes, of the values in lines of `word` and `name`.
-    fn sum(&self, answers: &[Answer], word: &str, name: &str) -> u64 {
-        let named = self.lines(answers, word).filter_map(|(_, line)| line.split_once(' '));
-        named.filter(|(of, _)| *of == name).filter_map(|(_, value)| value.parse::<u64>().ok()).sum()
+    /// Returns the sum, over the processes, of the values in lines `keyword name value`.
+    fn sum(&self, answers: &[Answer], keyword: &str, name: &str) -> u64 {
+        let pairs = self.lines(answers, keyword).filter_map(|(_, line)| line.split_once(' '));
+        pairs.filter(|(key, _)| *key == name).filter_map(|(_, value)| value.parse::<u64>().ok()).sum()
     }
 
     /// Returns the objects of one kind. `qps` are the answers about queue pairs, needed for SRQs.
@@ -180,11 +180,12 @@ impl Card {
         record
     }
 
-    /// Adds the queue pairs that take their receives from the queue `number` of `process`.
-    fn add_qps(&self, process: u32, number: u64, qps: &[Answer], record: &mut Record) {
-        let of_process = self.lines(qps, "qp").filter(|(of, _)| *of == process).map(|(_, line)| KeyValues::parse(line));
-        let users = of_process.filter(|qp| qp.has("srq") && qp.number("srq") == number);
-        let mut numbers: Vec<u64> = users.map(|qp| qp.number("qpn")).collect();
+    /// Adds the numbers of the queue pairs of `process` that are attached to its SRQ `srqn`.
+    fn add_qps(&self, process: u32, srqn: u64, qps: &[Answer], record: &mut Record) {
+        let of_process =
+            self.lines(qps, "qp").filter(|(owner, _)| *owner == process).map(|(_, line)| KeyValues::parse(line));
+        let attached = of_process.filter(|qp| qp.has("srq") && qp.number("srq") == srqn);
+        let mut numbers: Vec<u64> = attached.map(|qp| qp.number("qpn")).collect();
         numbers.sort_unstable();
         if !numbers.is_empty() {
             let ranges = ranges(&numbers);
@@ -193,7 +194,7 @@ impl Card {
     }
 
     /// Returns the lines of `rdma statistic qp`: the counters of each queue pair.
-    pub(super) fn counters_of_qps(&self, answers: &[Answer]) -> Vec<Record> {
+    pub(super) fn qp_counters(&self, answers: &[Answer]) -> Vec<Record> {
         let lines = self.lines(answers, "qp").map(|(process, line)| (process, KeyValues::parse(line)));
         let record = |(process, values): (u32, KeyValues)| {
             let (mut record, qpn) = (self.of_link(), values.number("qpn"));
@@ -218,8 +219,8 @@ impl Card {
         let files = variable("ROXE_COUNTERS").map(|class| Path::new(&class).join(self.name()).join("ports/1"));
         for path in counter_files() {
             let Some(name) = path.strip_prefix("hw_counters/") else { continue };
-            let shown = files.as_ref().and_then(|files| fs::read_to_string(files.join(path)).ok()?.trim().parse().ok());
-            record.number(name, shown.unwrap_or_else(|| self.sum(answers, "hw", name)));
+            let value = files.as_ref().and_then(|files| fs::read_to_string(files.join(path)).ok()?.trim().parse().ok());
+            record.number(name, value.unwrap_or_else(|| self.sum(answers, "hw", name)));
         }
         record
     }
@@ -247,7 +248,7 @@ fn add_process(process: u32, record: &mut Record) {
     record.number("pid", process.into()).word("comm", &command_of(process));
 }
 
-/// Returns the name that iproute2 has for a service.
+/// Returns the name that iproute2 gives to a service.
 fn service(name: &str) -> &str {
     match name {
         "XRC_SEND" => "XRC_INI",

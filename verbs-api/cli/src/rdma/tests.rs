@@ -88,7 +88,7 @@ fn objects_are_shown_as_text_of_iproute2() {
             "dev roxe0 srqn 2 type BASIC pdn 3 pid 4294967295 comm  ",
         ]
     );
-    let counters = card.counters_of_qps(&answer(&card, QPS));
+    let counters = card.qp_counters(&answer(&card, QPS));
     let expected = "link roxe0/1 cntn 17 qp-type RC pid 4294967295 comm  \n    sent_bytes 9 \n    rcvd_bytes 8 ";
     assert!(counters[0].text().starts_with(expected), "{}", counters[0].text());
 }
