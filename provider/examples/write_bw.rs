@@ -1,7 +1,8 @@
 //! Bandwidth and latency of RDMA WRITE between two processes on the loopback device.
 //!
-//! `write_bw [SIZE] [SECONDS]` starts its peer itself and prints GB/s of messages of SIZE bytes
-//! (default 1 MiB), then the time from posting an 8-byte WRITE to its completion.
+//! `write_bw [SIZE] [SECONDS]` starts its own peer. It posts WRITEs of SIZE bytes (default 1 MiB)
+//! for SECONDS seconds (default 2) and prints their bandwidth in GB/s, then the median time from
+//! posting an 8-byte WRITE to its completion.
 
 use roxe_provider::wire::{PathMtu, Psn, Qpn, RKey};
 use roxe_provider::{
@@ -16,9 +17,10 @@ use std::time::{Duration, Instant};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Work requests under way at a time.
+/// Maximum number of outstanding work requests.
 const DEPTH: usize = 32;
 
+/// One end of the connection: a queue pair and the memory of its WRITEs.
 struct End {
     context: Arc<Context>,
     _pd: Arc<Pd>,
@@ -50,8 +52,8 @@ impl End {
         Ok(Self { context, _pd: pd, cq, qp, mr })
     }
 
-    /// Returns a line for the other end: QPN, address and rkey.
-    fn describe(&self) -> String {
+    /// Returns a line for the peer: QPN, address and rkey.
+    fn address_line(&self) -> String {
         format!("{} {} {}", self.qp.qpn().get(), self.mr.addr(), self.mr.rkey().0)
     }
 
@@ -70,34 +72,35 @@ impl End {
     }
 }
 
-fn parse(line: &str) -> Result<(Qpn, u64, RKey)> {
+/// Parses the line of [`End::address_line`].
+fn parse_address_line(line: &str) -> Result<(Qpn, u64, RKey)> {
     let mut words = line.split_whitespace().map(str::parse::<u64>);
     let mut next = || words.next().ok_or("the peer's line is too short");
     Ok((Qpn::new(next()?? as u32), next()??, RKey(next()?? as u32)))
 }
 
-/// Runs the passive end, which polls its CQ until the process is killed, as an application does.
+/// Runs the passive end. Like an application, it polls its CQ until the process is killed.
 fn serve(size: usize) -> Result<()> {
     let end = End::open(size)?;
     let mut line = String::new();
     std::io::stdin().read_line(&mut line)?;
-    end.connect(parse(&line)?.0)?;
-    println!("{}", end.describe());
+    end.connect(parse_address_line(&line)?.0)?;
+    println!("{}", end.address_line());
     loop {
         end.cq.poll(16, |_| {})?;
     }
 }
 
-fn start_peer(size: usize, mine: &str) -> Result<(Child, String)> {
+fn start_peer(size: usize, own_address: &str) -> Result<(Child, String)> {
     let mut command = Command::new(std::env::current_exe()?);
     let mut child = command.args(["serve", &size.to_string()]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-    writeln!(child.stdin.as_mut().ok_or("no pipe")?, "{mine}")?;
+    writeln!(child.stdin.as_mut().ok_or("no pipe")?, "{own_address}")?;
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().ok_or("no pipe")?).read_line(&mut line)?;
     Ok((child, line))
 }
 
-/// Posts requests for `time`; returns completions per second.
+/// Posts requests for `time`; returns the number of completions per second.
 fn message_rate(end: &End, request: &SendRequest<'_>, time: Duration) -> Result<f64> {
     let (start, mut posted, mut done) = (Instant::now(), 0usize, 0usize);
     while start.elapsed() < time || done < posted {
@@ -110,7 +113,7 @@ fn message_rate(end: &End, request: &SendRequest<'_>, time: Duration) -> Result<
     Ok(done as f64 / start.elapsed().as_secs_f64())
 }
 
-/// Returns the median time from post to completion.
+/// Returns the median time from posting one request to its completion.
 fn median_latency(end: &End, request: &SendRequest<'_>, rounds: usize) -> Result<Duration> {
     let mut times = Vec::with_capacity(rounds);
     for _ in 0..rounds {
@@ -131,20 +134,21 @@ fn main() -> Result<()> {
     }
     let (size, seconds) = (number(0, 1 << 20)?, number(1, 2)?);
     let end = End::open(size)?;
-    let (mut child, line) = start_peer(size, &end.describe())?;
-    let (qpn, remote_addr, rkey) = parse(&line)?;
+    let (mut child, line) = start_peer(size, &end.address_line())?;
+    let (qpn, remote_addr, rkey) = parse_address_line(&line)?;
     end.connect(qpn)?;
     let sge = |length| [Sge { addr: end.mr.addr(), length, lkey: end.mr.lkey() }];
-    let (long, short) = (sge(size as u32), sge(8));
+    let (large, small) = (sge(size as u32), sge(8));
     let op = SendOp::Write { remote_addr, rkey };
     let request = |sges| SendRequest { wr_id: 0, op, flags: SendFlags::empty(), data: SendData::Sges(sges), ud: None };
     let time = Duration::from_secs(seconds as u64);
-    message_rate(&end, &request(&long), time / 10)?;
-    let rate = message_rate(&end, &request(&long), time)?;
+    // Warm up; the result is not used.
+    message_rate(&end, &request(&large), time / 10)?;
+    let rate = message_rate(&end, &request(&large), time)?;
     println!("{size} bytes: {:.2} GB/s, {rate:.0} messages/s", rate * size as f64 / 1e9);
     println!(
         "8 bytes: {:.2} µs from post to completion",
-        median_latency(&end, &request(&short), 20_000)?.as_secs_f64() * 1e6
+        median_latency(&end, &request(&small), 20_000)?.as_secs_f64() * 1e6
     );
     for (name, value) in end.context.counters().iter().filter(|(_, value)| *value != 0) {
         println!("  {name} {value}");

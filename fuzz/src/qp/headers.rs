@@ -11,12 +11,12 @@ use roxe_wire::{
 pub(super) const FLUSH_REGION: Feth =
     Feth { selectivity: Selectivity::Region, placement: Placement::GLOBAL_VISIBILITY };
 
-/// Returns a payload length, often at the limits of a path MTU of 256.
+/// Returns a payload length in bytes, often at the limits of a path MTU of 256 bytes.
 pub(super) fn payload_len(choices: &mut Script<'_>) -> usize {
     choices.pick(&[256, 0, 1, 4, 8, 100, 252, 255, 300])
 }
 
-/// Returns any request; `mrs` are regions that it may access.
+/// Returns a request of any kind. Its RETH, if it has one, mostly names one of `mrs`.
 pub(super) fn request(choices: &mut Script<'_>, mrs: &[Mr]) -> Request {
     let reth = reth(choices, mrs);
     let imm = ImmDt([9, 8, 7, 6]);
@@ -36,24 +36,26 @@ pub(super) fn request(choices: &mut Script<'_>, mrs: &[Mr]) -> Request {
         12 => Request::FetchAdd(atomic(choices, &reth)),
         13 => Request::CompareSwap(atomic(choices, &reth)),
         14 => Request::SendOnly(SendTail::Invalidate(Ieth(reth.rkey))),
-        _ => nonposted(choices, reth),
+        _ => atomic_write_or_flush(choices, reth),
     }
 }
 
-/// Returns an ATOMIC WRITE or a FLUSH, mostly a valid one.
-fn nonposted(choices: &mut Script<'_>, reth: Reth) -> Request {
+/// Returns a mostly valid request.
+fn atomic_write_or_flush(choices: &mut Script<'_>, reth: Reth) -> Request {
     if choices.chance_per_mille(500) {
         let dma_len = if choices.chance_per_mille(800) { 8 } else { reth.dma_len };
         return Request::AtomicWrite(Reth { dma_len, ..reth });
     }
     let selectivity = choices.pick(&[Selectivity::Range, Selectivity::Region, Selectivity::Reserved(2)]);
-    let is_any_placement = choices.chance_per_mille(300);
-    let placement = if is_any_placement { Placement(choices.below(16) as u8) } else { Placement::GLOBAL_VISIBILITY };
+    let has_random_placement = choices.chance_per_mille(300);
+    let placement =
+        if has_random_placement { Placement(choices.below(16) as u8) } else { Placement::GLOBAL_VISIBILITY };
     Request::Flush(Feth { selectivity, placement }, reth)
 }
 
-/// Returns a RETH whose range is mostly inside a region, sometimes beyond its end, or whose rkey is
-/// unknown.
+/// Returns a RETH that mostly starts inside a region. It may also start just before the region, end
+/// at or just past the region's end, or start 8 bytes below the end of the address space. One rkey
+/// in ten is random.
 fn reth(choices: &mut Script<'_>, mrs: &[Mr]) -> Reth {
     let mr = choices.pick(mrs);
     let dma_len = choices.pick(&[256, 0, 1, 4, 8, 300, 512, 600, 1 << 16, 1 << 31, u32::MAX]);
@@ -75,8 +77,8 @@ fn atomic(choices: &mut Script<'_>, reth: &Reth) -> AtomicEth {
     AtomicEth { va: reth.va, rkey: reth.rkey, swap_or_add, compare: u64::from(choices.below(2)) }
 }
 
-/// Returns any response; `value` is the result of an atomic.
-pub(super) fn response(choices: &mut Script<'_>, value: u64) -> Response {
+/// Returns a response of any kind. `atomic_result` is the value in an ATOMIC Acknowledge.
+pub(super) fn response(choices: &mut Script<'_>, atomic_result: u64) -> Response {
     let aeth = Aeth { syndrome: syndrome(choices), msn: Msn::new(choices.below(8)) };
     match choices.below(8) {
         0..=2 => Response::Ack(aeth),
@@ -84,7 +86,7 @@ pub(super) fn response(choices: &mut Script<'_>, value: u64) -> Response {
         4 => Response::ReadMiddle,
         5 => Response::ReadLast(aeth),
         6 => Response::ReadOnly(aeth),
-        _ => Response::AtomicAck(aeth, AtomicAckEth(value)),
+        _ => Response::AtomicAck(aeth, AtomicAckEth(atomic_result)),
     }
 }
 

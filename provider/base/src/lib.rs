@@ -20,7 +20,7 @@
 //! - [`cancel`]: shields system calls of the provider from `pthread_cancel`
 //! - [`privilege`]: the user and the privileges of the process
 //! - [`private_dir`], [`private_file`]: folders and files that other users cannot replace
-//! - [`standard_error`]: the standard error that the process began with
+//! - [`standard_error`]: a copy of the standard error with which the process started
 //!
 //! # The life of a lock
 //!

@@ -99,7 +99,7 @@ pub fn on_load() {
         stack::fatal::install();
     }
     if STDERR_SETTINGS.iter().any(|name| variable(name).is_some()) {
-        standard_error::keep();
+        standard_error::save_copy();
     }
 }
 

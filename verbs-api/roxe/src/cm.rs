@@ -1,6 +1,6 @@
 //! Connection management: connects queue pairs by IP address and port, as `librdmacm` does.
 //!
-//! The connection managers of both devices exchange messages of the InfiniBand connection
+//! The connection managers of the two ends exchange messages of the InfiniBand connection
 //! management protocol (REQ, REP, RTU ...) and configure the two queue pairs. The peer may be roxe,
 //! the Linux kernel or a hardware card.
 //!
@@ -33,8 +33,8 @@
 //! # Ok::<(), roxe::Error>(())
 //! ```
 //!
-//! [`Outgoing`] and [`Incoming`] split the setup in two steps. Between them the program creates its
-//! queues and memory, reads the peer's private data, and chooses its own.
+//! [`Outgoing`] and [`Incoming`] split the setup into two steps. Between the steps the program
+//! creates its queues and memory, reads the peer's private data, and chooses its own private data.
 //!
 //! # Many connections and one event loop
 //!
@@ -42,9 +42,9 @@
 //! [`CmEvent`] on the channel. The descriptor of a channel ([`AsFd`](std::os::fd::AsFd)) is
 //! readable while events are pending; [`EventChannel::try_next`] and
 //! [`CompletionChannel::try_get_event`](crate::CompletionChannel::try_get_event) return them
-//! without waiting. With any runtime: wait until the descriptor is readable, call one of them until
-//! it returns `None`, and wait again. The crate `roxe-tokio` does so for tokio; its
-//! `examples/tokio_echo.rs` is a complete server.
+//! without waiting. An event loop of any runtime waits until the descriptor is readable, calls the
+//! function of the channel until it returns `None`, and waits again. The crate `roxe-tokio` is such
+//! a loop for tokio; its `examples/tokio_echo.rs` is a complete server.
 
 mod connection;
 mod event;

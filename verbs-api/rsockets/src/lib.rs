@@ -1,8 +1,8 @@
 //! Sockets over RDMA (`rsocket(7)`), compatible on the wire with the rsockets of librdmacm.
 //!
-//! A socket is a number, as in C; [`find`] returns its [`Socket`]. A stream is a connected queue
-//! pair and writes into the receive buffer of its peer. A datagram socket is a UDP socket, through
-//! which it discovers peers, and UD queue pairs.
+//! A socket has a descriptor number, as in C; [`find`] returns the [`Socket`] of a number. A stream
+//! socket has one connected queue pair and writes into the receive buffer of its peer. A datagram
+//! socket has UD queue pairs, and a UDP socket through which it discovers its peers.
 //!
 //! ```
 //! # fn main() -> std::io::Result<()> {
@@ -15,9 +15,9 @@
 //! let address = listener.local_addr()?;
 //! let echo = std::thread::spawn(move || {
 //!     let (number, _peer) = accept(server)?;
-//!     let (socket, mut word) = (find(number).expect("find the accepted socket"), [0; 5]);
-//!     socket.recv(&mut word, libc::MSG_WAITALL)?;
-//!     socket.send(&word, 0)?;
+//!     let (socket, mut request) = (find(number).expect("find the accepted socket"), [0; 5]);
+//!     socket.recv(&mut request, libc::MSG_WAITALL)?;
+//!     socket.send(&request, 0)?;
 //!     close(number)
 //! });
 //!
@@ -34,7 +34,7 @@
 //! ```
 //!
 //! Begin reading with `socket.rs` (calls of both kinds of sockets), then `proto/` (the protocol,
-//! without I/O and clock), `stream/mod.rs` and `datagram/mod.rs`. A blocking call first polls and
+//! without I/O or a clock), `stream/mod.rs` and `datagram/mod.rs`. A blocking call first polls and
 //! then sleeps (`wait.rs`, `poll.rs`, `epoll.rs`). One background thread serves listeners, datagram
 //! sockets and keepalives (`service.rs`). All `unsafe` code is in `sys.rs`.
 //!
@@ -66,11 +66,11 @@ pub use socket::{Socket, accept, find, open};
 pub const SOL_RDMA: i32 = 0x10000;
 /// Length of the send queue, in requests.
 pub const RDMA_SQSIZE: i32 = 0;
-/// Messages that the peer may send before this side grants new credits.
+/// Length of the receive queue, in messages.
 pub const RDMA_RQSIZE: i32 = 1;
-/// Data up to this many bytes is sent inline, without a copy in the send buffer.
+/// Largest data that is sent inline, in bytes.
 pub const RDMA_INLINE: i32 = 2;
-/// Buffers that the *peer* can map for direct writes.
+/// Maximum number of buffers that the *peer* can map for direct writes (`riomap`).
 pub const RDMA_IOMAPSIZE: i32 = 3;
 /// The path of the connection, as `struct ibv_path_data`.
 pub const RDMA_ROUTE: i32 = 4;
