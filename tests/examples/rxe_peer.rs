@@ -20,7 +20,7 @@ use std::io::{self, BufRead, Write};
 use std::time::{Duration, Instant};
 
 /// Time limit of a command.
-const LIMIT: Duration = Duration::from_secs(600);
+const TIME_LIMIT: Duration = Duration::from_secs(600);
 /// Time for a background command to start listening, or to end, before the next line is read.
 const BACKGROUND_WAIT: Duration = Duration::from_millis(500);
 
@@ -84,7 +84,7 @@ impl Peer {
     }
 
     fn finish(&mut self, process: Process) -> io::Result<()> {
-        let outcome = process.wait(&self.guest, Instant::now() + LIMIT)?;
+        let outcome = process.wait(&self.guest, Instant::now() + TIME_LIMIT)?;
         println!("$ {}\n{}", outcome.command, outcome.output.trim_end());
         Ok(())
     }
@@ -103,7 +103,7 @@ impl Peer {
 
     fn print_gids(&mut self, side: Side) -> io::Result<()> {
         let process = Process::start(&self.guest, side, "ibv_devinfo -v", &[])?;
-        let outcome = process.wait(&self.guest, Instant::now() + LIMIT)?;
+        let outcome = process.wait(&self.guest, Instant::now() + TIME_LIMIT)?;
         outcome.output.lines().filter(|line| line.contains("GID[")).for_each(|line| println!("{}", line.trim()));
         Ok(())
     }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const PARALLEL_CHECKS: usize = 8;
 
 /// Time limit of a check: several times the duration of the slowest check on an idle machine.
-const LIMIT: Duration = Duration::from_secs(1200);
+const TIME_LIMIT: Duration = Duration::from_secs(1200);
 
 /// Option that stops a suite at its first failure.
 pub const FAIL_FAST: &str = "--fail-fast";
@@ -140,7 +140,7 @@ fn running() -> MutexGuard<'static, Vec<(String, Instant)>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Starts a thread that ends the process when a check exceeds [`LIMIT`]. The thread does not
+/// Starts a thread that ends the process when a check exceeds [`TIME_LIMIT`]. The thread does not
 /// allocate while it waits, because some checks count allocations.
 fn start_watchdog() {
     let started = Arc::new(Barrier::new(2));
@@ -149,8 +149,8 @@ fn start_watchdog() {
         in_thread.wait();
         loop {
             thread::sleep(Duration::from_secs(1));
-            if let Some((name, _)) = running().iter().find(|(_, since)| since.elapsed() > LIMIT) {
-                println!("FAILED   {name}: not done after {LIMIT:?}\n         repeat: {}", repeat_command(name));
+            if let Some((name, _)) = running().iter().find(|(_, since)| since.elapsed() > TIME_LIMIT) {
+                println!("FAILED   {name}: not done after {TIME_LIMIT:?}\n         repeat: {}", repeat_command(name));
                 std::process::exit(1);
             }
         }

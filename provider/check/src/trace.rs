@@ -2,8 +2,8 @@
 //! (docs/how-to/trace.md).
 //!
 //! Subscribes to the events of the checker, and to packets as captures see them. Lines collect in
-//! memory; the background thread of an engine writes them every [`INTERVAL`], and a thread that
-//! finds a megabyte writes it itself. The file is a JSON array without its closing bracket, which
+//! memory; the background thread of an engine writes them every [`WRITE_INTERVAL`], and a thread
+//! that finds a megabyte writes it itself. The file is a JSON array without its closing bracket, which
 //! viewers accept, so processes can append whole lines. Each process holds a shared lock on the
 //! file; the one that gets the exclusive lock is first and writes the opening bracket.
 
@@ -28,7 +28,7 @@ use std::time::Duration;
 use tracks::{Lines, Tracks};
 
 /// Longest time that lines stay in memory while the process runs.
-pub const INTERVAL: Duration = Duration::from_millis(20);
+pub const WRITE_INTERVAL: Duration = Duration::from_millis(20);
 /// Number of buffered bytes from which on they are written at once.
 const MAX_BUFFERED: usize = 1 << 20;
 /// Start of the array.

@@ -459,9 +459,9 @@ fn marked(attr: MrAttr, backing: &Backing) -> bool {
 
 /// Returns true for the first regions deregistered, since examining all mappings takes long.
 fn may_check_mapping() -> bool {
-    const LIMIT: u32 = 1000;
+    const MAX_EXAMINED: u32 = 1000;
     static EXAMINED: AtomicU32 = AtomicU32::new(0);
-    EXAMINED.fetch_add(1, Ordering::Relaxed) < LIMIT
+    EXAMINED.fetch_add(1, Ordering::Relaxed) < MAX_EXAMINED
 }
 
 fn check_rights(access: Access) -> Result<(), Error> {

@@ -49,7 +49,7 @@ impl Sleep {
             return self;
         }
         trace::write_out();
-        Self { until: self.until.into_iter().chain([self.now.after(trace::INTERVAL)]).min(), ..self }
+        Self { until: self.until.into_iter().chain([self.now.after(trace::WRITE_INTERVAL)]).min(), ..self }
     }
 }
 

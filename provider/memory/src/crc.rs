@@ -23,7 +23,7 @@ mod aarch64 {
     use std::arch::aarch64::{__crc32b, __crc32d};
 
     /// Length in bytes from which three chains of instructions are faster than one.
-    const LONG: usize = 256;
+    const MIN_CHAINED_LEN: usize = 256;
 
     /// Uses the CRC instructions where the processor has them.
     #[derive(Clone, Copy, Debug)]
@@ -32,7 +32,7 @@ mod aarch64 {
     impl Crc for Folding {
         #[inline]
         fn update(register: u32, bytes: &[u8]) -> u32 {
-            if bytes.len() >= LONG || !std::arch::is_aarch64_feature_detected!("crc") {
+            if bytes.len() >= MIN_CHAINED_LEN || !std::arch::is_aarch64_feature_detected!("crc") {
                 return Tables::update(register, bytes);
             }
             // SAFETY: the processor has the instructions that the function is compiled for.

@@ -5,7 +5,7 @@
 //! dropped, unless another user owns the RoCE port of that address: its card counts as another
 //! host. Packets of remote hosts may have any source port. Dropped packets have taken room in the
 //! receive buffer, so after one of them the kernel filters them (`program`) until none came for
-//! `PERIOD`.
+//! `UPDATE_PERIOD`.
 
 use crate::bpf::{AND, DROP, JUMP_EQ, LOAD_HALF, LOAD_WORD, MAX_LEN, PASS, jump, op};
 use crate::link::RxMeta;
@@ -20,7 +20,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// Time between updates of the kernel's filter.
-const PERIOD: Duration = Duration::from_millis(20);
+const UPDATE_PERIOD: Duration = Duration::from_millis(20);
 /// Time for which the owner of an address is cached.
 const OWNER_KEPT: Duration = Duration::from_secs(1);
 /// Minimum pause between reads of the kernel's table, which a flood from many addresses causes.
@@ -96,7 +96,7 @@ impl SourcePorts {
     /// fails, packets are dropped here.
     #[cold]
     pub fn attach_filter(&mut self, link: &Arc<UdpLink>, now: Instant) {
-        if link.is_filtered() || self.failed_at.is_some_and(|at| now.since(at) < PERIOD) {
+        if link.is_filtered() || self.failed_at.is_some_and(|at| now.since(at) < UPDATE_PERIOD) {
             return;
         }
         if self.attach(link).is_err() {
@@ -104,7 +104,7 @@ impl SourcePorts {
             return;
         }
         self.filters.push(Filter { link: Arc::downgrade(link), drops: link.all_drops() });
-        self.due.get_or_insert_with(|| now.after(PERIOD));
+        self.due.get_or_insert_with(|| now.after(UPDATE_PERIOD));
     }
 
     /// Returns the time of the next [`SourcePorts::renew_filters`].
@@ -125,7 +125,7 @@ impl SourcePorts {
             }
             self.attach(&link).is_ok()
         });
-        self.due = (!filters.is_empty()).then(|| now.after(PERIOD));
+        self.due = (!filters.is_empty()).then(|| now.after(UPDATE_PERIOD));
         self.filters = filters;
     }
 
@@ -236,7 +236,7 @@ mod tests {
             other_user.send_to(&[7; 20], (here, ROCE_PORT)).unwrap();
             link.recv(&mut [0; 65_536]).unwrap().is_some()
         };
-        let after = |periods: u64| Instant(periods * PERIOD.as_nanos() as u64);
+        let after = |periods: u64| Instant(periods * UPDATE_PERIOD.as_nanos() as u64);
         assert!(arrives());
         ports.attach_filter(&link, after(0));
         assert_eq!((arrives(), ports.due()), (false, Some(after(1))));

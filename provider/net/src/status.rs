@@ -309,7 +309,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    const LONG: Duration = Duration::from_secs(30);
+    const LONG_TIMEOUT: Duration = Duration::from_secs(30);
 
     fn unanswered(ifindex: u32) -> Answer {
         let namespace = namespace().unwrap();
@@ -334,7 +334,7 @@ mod tests {
                     std::thread::yield_now();
                 }
             });
-            let answers = ask_this(0xfff1, LONG);
+            let answers = ask_this(0xfff1, LONG_TIMEOUT);
             is_over.store(true, Ordering::Relaxed);
             answers
         });
@@ -347,7 +347,7 @@ mod tests {
         let socket = StatusSocket::open(0xfff2).unwrap();
         socket.answer(|_| panic!("an answer without a query"));
         drop(socket);
-        assert!(ask(Some(0), LONG).unwrap().is_empty());
+        assert!(ask(Some(0), LONG_TIMEOUT).unwrap().is_empty());
     }
 
     #[test]
@@ -425,7 +425,7 @@ mod tests {
         let mut answers = BTreeMap::from([first, second].map(|id| (id, Answer::default())));
         for (id, text) in [(first, "one\n"), (second, "two\n")] {
             datagram_socket().unwrap().send_to(format!("{LAST} {id}\n{text}").as_bytes(), &address).unwrap();
-            receive(&asker, LONG, &mut answers).unwrap();
+            receive(&asker, LONG_TIMEOUT, &mut answers).unwrap();
         }
         assert_eq!([&answers[&first].text, &answers[&second].text], ["one\n", "two\n"]);
     }

@@ -2,7 +2,7 @@
 //!
 //! `roxe run` creates the files, one per counter, in the program's `/sys/class/infiniband`. All
 //! processes of the run add to them, so they hold the sum, including processes that have exited. A
-//! process adds at most `PERIOD` after a change, less often where writing is slow, and its last
+//! process adds `MIN_PAUSE` after a change at the latest, less often where writing is slow, and its last
 //! changes when it exits in order. The lock of the directory (`man flock`) serializes the
 //! processes. Without writable files the process counts only for itself and reports no error.
 
@@ -17,12 +17,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Maximum age of the files, as in the kernel (`hw_counters/lifespan`).
-const PERIOD: Duration = Duration::from_millis(10);
+/// Minimum time between two writes, equal to the age of counters in the kernel
+/// (`hw_counters/lifespan`).
+const MIN_PAUSE: Duration = Duration::from_millis(10);
 
-/// Factor from the duration of a write to the pause after it; `LONGEST` limits the pause.
-const SHARE: u32 = 512;
-const LONGEST: Duration = Duration::from_millis(100);
+/// Factor from the duration of a write to the pause after it; `MAX_PAUSE` limits the pause.
+const PAUSE_FACTOR: u32 = 512;
+const MAX_PAUSE: Duration = Duration::from_millis(100);
 
 type Values = [u64; FILES.len()];
 
@@ -145,7 +146,7 @@ impl CounterFiles {
 
 /// Returns the pause in nanoseconds after a write that took `cost`.
 fn pause_after(cost: Duration) -> u64 {
-    (cost * SHARE).clamp(PERIOD, LONGEST).as_nanos() as u64
+    (cost * PAUSE_FACTOR).clamp(MIN_PAUSE, MAX_PAUSE).as_nanos() as u64
 }
 
 fn values(counters: &Counters) -> Values {

@@ -139,7 +139,7 @@ fn compare(options: &Options) -> io::Result<bool> {
     let (lines, skipped) = choose(options)?;
     skipped.iter().for_each(|name| println!("skipped  {name}"));
     let most = options.rounds.unwrap_or(if options.quick { 9 } else { 5 });
-    let rounds = Rounds { time: options.time, each: work::TIME, least: most.min(3), most, server: None };
+    let rounds = Rounds { time: options.time, each: work::MEASURE_TIME, least: most.min(3), most, server: None };
     let namespaces = options.veth.then(Namespaces::build).transpose()?;
     let parts = OptionalParts { before: options.against.clone(), namespaces };
     let all = rounds::run(lines, &rounds, &mut |line, messages| work::once(&parts, line, messages));

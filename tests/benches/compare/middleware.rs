@@ -1,7 +1,7 @@
 //! Measures middleware over roxe and over its own shared memory.
 
 use crate::line::{Link, Unit};
-use crate::work::{LIMIT, Sample, check_link, figure, port};
+use crate::work::{Sample, TIME_LIMIT, check_link, figure, port};
 use roxe_tests::cc;
 use roxe_tests::measure::pin::{self, End};
 use roxe_tests::pair::{self, Launch, Program};
@@ -28,7 +28,7 @@ pub(crate) fn mpi(link: Option<Link>, [size, messages]: [u64; 2]) -> Result<Samp
     let mut envs = link.map(Link::envs).unwrap_or_default();
     envs.push(("UCX_TLS".to_owned(), tls.to_owned()));
     let launch = Launch { without_roxe: link.is_none(), envs, calibrate_clock: true, ..Launch::default() };
-    let outcome = pair::run_with(&Program::parse(&args), &launch, LIMIT).map_err(|e| e.to_string())?;
+    let outcome = pair::run_with(&Program::parse(&args), &launch, TIME_LIMIT).map_err(|e| e.to_string())?;
     if !outcome.ok {
         return Err(outcome.transcript());
     }
@@ -52,7 +52,7 @@ pub(crate) fn fio(link: Link, size: u64) -> Result<Sample, String> {
     let client = Program::parse(&format!("{common} --rw=write --verb=write --hostname=127.0.0.1"));
     let programs = [(&server, &at(End::Server)), (&client, &at(End::Client))];
     let ready = || local::listens(process::id(), port);
-    let ends = pair::run_pair_with(programs, &port.to_string(), ready, LIMIT).map_err(|e| e.to_string())?;
+    let ends = pair::run_pair_with(programs, &port.to_string(), ready, TIME_LIMIT).map_err(|e| e.to_string())?;
     let [server, client] = &ends;
     check_link(link, &client.output)?;
     // "  WRITE: bw=3559MiB/s (3732MB/s), ..."

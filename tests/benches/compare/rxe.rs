@@ -22,7 +22,7 @@ const INSIDE: &str = "ip netns exec roxe ";
 /// Number of processors of the guest: one for each process.
 const PROCESSORS: u32 = 2;
 /// Time limit of a pair of programs, which start slowly on an emulated processor.
-const LIMIT: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 /// Duration of one figure: long, because the emulator must translate the code first.
 const EACH: Duration = Duration::from_secs(2);
 
@@ -94,7 +94,7 @@ fn once(guest: &Guest, line: &Line, messages: u64) -> Result<work::Sample, Strin
 /// Runs a server in the guest and, once it is `ready`, a client. Returns the client's output if
 /// both exit with 0.
 fn pair(guest: &Guest, server: &str, client: &str, ready: &str) -> Result<String, String> {
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Instant::now() + TIME_LIMIT;
     let run = || {
         let first = Process::start(guest, Side::Rxe, server, &[])?;
         // The limit of guest.run bounds the wait. The client reports a server that never listens.

@@ -16,9 +16,9 @@ use std::thread;
 use std::time::Duration;
 
 /// Duration of one measurement.
-pub(crate) const TIME: Duration = Duration::from_millis(250);
+pub(crate) const MEASURE_TIME: Duration = Duration::from_millis(250);
 /// Time limit of a pair of programs.
-pub(crate) const LIMIT: Duration = Duration::from_secs(20);
+pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(20);
 /// Largest factor by which the number of messages grows from run to run.
 const MAX_GROWTH: f64 = 20.0;
 /// Largest factor by which a run, with start and end of the programs, may exceed its time before
@@ -54,7 +54,8 @@ impl From<f64> for Sample {
     }
 }
 
-/// Runs a line's work with this number of messages, or for [`TIME`] if the program accepts a time.
+/// Runs a line's work with this number of messages, or for [`MEASURE_TIME`] if the program
+/// accepts a time.
 pub(crate) fn once(parts: &OptionalParts, line: &Line, messages: u64) -> Result<Sample, String> {
     let Line { size, unit, .. } = *line;
     let site = Site::ready(parts.namespaces.as_ref(), line.network).map_err(|e| e.to_string())?;
@@ -67,17 +68,17 @@ pub(crate) fn once(parts: &OptionalParts, line: &Line, messages: u64) -> Result<
         Work::Fio(link) => middleware::fio(*link, size as u64),
         Work::Iperf => iperf(&site, size as u64 * messages),
         Work::Fabric(provider, endpoint) => fabric(&site, [provider, endpoint], [size as u64, messages], unit),
-        Work::Yardstick(_) if unit == Unit::Microseconds => timed(yardstick::latency(&site, TIME)),
-        Work::Yardstick(_) if unit == Unit::MillionsPerSecond => own(yardstick::messages(&site, size, TIME)),
-        Work::Yardstick(mtu) => own(yardstick::stream(&site, size, *mtu, TIME)),
-        Work::UdpStream(segmented) => own(raw::udp_stream(*segmented, TIME)),
-        Work::UdpLatency(datagrams) => timed(raw::udp_latency(&site, *datagrams, TIME)),
-        Work::TcpStream => own(raw::tcp_stream(TIME)),
-        Work::TcpLatency => timed(raw::tcp_latency(TIME)),
-        Work::RingStream if unit == Unit::MillionsPerSecond => own(ring::messages(TIME)),
-        Work::RingStream => own(ring::stream(TIME)),
-        Work::RingLatency => timed(ring::latency(TIME)),
-        Work::Transfer(transfer) => own(transfer::stream(*transfer, size, TIME)),
+        Work::Yardstick(_) if unit == Unit::Microseconds => timed(yardstick::latency(&site, MEASURE_TIME)),
+        Work::Yardstick(_) if unit == Unit::MillionsPerSecond => own(yardstick::messages(&site, size, MEASURE_TIME)),
+        Work::Yardstick(mtu) => own(yardstick::stream(&site, size, *mtu, MEASURE_TIME)),
+        Work::UdpStream(segmented) => own(raw::udp_stream(*segmented, MEASURE_TIME)),
+        Work::UdpLatency(datagrams) => timed(raw::udp_latency(&site, *datagrams, MEASURE_TIME)),
+        Work::TcpStream => own(raw::tcp_stream(MEASURE_TIME)),
+        Work::TcpLatency => timed(raw::tcp_latency(MEASURE_TIME)),
+        Work::RingStream if unit == Unit::MillionsPerSecond => own(ring::messages(MEASURE_TIME)),
+        Work::RingStream => own(ring::stream(MEASURE_TIME)),
+        Work::RingLatency => timed(ring::latency(MEASURE_TIME)),
+        Work::Transfer(transfer) => own(transfer::stream(*transfer, size, MEASURE_TIME)),
         Work::Rxe(_) => Err("only a guest has rxe".to_owned()),
     }
 }
@@ -298,7 +299,7 @@ fn run(site: &Site, [server, client]: [&str; 2], name: &str, launch: &Launch, po
     let prefix = |end| [site.prefix(end), launch.prefix.clone()].concat();
     let at = |end| Launch { prefix: prefix(end), calibrate_clock: true, ..launch.clone() };
     let programs = [(&program(server), &at(End::Server)), (&program(client), &at(End::Client))];
-    let ends = pair::run_pair_with(programs, &port.to_string(), || pair::listens(port), LIMIT);
+    let ends = pair::run_pair_with(programs, &port.to_string(), || pair::listens(port), TIME_LIMIT);
     let [server, client] = ends.map_err(|e| e.to_string())?;
     if server.ok && client.ok {
         return Ok(client.output);

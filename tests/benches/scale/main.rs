@@ -47,7 +47,7 @@ const OUTSTANDING: usize = 64;
 /// Outstanding messages of each queue pair in the comparison `busy`.
 const OUTSTANDING_EACH: usize = 4;
 /// Number of queue pairs of the baseline.
-const FEW: usize = 16;
+const BASELINE_QPS: usize = 16;
 /// Message sizes in bytes, ascending.
 const SIZES: [usize; 3] = [64, 4 << 10, 64 << 10];
 const MAX_SIZE: usize = SIZES[SIZES.len() - 1];
@@ -58,7 +58,7 @@ fn main() -> ExitCode {
     let result = match words.first().map(String::as_str) {
         Some("serve") => {
             let number = |at: usize| words.get(at).and_then(|word| word.parse().ok());
-            serve(number(1).unwrap_or(FEW), number(2).unwrap_or(1))
+            serve(number(1).unwrap_or(BASELINE_QPS), number(2).unwrap_or(1))
         }
         Some("member") => processes::member(),
         _ => link::isolate().map_err(Into::into).and_then(|()| Options::read(&words).run()),
@@ -111,7 +111,7 @@ impl Options {
         // Last, because from then on this process has one processor, and its servers have another.
         if wants("qps") || wants("busy") {
             pin::begin(true)?;
-            let mut both = [ServedFleet::launch(FEW)?, ServedFleet::launch(self.qps)?];
+            let mut both = [ServedFleet::launch(BASELINE_QPS)?, ServedFleet::launch(self.qps)?];
             if wants("qps") {
                 println!("WRITEs on all queue pairs of two processes in turn, {OUTSTANDING} outstanding");
                 queue_pairs(&mut both, |_| OUTSTANDING, self.rounds)?;
@@ -227,7 +227,10 @@ fn queue_pairs(both: &mut [ServedFleet; 2], outstanding: impl Fn(&Fleet) -> usiz
         let outstanding = both.each_ref().map(|served| outstanding(&served.fleet));
         let medians = compare(&names, rounds, |index| both[index].rate(size, outstanding[index]))?;
         let ratio = medians[1] / medians[0];
-        println!("  {ratio:.2} of the rate with {FEW} (0.80 promised): {}", if ratio >= 0.8 { "ok" } else { "MISSED" });
+        println!(
+            "  {ratio:.2} of the rate with {BASELINE_QPS} (0.80 promised): {}",
+            if ratio >= 0.8 { "ok" } else { "MISSED" }
+        );
     }
     Ok(())
 }

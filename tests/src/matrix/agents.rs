@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Time limit of a command. The guest's processor is emulated.
-const LIMIT: Duration = Duration::from_secs(600);
+const TIME_LIMIT: Duration = Duration::from_secs(600);
 /// Pattern of lines of the guest's kernel log that report an error of the kernel.
 const KERNEL_ERRORS: &str = "BUG:|Oops|WARNING:|blocked for more than|soft lockup|general protection";
 /// Time limit for an agent to listen.
@@ -60,8 +60,8 @@ impl Agents {
         let (agent, Target { address, token }) = start_agent(guest, Side::Rxe, &[])?;
         let client = format!("{} {} {address} {}", roxe.display(), self.command, self.options);
         let envs = [("ROXE_STATS".to_owned(), "on".to_owned()), ("ROXE_PEER_TOKEN".to_owned(), token)];
-        let client = Process::start(guest, Side::Roxe, &client, &envs)?.wait(guest, Instant::now() + LIMIT)?;
-        let agent = agent.wait(guest, Instant::now() + LIMIT)?;
+        let client = Process::start(guest, Side::Roxe, &client, &envs)?.wait(guest, Instant::now() + TIME_LIMIT)?;
+        let agent = agent.wait(guest, Instant::now() + TIME_LIMIT)?;
         let kernel_errors =
             guest.run(&format!("dmesg | grep -E '{KERNEL_ERRORS}' | grep -vE '{}' || true", self.allowed))?;
         if (self.passes)(&client) && agent.ok && kernel_errors.trim().is_empty() {

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 /// Time limit of the clients that run at once. The guest's processor is emulated. A lost packet
 /// costs up to a second, the acknowledgement timeout of the kernel's connection manager, and a lost
 /// connection message 4 s.
-const LIMIT: Duration = Duration::from_secs(120);
+const TIME_LIMIT: Duration = Duration::from_secs(120);
 /// Number of exchanges that run at once on a lossy network, where they mostly wait. More would
 /// overload the emulated processor.
 const PARALLEL: usize = 6;
@@ -122,14 +122,14 @@ pub fn few() -> Vec<InteropExchange> {
 
 /// Returns each kind of connection, in both directions.
 pub fn slice() -> Vec<InteropExchange> {
-    const FEW: [(Condition, Ip, &str); 4] = [
+    const SLICE: [(Condition, Ip, &str); 4] = [
         (Condition::Clean, Ip::V6, "rping -c -a SERVER -V -v -C 100"),
         (Condition::Clean, Ip::V4, "ucmatose -s SERVER -c 4 -C 4"),
         (Condition::Clean, Ip::V4, "udaddy -s SERVER -c 4 -C 4"),
         (Condition::Clean, Ip::V4, "rdma_client -s SERVER"),
     ];
     let mut list = all();
-    list.retain(|m| FEW.contains(&(m.condition, m.ip, m.exchange.to_string().as_str())));
+    list.retain(|m| SLICE.contains(&(m.condition, m.ip, m.exchange.to_string().as_str())));
     list
 }
 
@@ -222,7 +222,7 @@ impl InteropExchange {
         // After a failed client, each further one would wait until its limit.
         while clients.len() < exchange.clients && clients.iter().all(|client: &Outcome| client.ok) {
             let next = if exchange.one_by_one { 1 } else { exchange.clients };
-            let deadline = Instant::now() + LIMIT;
+            let deadline = Instant::now() + TIME_LIMIT;
             for client in start(guest, client_side, &exchange.client, next)? {
                 clients.push(self.wait_client(guest, client, &mut servers, deadline)?);
             }

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Time limit of one pair. The guest's processor is emulated.
-const LIMIT: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Number of tries of a pair that fails because of a [lost last acknowledgement](lost_last_ack).
 /// `ibv_srq_pingpong` does so in a third of its runs: it exits although one of its queue pairs may
@@ -97,7 +97,7 @@ impl Stock {
         // The pingpongs' servers listen on IPv4 only. The IP version of the packets depends on the
         // GID, not on this address.
         let client = format!("{} {}", self.command(runner, client_side, port)?, run::address(server_side, Ip::V4));
-        sides::run_pair(&runner.guest, client_side, (&server, &client), port, &envs, LIMIT)
+        sides::run_pair(&runner.guest, client_side, (&server, &client), port, &envs, TIME_LIMIT)
     }
 
     fn command(&self, runner: &mut Runner, side: Side, port: u16) -> io::Result<String> {

@@ -17,7 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Time limit of an exchange without losses.
-const LIMIT: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 /// Time limit of an exchange with losses: each lost connection message costs seconds.
 const LOSSY_LIMIT: Duration = Duration::from_secs(600);
 /// Time within which servers must end after their clients.
@@ -123,7 +123,7 @@ struct ExchangeRun<'a> {
 impl ExchangeRun<'_> {
     /// Runs servers and clients; returns their outcomes.
     fn run_programs(&self) -> io::Result<[Vec<Outcome>; 2]> {
-        let limit = if self.faults == Faults::Clean { LIMIT } else { LOSSY_LIMIT };
+        let limit = if self.faults == Faults::Clean { TIME_LIMIT } else { LOSSY_LIMIT };
         let deadline = pair::deadline(limit);
         let (link, exchange) = (self.link, self.exchange);
         let mut servers = self.start(&link.server, &exchange.server, exchange.servers, Role::Server)?;

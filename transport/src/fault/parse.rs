@@ -477,7 +477,7 @@ fn time(word: &str) -> Result<Duration, Problem> {
         let count = number(word.strip_suffix(unit)?).ok()?;
         count.checked_mul(*micros)
     });
-    let time = micros.map(Duration::from_micros).filter(|time| *time <= Hold::LIMIT);
+    let time = micros.map(Duration::from_micros).filter(|time| *time <= Hold::MAX_TIME);
     time.ok_or_else(|| format!("{} is not a time; write 250us, 5ms or 1s; the maximum is one hour", quoted(word)))
 }
 

@@ -39,8 +39,8 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// Maximum time in a rule.
-    pub const LIMIT: Duration = Duration::from_secs(3600);
+    /// Longest time that a rule may have.
+    pub const MAX_TIME: Duration = Duration::from_secs(3600);
 
     /// Returns a fixed time.
     pub const fn exactly(time: Duration) -> Self {
@@ -49,7 +49,7 @@ impl Hold {
 
     /// Returns a time between the limits, selected by `random`.
     pub(super) fn pick(self, random: u64) -> Duration {
-        let width = self.max.saturating_sub(self.min).min(Self::LIMIT).as_nanos() as u64;
+        let width = self.max.saturating_sub(self.min).min(Self::MAX_TIME).as_nanos() as u64;
         self.min + Duration::from_nanos(((u128::from(random) * (u128::from(width) + 1)) >> 64) as u64)
     }
 }

@@ -14,8 +14,8 @@ use std::time::Duration;
 use tokio::runtime::Builder;
 
 /// Time limit that no passing test reaches.
-const LIMIT: Duration = Duration::from_secs(20);
-const SHORT: Duration = Duration::from_millis(50);
+const TIME_LIMIT: Duration = Duration::from_secs(20);
+const SHORT_TIMEOUT: Duration = Duration::from_millis(50);
 
 fn run<T>(test: impl Future<Output = T>) -> T {
     Builder::new_current_thread().enable_all().build().unwrap().block_on(test)
@@ -40,18 +40,18 @@ fn accepted_connection_streams_completions_until_disconnect() {
         let listener = Listener::bind(any_port()).unwrap();
         let address = listener.local_addr();
         let server = async move {
-            let mut connection = listener.accept(LIMIT).await.unwrap();
+            let mut connection = listener.accept(TIME_LIMIT).await.unwrap();
             connection.qp().post_send(&WorkRequest::send_inline(b"hello").signaled()).unwrap();
             assert_eq!(next(connection.completions_mut()).await.opcode(), WcOpcode::Send);
             connection.disconnected().await.unwrap();
         };
         let server = tokio::spawn(server);
-        let mut connection = Connection::connect(address, LIMIT).await.unwrap();
+        let mut connection = Connection::connect(address, TIME_LIMIT).await.unwrap();
         let inbox = connection.qp().pd().alloc_mr(4096, Access::LOCAL_WRITE).unwrap();
         connection.qp().post_recv(1, &[inbox.slice(..).unwrap()]).unwrap();
         let received = next(connection.completions_mut()).await;
         assert_eq!((received.opcode(), inbox.to_vec(..5).unwrap()), (WcOpcode::Recv, b"hello".to_vec()));
-        connection.disconnect(LIMIT).await.unwrap();
+        connection.disconnect(TIME_LIMIT).await.unwrap();
         server.await.unwrap();
     });
 }
@@ -60,10 +60,10 @@ fn accepted_connection_streams_completions_until_disconnect() {
 fn accept_without_request_times_out_and_listener_goes_on() {
     run(async {
         let listener = Listener::bind(any_port()).unwrap();
-        assert!(is_timeout(&listener.accept(SHORT).await));
+        assert!(is_timeout(&listener.accept(SHORT_TIMEOUT).await));
         let address = listener.local_addr();
-        let client = tokio::spawn(Connection::connect(address, LIMIT));
-        listener.accept(LIMIT).await.unwrap();
+        let client = tokio::spawn(Connection::connect(address, TIME_LIMIT));
+        listener.accept(TIME_LIMIT).await.unwrap();
         client.await.unwrap().unwrap();
     });
 }
@@ -72,7 +72,7 @@ fn accept_without_request_times_out_and_listener_goes_on() {
 fn connect_without_answer_times_out() {
     run(async {
         let listener = Listener::bind(any_port()).unwrap();
-        assert!(is_timeout(&Connection::connect(listener.local_addr(), SHORT).await), "no program accepts");
+        assert!(is_timeout(&Connection::connect(listener.local_addr(), SHORT_TIMEOUT).await), "no program accepts");
     });
 }
 

@@ -239,14 +239,14 @@ fn from_range<T>(mut take: impl FnMut(u16) -> Option<T>) -> Result<T, Error> {
 
 /// Returns the range of the ports that the system chooses for programs.
 fn local_range() -> RangeInclusive<u16> {
-    const USUAL: RangeInclusive<u16> = 32_768..=60_999;
+    const DEFAULT_RANGE: RangeInclusive<u16> = 32_768..=60_999;
     static RANGE: OnceLock<RangeInclusive<u16>> = OnceLock::new();
     let read = || {
         let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok()?;
         let mut ports = text.split_whitespace().map(|word| word.parse().ok());
         Some(ports.next()??..=ports.next()??).filter(|range: &RangeInclusive<u16>| !range.is_empty())
     };
-    RANGE.get_or_init(|| read().unwrap_or(USUAL)).clone()
+    RANGE.get_or_init(|| read().unwrap_or(DEFAULT_RANGE)).clone()
 }
 
 #[cfg(test)]

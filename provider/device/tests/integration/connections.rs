@@ -347,12 +347,12 @@ fn lookup_finds_serving_process() {
 fn stopped_processes_do_not_block_connecting() {
     // The kernel chooses one of the sockets that share the address: among so many almost always one
     // of a stopped process.
-    const MANY: usize = 30;
+    const STOPPED_PEERS: usize = 30;
     let start = || Peer::start("puppet", &[("ROXE_LINK", "auto")]);
     alone("stopped_processes_do_not_block_connecting", || {
         let [mut server, mut client] = [start(), start()];
         assert_eq!(ask(&mut server, "listen 127.0.0.1:7001"), 0);
-        let mut still: Vec<_> = (0..MANY).map(|_| start()).collect();
+        let mut still: Vec<_> = (0..STOPPED_PEERS).map(|_| start()).collect();
         for (n, peer) in still.iter_mut().enumerate() {
             assert_eq!(ask(peer, &format!("listen 127.0.0.1:{}", 7100 + n)), 0);
             peer.stop();

@@ -290,10 +290,10 @@ fn open_names() -> impl Iterator<Item = SockAddr> {
 /// Sends each mailbox of the victim a socket that takes an hour to close, for `seconds`; returns
 /// the number of those received.
 fn send_descriptors(seconds: u64) -> String {
-    const ENOUGH: u32 = 4;
+    const MAX_SENT: u32 = 4;
     let listener = TcpListener::bind((LOOPBACK, 0)).unwrap();
     let (start, mut taken) = (Instant::now(), 0);
-    while taken < ENOUGH && start.elapsed() < Duration::from_secs(seconds) {
+    while taken < MAX_SENT && start.elapsed() < Duration::from_secs(seconds) {
         taken += send_to_every_name(&[1; 64], || slow_to_close(&listener));
     }
     // The kernel keeps them queued even if this process dies.

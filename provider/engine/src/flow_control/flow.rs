@@ -17,7 +17,7 @@ pub const STALL: Duration = Duration::from_millis(100);
 /// bytes will never be released.
 pub const STREAM_STALL: Duration = Duration::from_secs(1);
 /// Maximum size in bytes of the packet of a short message.
-const SHORT: u32 = 1024;
+const MAX_SHORT_LEN: u32 = 1024;
 
 /// Identifies a receiving process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -234,7 +234,7 @@ impl Flow {
     pub(crate) fn room_for(&self, pool: Pool, bytes: u32) -> Option<u32> {
         let used = self.used(pool).get();
         let (room, wanted) = match pool {
-            Pool::Stream if bytes > SHORT => (used <= self.nearly_full(), bytes.max(self.window / 4)),
+            Pool::Stream if bytes > MAX_SHORT_LEN => (used <= self.nearly_full(), bytes.max(self.window / 4)),
             Pool::Stream => (used <= self.nearly_full(), bytes),
             Pool::Datagrams => (used.saturating_add(bytes) <= self.datagram_window(), bytes),
         };

@@ -18,7 +18,7 @@ use std::time::{self, Duration};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// Length in bytes of a packet of which a ring holds several.
-const LONG: usize = 4112;
+const LARGE_PACKET_LEN: usize = 4112;
 
 fn ip_fields() -> IpFields {
     let here = Ipv4Addr::LOCALHOST.into();
@@ -48,7 +48,7 @@ fn ring() -> (SharedSender, Inbound) {
 /// number.
 fn fill(sender: &mut Sender, mut is_enough: impl FnMut(usize) -> bool) -> usize {
     let mut count = 0;
-    while !is_enough(count) && sender.writer.as_mut().unwrap().slot(&ip_fields(), LONG).is_some() {
+    while !is_enough(count) && sender.writer.as_mut().unwrap().slot(&ip_fields(), LARGE_PACKET_LEN).is_some() {
         count += 1;
     }
     sender.publish();
@@ -74,7 +74,7 @@ fn ring_taken_up_by_program_thread_wakes_sleeper() {
             assert!(start.elapsed() < TIMEOUT, "the writer of ring {n} believes that its reader is awake");
             std::thread::yield_now();
         }
-        offer.writer.slot(&ip_fields(), LONG).unwrap().put(&[0; LONG]).unwrap();
+        offer.writer.slot(&ip_fields(), LARGE_PACKET_LEN).unwrap().put(&[0; LARGE_PACKET_LEN]).unwrap();
         offer.writer.publish();
         offers.push(offer);
     }
@@ -86,7 +86,7 @@ fn thread_stays_awake_while_waiters_have_room() {
     let (ring, inbound) = ring();
     let mut sender = ring.lock();
     fill(&mut sender, |_| false);
-    assert!(!sender.has_room(LONG as u64));
+    assert!(!sender.has_room(LARGE_PACKET_LEN as u64));
     assert!(!rings.wait(&ring, &mut sender, Qpn::new(7), false));
     drop(sender);
     assert!(!rings.prepare_sleep());
@@ -96,7 +96,7 @@ fn thread_stays_awake_while_waiters_have_room() {
     assert!(rings.prepare_sleep());
     // Other writers were faster: there is too little room for the waiters, and the reader has
     // rung already.
-    let room = shm::SIZE / LONG;
+    let room = shm::SIZE / LARGE_PACKET_LEN;
     fill(&mut ring.lock(), |count| count > room / 2 + 8);
     assert!(!inbound.reader.must_wake_writer() && !rings.prepare_sleep());
     read(&inbound);
@@ -277,7 +277,7 @@ impl PeerProcess {
         let ring = wait_for("no ring is used", || self.find_ring(engine));
         let mut sender = ring.lock();
         assert_eq!(fill(&mut sender, |count| count == 3), 3);
-        assert!(inbound.reader.next(|record| assert_eq!(record.meta.len, 3 * LONG)).unwrap());
+        assert!(inbound.reader.next(|record| assert_eq!(record.meta.len, 3 * LARGE_PACKET_LEN)).unwrap());
     }
 }
 
@@ -319,7 +319,9 @@ fn malformed_ring_data_is_counted_and_broken_ring_closed() {
     assert!(matches!(control.poll(), PeerEvent::Accepted(_)));
     // Packets of every opcode and length in well-formed runs.
     let (before, mut packets) = (malformed(), 0);
-    for (seed, len) in (0..=u8::MAX).zip([1, 4, 7, 8, 11, 12, 16, 20, 28, 100, 1000, LONG].into_iter().cycle()) {
+    for (seed, len) in
+        (0..=u8::MAX).zip([1, 4, 7, 8, 11, 12, 16, 20, 28, 100, 1000, LARGE_PACKET_LEN].into_iter().cycle())
+    {
         let bytes: Vec<_> = (0..len).map(|at| seed.wrapping_add((at * 37) as u8)).collect();
         writer.slot(&ip_fields(), len).unwrap().put(&bytes).unwrap();
         writer.publish();

@@ -20,8 +20,8 @@ const RING_BUDGET: usize = 32;
 /// Number of bytes of a packet that are copied out of a ring before it is parsed: the longest
 /// headers and an ATOMIC WRITE's payload.
 const HEAD: usize = 96;
-/// Shorter packets are copied whole.
-const LONG: usize = 1024;
+/// Length in bytes from which a packet is not copied whole.
+const MIN_LONG_LEN: usize = 1024;
 
 impl Engine {
     /// Receives from the rings. Polls of a new ring first receive the packets sent earlier through
@@ -83,7 +83,7 @@ impl Engine {
         }
         let Record { meta, bytes, .. } = &record;
         self.counters().received_by_ring.add_locked(meta.packets());
-        if meta.segment >= LONG && self.take_long(&record, buf, state, now) {
+        if meta.segment >= MIN_LONG_LEN && self.take_long(&record, buf, state, now) {
             return;
         }
         if let Some(copy) = buf.get_mut(..meta.len)

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 use std::{fs, io};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 const LOSSY_LIMIT: Duration = Duration::from_secs(180);
 
 /// Debian's Python, because other builds may contain their own libc.
@@ -126,7 +126,7 @@ impl SocketPair {
     /// Runs the pair; the client is started with `clients`.
     fn run(&self, clients: &Launch) -> io::Result<[Outcome; 2]> {
         let lossy = self.launch.envs.iter().any(|(name, _)| name == "ROXE_FAULTS");
-        let limit = if lossy { LOSSY_LIMIT } else { LIMIT };
+        let limit = if lossy { LOSSY_LIMIT } else { TIME_LIMIT };
         let both = [(&self.server, &self.launch), (&self.client, clients)];
         let (tag, ready) = (self.port.to_string(), || self.is_ready());
         if self.stays {

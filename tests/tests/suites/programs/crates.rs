@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output};
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(40);
+const TIME_LIMIT: Duration = Duration::from_secs(40);
 /// First port of the pingpongs, which use one port each. Other suites use other ports.
 const FIRST_PORT: u16 = 18_580;
 
@@ -181,7 +181,7 @@ fn checks() -> Vec<Check> {
 /// Returns a check that an example exits with 0 and prints all of `words`.
 fn alone(krate: &'static str, example: &'static str, args: &'static str, words: &'static [&'static str]) -> Check {
     Check::new(format!("{krate}: {example} {args}").trim_end().to_owned(), move || {
-        let outcome = match pair::run(&program(example, args), &[], LIMIT) {
+        let outcome = match pair::run(&program(example, args), &[], TIME_LIMIT) {
             Ok(outcome) => outcome,
             Err(e) => return Verdict::Failed(e.to_string()),
         };
@@ -202,7 +202,7 @@ fn alone(krate: &'static str, example: &'static str, args: &'static str, words: 
 fn pingpong(example: &str, args: &str, port: u16) -> Verdict {
     let server = program(example, &format!("{args} -p {port}"));
     let client = program(example, &format!("{args} -p {port} 127.0.0.1"));
-    match pair::run_pair(&server, &client, port, &[], LIMIT) {
+    match pair::run_pair(&server, &client, port, &[], TIME_LIMIT) {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok(ends) if ends.iter().all(|end| end.ok && end.output.contains("iters in")) => Verdict::Passed,
         Ok([s, c]) => Verdict::Failed(format!("{}\n{}", s.transcript(), c.transcript())),

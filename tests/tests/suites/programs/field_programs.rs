@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 use std::{env, fs, process};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Tests of qperf that take a second each. Its UC and UD tests set no GRH, so they cannot work over
 /// RoCE, and Debian's qperf has no XRC. `ver_*` verifies the results of atomics.
@@ -106,7 +106,7 @@ fn qperf(link: &str, test: &str) -> Verdict {
     let server = program("qperf", &format!("-lp {port}"));
     let client = program("qperf", &format!("-lp {port} -t 1 -cm1 127.0.0.1 {test}"));
     let envs = [("ROXE_LINK", link), ("ROXE_STATS", "on")];
-    match pair::run_client(&server, &client, &envs, |_| pair::listens(port), LIMIT) {
+    match pair::run_client(&server, &client, &envs, |_| pair::listens(port), TIME_LIMIT) {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok(ends) => {
             let [_, client] = &ends;
@@ -129,7 +129,7 @@ fn fio(link: &str, server: &str, client: &str) -> Result<[Outcome; 2], Verdict> 
     let envs = [("ROXE_LINK", link), ("ROXE_STATS", "on")].map(|(name, value)| (name.to_owned(), value.to_owned()));
     let launch = Launch { envs: envs.to_vec(), ..Launch::default() };
     let ready = || local::listens(process::id(), port);
-    pair::run_pair_with([(&server, &launch), (&client, &launch)], &port.to_string(), ready, LIMIT)
+    pair::run_pair_with([(&server, &launch), (&client, &launch)], &port.to_string(), ready, TIME_LIMIT)
         .map_err(|e| Verdict::Failed(e.to_string()))
 }
 
@@ -175,7 +175,7 @@ fn qemu(link: &str) -> Verdict {
     let client = format!("{commands} | qemu-system-x86_64 {machine} -monitor stdio");
     let envs = [("ROXE_LINK", link), ("ROXE_STATS", "on")];
     let ready = |_: &str| local::listens(process::id(), port);
-    match pair::run_client(&server, &shell(client), &envs, ready, LIMIT) {
+    match pair::run_client(&server, &shell(client), &envs, ready, TIME_LIMIT) {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok(ends) => {
             let [_, client] = &ends;
@@ -222,8 +222,8 @@ fn dapl(link: &str, args: &str, server_ends: bool) -> Result<[Outcome; 2], Verdi
     let programs = [(&server, &launch), (&client, &launch)];
     let (tag, ready) = (port.to_string(), || local::listens(process::id(), port));
     let ends = match server_ends {
-        true => pair::run_pair_with(programs, &tag, ready, LIMIT),
-        false => pair::run_against(programs, &tag, ready, LIMIT),
+        true => pair::run_pair_with(programs, &tag, ready, TIME_LIMIT),
+        false => pair::run_against(programs, &tag, ready, TIME_LIMIT),
     };
     ends.map_err(|e| Verdict::Failed(e.to_string()))
 }

@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Tests of ucx_perftest over UCP: name, iterations, and message size in bytes.
 const UCP: [(&str, u32, u32); 14] = [
@@ -126,14 +126,14 @@ fn run_pair(server: &str, client: &str, port: u16, envs: &[(&str, &str)]) -> io:
     let weakest = pair::weakest(untolerated(server, envs));
     let weakest = weakest.as_ref().map(|(name, value)| (*name, value.as_str()));
     let envs: Vec<_> = envs.iter().copied().chain(weakest).chain([("ROXE_STATS", "on")]).collect();
-    pair::run_pair(&Program::parse(server), &Program::parse(client), port, &envs, LIMIT)
+    pair::run_pair(&Program::parse(server), &Program::parse(client), port, &envs, TIME_LIMIT)
 }
 
 fn lists_transports() -> Verdict {
     if !pair::installed("ucx_info") {
         return Verdict::not_installed("ucx_info");
     }
-    match pair::run(&Program::parse("ucx_info -d"), &[], LIMIT) {
+    match pair::run(&Program::parse("ucx_info -d"), &[], TIME_LIMIT) {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok(outcome) if is_without_view(&outcome) => no_view(),
         Ok(outcome) if ["rc_verbs", "ud_verbs"].iter().all(|name| has_transport(&outcome.output, name)) => {
@@ -191,7 +191,7 @@ fn io_demo(transport: &str, tls: &str, args: &str) -> Verdict {
     let weakest = pair::weakest(untolerated(args, &envs));
     let weakest = weakest.as_ref().map(|(name, value)| (*name, value.as_str()));
     let envs: Vec<_> = envs.into_iter().chain(weakest).collect();
-    match pair::run_client(&server, &client, &envs, |output| output.contains("started listener"), LIMIT) {
+    match pair::run_client(&server, &client, &envs, |output| output.contains("started listener"), TIME_LIMIT) {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok(ends) if ends.iter().any(is_without_view) => no_view(),
         Ok([server, client]) => {
@@ -248,13 +248,15 @@ fn on_fabric(program: &str, check: impl FnOnce() -> Verdict) -> Verdict {
 }
 
 fn lists_endpoints() -> Verdict {
-    on_fabric("fi_info", || match pair::run(&Program::parse("fi_info -p verbs"), &[("ROXE_NETDEV", NETDEV)], LIMIT) {
-        Err(e) => Verdict::Failed(e.to_string()),
-        Ok(end) => {
-            let connections = ["domain: roxe0\n", "FI_EP_MSG", "FI_PROTO_RDMA_CM_IB_RC", "provider: verbs;ofi_rxm"];
-            let datagrams = ["domain: roxe0-dgram", "FI_EP_DGRAM", "FI_PROTO_IB_UD", "provider: verbs;ofi_rxd"];
-            let words = [connections, datagrams].concat();
-            judge(&[end], |end| words.iter().all(|word| end.output.contains(word)))
+    on_fabric("fi_info", || {
+        match pair::run(&Program::parse("fi_info -p verbs"), &[("ROXE_NETDEV", NETDEV)], TIME_LIMIT) {
+            Err(e) => Verdict::Failed(e.to_string()),
+            Ok(end) => {
+                let connections = ["domain: roxe0\n", "FI_EP_MSG", "FI_PROTO_RDMA_CM_IB_RC", "provider: verbs;ofi_rxm"];
+                let datagrams = ["domain: roxe0-dgram", "FI_EP_DGRAM", "FI_PROTO_IB_UD", "provider: verbs;ofi_rxd"];
+                let words = [connections, datagrams].concat();
+                judge(&[end], |end| words.iter().all(|word| end.output.contains(word)))
+            }
         }
     })
 }

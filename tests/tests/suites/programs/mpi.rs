@@ -18,7 +18,7 @@ use std::process::{Command, ExitCode};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(120);
+const TIME_LIMIT: Duration = Duration::from_secs(120);
 /// Number of ranks: three, so that the previous and the next rank differ.
 const RANKS: &str = "3";
 /// UID of the ordinary user, which Debian never assigns.
@@ -125,7 +125,7 @@ fn run(stack: &Stack, link: &str, as_root: bool) -> Verdict {
     let tag = format!("mpi-{}-{link}-{as_root}", stack.name.replace(' ', "-"));
     let outcome = Compiled::new(&format!("mpicc.{}", stack.mpi), "mpi/exchange.c", &[], &tag).and_then(|exchange| {
         let launch = launch(stack, link, as_root, &exchange)?;
-        pair::run_with(&program(stack, &exchange.program), &launch, LIMIT).map_err(|e| e.to_string())
+        pair::run_with(&program(stack, &exchange.program), &launch, TIME_LIMIT).map_err(|e| e.to_string())
     });
     match outcome {
         Err(why) => Verdict::Failed(why),

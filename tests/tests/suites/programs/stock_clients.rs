@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 /// Time limit of a check, long enough for a busy machine.
-const LIMIT: Duration = Duration::from_secs(120);
+const TIME_LIMIT: Duration = Duration::from_secs(120);
 
 pub(crate) fn main() -> ExitCode {
     let mut checks = device_checks();
@@ -38,7 +38,7 @@ fn alone(name: &'static str, args: &'static str, words: &'static [&'static str])
         if !pair::installed(name) {
             return Verdict::not_installed(name);
         }
-        match pair::run(&program(name, args), &[], LIMIT) {
+        match pair::run(&program(name, args), &[], TIME_LIMIT) {
             Err(e) => Verdict::Failed(e.to_string()),
             Ok(o) if !o.ok => Verdict::Failed(o.transcript()),
             Ok(o) => match words.iter().find(|w| !o.output.contains(**w)) {
@@ -80,7 +80,7 @@ fn start_checks() -> Vec<Check> {
         if !std::path::Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir() {
             return Verdict::not_installed("python3-pyverbs");
         }
-        match pair::run(&python, &[], LIMIT) {
+        match pair::run(&python, &[], TIME_LIMIT) {
             Err(e) => Verdict::Failed(e.to_string()),
             Ok(o) if o.ok && o.output.contains("modules") => Verdict::Passed,
             Ok(o) => Verdict::Failed(o.transcript()),
@@ -95,7 +95,7 @@ fn starts(name: &str, args: &str, word: &str) -> Verdict {
     if !pair::installed(name) {
         return Verdict::not_installed(name);
     }
-    match pair::run(&program(name, args), &[], LIMIT) {
+    match pair::run(&program(name, args), &[], TIME_LIMIT) {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok(o) if o.output.contains(word) && !o.output.contains("symbol lookup error") => Verdict::Passed,
         Ok(o) => Verdict::Failed(o.transcript()),
@@ -117,7 +117,7 @@ fn run_pair_with(tool: &str, args: &str, envs: &[(&str, &str)], judge: impl Fn(&
     let client = program(tool, &format!("{args} -p {port} 127.0.0.1"));
     // The counters help to explain a failure that is hard to repeat.
     let envs = [envs, &[("ROXE_STATS", "on")]].concat();
-    match pair::run_pair(&server, &client, port, &envs, LIMIT) {
+    match pair::run_pair(&server, &client, port, &envs, TIME_LIMIT) {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok([s, c]) => match (s.ok && c.ok).then(|| judge(&c.output)) {
             Some(Ok(())) => Verdict::Passed,
@@ -166,7 +166,7 @@ fn run_xsrq_pair(args: &str) -> Verdict {
     let server = program("ibv_xsrq_pingpong", &format!("{args} -p {port}"));
     let client = program("ibv_xsrq_pingpong", &format!("{args} -p {port} 127.0.0.1"));
     let successes = |end: &Outcome| end.output.matches("success").count();
-    match pair::run_pair(&server, &client, port, &[], LIMIT) {
+    match pair::run_pair(&server, &client, port, &[], TIME_LIMIT) {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok([s, c]) if s.ok && c.ok && (successes(&s), successes(&c)) == (1, 1) => Verdict::Passed,
         Ok([s, c]) => Verdict::Failed(format!("{}\n{}", s.transcript(), c.transcript())),

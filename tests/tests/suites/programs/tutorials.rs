@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 use std::{fs, io};
 
-const LIMIT: Duration = Duration::from_secs(120);
+const TIME_LIMIT: Duration = Duration::from_secs(120);
 /// Size of the copied file in bytes: several pieces, the last one shorter.
 const FILE_BYTES: usize = 2_500_000;
 
@@ -74,7 +74,7 @@ fn exchange(link: &str, program: &str, clients: usize, compiled: &Compiled) -> i
     let envs = [("ROXE_LINK", link), ("ROXE_STATS", "on")].map(|(name, value)| (name.to_owned(), value.to_owned()));
     let launch = Launch { envs: envs.to_vec(), ..Launch::default() };
     let ready = || local::listens(process::id(), port);
-    pair::run_pair_with([(&server, &launch), (&client, &launch)], &port.to_string(), ready, LIMIT)
+    pair::run_pair_with([(&server, &launch), (&client, &launch)], &port.to_string(), ready, TIME_LIMIT)
 }
 
 fn judge(link: &str, clients: usize, line: &str, ends: &[Outcome; 2]) -> Result<(), String> {

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 /// Time limit of a check, long enough for a busy machine.
-const LIMIT: Duration = Duration::from_secs(120);
+const TIME_LIMIT: Duration = Duration::from_secs(120);
 const SUITE_LIMIT: Duration = Duration::from_secs(240);
 
 /// Assumption of a program about the card.
@@ -164,7 +164,7 @@ fn run_pair(tool: &str, args: &str, weakest: &str) -> Verdict {
     let client = Program::parse(&format!("{tool} {args} -p {port} 127.0.0.1"));
     let launch = Launch { options: vec![format!("--weakest={weakest}")], ..Launch::default() };
     let ready = || pair::listens(port);
-    match pair::run_pair_with([(&server, &launch), (&client, &launch)], &port.to_string(), ready, LIMIT) {
+    match pair::run_pair_with([(&server, &launch), (&client, &launch)], &port.to_string(), ready, TIME_LIMIT) {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok([s, c]) if s.ok && c.ok && !c.output.contains("invalid data") => Verdict::Passed,
         Ok([s, c]) => Verdict::Failed(format!("{}\n{}", s.transcript(), c.transcript())),
@@ -226,7 +226,7 @@ fn devinfo(option: &str) -> Result<String, Verdict> {
         return Err(Verdict::not_installed("ibv_devinfo"));
     }
     let launch = Launch { options: vec![option.to_owned()], ..Launch::default() };
-    let ran = pair::run_with(&Program::parse("ibv_devinfo -v"), &launch, LIMIT);
+    let ran = pair::run_with(&Program::parse("ibv_devinfo -v"), &launch, TIME_LIMIT);
     ran.map(|outcome| outcome.output).map_err(|e| Verdict::Failed(e.to_string()))
 }
 

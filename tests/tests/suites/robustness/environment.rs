@@ -14,7 +14,7 @@ mod chroot;
 mod containers;
 mod seccomp;
 
-const LIMIT: Duration = Duration::from_secs(40);
+const TIME_LIMIT: Duration = Duration::from_secs(40);
 /// Argument after which this process becomes another program, with only a container's system calls.
 const CONTAINED: &str = "--contained";
 /// A UID that no user has.
@@ -169,7 +169,7 @@ fn run(launch: &Launch) -> io::Result<[Outcome; 2]> {
         programs.each_ref().map(|program| (program, launch)),
         &port.to_string(),
         || pair::listens(port),
-        LIMIT,
+        TIME_LIMIT,
     )
 }
 

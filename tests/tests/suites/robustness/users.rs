@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 use std::{env, fs, process};
 
-const LIMIT: Duration = Duration::from_secs(240);
+const TIME_LIMIT: Duration = Duration::from_secs(240);
 /// Values of `ROXE_LINK`.
 const LINKS: [&str; 2] = ["auto", "udp"];
 /// Valgrind with an exit status for errors, which the other tools have by default.
@@ -159,7 +159,7 @@ fn judge_pair(pair: &Pair, link: &str, folder: &Path) -> std::io::Result<Verdict
         |line: &str| Program::parse(&format!("{} {}", VALGRIND.join(" "), line.replace("PORT", &port.to_string())));
     let (server, client) = (program(pair.server), program(pair.client));
     let both = [(&server, &launch), (&client, &launch)];
-    let outcomes = pair::run_pair_with(both, &port.to_string(), || (pair.is_ready)(port), LIMIT)?;
+    let outcomes = pair::run_pair_with(both, &port.to_string(), || (pair.is_ready)(port), TIME_LIMIT)?;
     let ended = |outcome: &Outcome| outcome.ok || hit_rping_exit_race(outcome);
     let bad = outcomes.iter().find(|outcome| !ended(outcome) || outcome.output.contains("\n=="));
     Ok(bad.map_or(Verdict::Passed, |_| Verdict::Failed(outcomes.each_ref().map(Outcome::transcript).join("\n"))))
@@ -229,7 +229,7 @@ fn judge(program: &Path, tool: Tool, mistake: &str, options: &[&str], link: &str
         options: options.iter().map(|option| (*option).to_owned()).collect(),
         ..Launch::default()
     };
-    match (pair::run_with(&Program { name, args }, &launch, LIMIT), expected) {
+    match (pair::run_with(&Program { name, args }, &launch, TIME_LIMIT), expected) {
         (Err(e), _) => Verdict::Failed(e.to_string()),
         (Ok(outcome), Report::None) if outcome.ok && outcome.output.trim().is_empty() => Verdict::Passed,
         (Ok(outcome), Report::Contains(text)) if !outcome.ok && outcome.output.contains(text) => Verdict::Passed,

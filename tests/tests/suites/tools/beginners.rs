@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/tutorials/first-mistakes.md");
 /// Start and end of a block of the page.
 const FENCES: [&str; 2] = ["```console\n$ roxe run ", "\n```\n"];
@@ -64,7 +64,7 @@ fn run(line: &str) -> Result<String, String> {
     let (options, program) = line.split_once(" -- ./misuse ").ok_or("no command of the page")?;
     let program = Program { name: misuse::program()?, args: program.split(' ').map(str::to_owned).collect() };
     let launch = Launch { options: options.split(' ').map(str::to_owned).collect(), ..Launch::default() };
-    let output = pair::run_with(&program, &launch, LIMIT).map_err(|e| e.to_string())?.output;
+    let output = pair::run_with(&program, &launch, TIME_LIMIT).map_err(|e| e.to_string())?.output;
     Ok(page_lines(&output))
 }
 

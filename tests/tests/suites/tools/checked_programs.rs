@@ -24,7 +24,7 @@ use std::process::{Command, ExitCode, id};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 const SUITE_LIMIT: Duration = Duration::from_secs(240);
 
 /// Mistakes of programs: the rule, a word in the report's call stacks, and the place in the source.
@@ -164,7 +164,7 @@ fn ucx(link: &str) -> Verdict {
         let server = Program::parse(&format!("{UCX} -p {PORT}"));
         let client = Program::parse(&format!("{UCX} -p {PORT} 127.0.0.1"));
         let both = [(&server, &launch), (&client, &launch)];
-        match pair::run_pair_with(both, "checked-ucx", || pair::listens(PORT), LIMIT) {
+        match pair::run_pair_with(both, "checked-ucx", || pair::listens(PORT), TIME_LIMIT) {
             Err(e) => Verdict::Failed(e.to_string()),
             Ok(ends) if ends.iter().any(|end| end.output.contains("roxe run: no /")) => Verdict::Skipped(
                 "UCX needs /dev/infiniband, but this user cannot create the namespaces that show it".to_owned(),

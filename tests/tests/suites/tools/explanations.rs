@@ -11,7 +11,7 @@ use std::process::{Command, ExitCode};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Programs, and words of their explanations.
 const CASES: [(&str, &[&str]); 52] = [
@@ -391,7 +391,7 @@ fn judge_exit_handler(option: &str) -> Verdict {
         let compiled = cc::Compiled::new("gcc", "late/late.c", &["ibverbs", "rdmacm"], "late")?;
         let program = Program { name: compiled.program.display().to_string(), args: vec![] };
         let launch = Launch { options: vec![option.to_owned()], ..Launch::default() };
-        let outcome = pair::run_with(&program, &launch, LIMIT).map_err(|e| e.to_string())?;
+        let outcome = pair::run_with(&program, &launch, TIME_LIMIT).map_err(|e| e.to_string())?;
         if outcome.ok && outcome.output.contains("end\n") { Ok(()) } else { Err(outcome.output) }
     };
     run().into()
@@ -438,7 +438,7 @@ fn run(program: String, case: &str, envs: &[(&str, &str)]) -> Result<String, Str
     let program = Program { name: program, args: vec![case.to_owned(), "wrong".to_owned()] };
     let envs = envs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
     let launch = Launch { envs, options: vec!["--explain".to_owned()], ..Launch::default() };
-    let outcome = pair::run_with(&program, &launch, LIMIT).map_err(|e| e.to_string())?;
+    let outcome = pair::run_with(&program, &launch, TIME_LIMIT).map_err(|e| e.to_string())?;
     if outcome.ok { Ok(outcome.output) } else { Err(outcome.output) }
 }
 
@@ -448,7 +448,7 @@ fn judge_bypass() -> Verdict {
     let script = "until grep -qs roxe /proc/$$/fd/2; do sleep 0.01; done";
     let args = ["-i", "LD_PRELOAD=libibverbs.so.1", "sh", "-c", script].map(str::to_owned).to_vec();
     let launch = Launch { options: ["--no-view", "--explain"].map(str::to_owned).into(), ..Launch::default() };
-    match pair::run_with(&Program { name: "env".to_owned(), args }, &launch, LIMIT) {
+    match pair::run_with(&Program { name: "env".to_owned(), args }, &launch, TIME_LIMIT) {
         Ok(outcome) if outcome.output.contains("libibverbs.so.1") && outcome.output.contains("env -i") => {
             Verdict::Passed
         }

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) fn main() -> ExitCode {
     let mut checks = fault_checks();
@@ -207,7 +207,7 @@ fn run_with_faults(
     let capture = scratch.join("%p.pcapng");
     let rules = format!("seed=1; {rules}").parse::<Rules>().map_err(|e| e.to_string())?.to_string();
     let envs = [("ROXE_FAULTS", rules.as_str()), ("ROXE_CAPTURE", &capture.to_string_lossy())];
-    let [server, client] = run_pair(tool, args, &envs, LIMIT)?;
+    let [server, client] = run_pair(tool, args, &envs, TIME_LIMIT)?;
     if !server.ok || !client.ok {
         return Err(format!("{}\n{}", server.transcript(), client.transcript()));
     }
@@ -251,7 +251,7 @@ fn decisions(seed: u64) -> Result<Vec<Vec<bool>>, String> {
     let scratch = scratch();
     let (capture, rules) = (scratch.join("%p.pcapng"), format!("seed={seed}; ecn tx 20%"));
     let envs = [("ROXE_FAULTS", rules.as_str()), ("ROXE_CAPTURE", &capture.to_string_lossy())];
-    let [server, client] = run_pair("ibv_rc_pingpong", "-g 0 -c -s 64 -n 150", &envs, LIMIT)?;
+    let [server, client] = run_pair("ibv_rc_pingpong", "-g 0 -c -s 64 -n 150", &envs, TIME_LIMIT)?;
     if !server.ok || !client.ok {
         return Err(format!("{}\n{}", server.transcript(), client.transcript()));
     }
@@ -291,7 +291,7 @@ fn one_name() -> Verdict {
         let scratch = scratch();
         let capture = scratch.join("both.pcapng");
         let envs = [("ROXE_CAPTURE", &*capture.to_string_lossy())];
-        let [server, client] = run_pair("ibv_rc_pingpong", "-g 0 -c -n 100", &envs, LIMIT)?;
+        let [server, client] = run_pair("ibv_rc_pingpong", "-g 0 -c -n 100", &envs, TIME_LIMIT)?;
         let (first, second) =
             if client.output.contains("another process writes") { (server, client) } else { (client, server) };
         if first.output.contains("another process writes") || !second.output.contains("another process writes") {
@@ -333,7 +333,7 @@ impl PingPong {
     /// # Errors
     /// Its standard error if it fails.
     fn faults(&mut self, words: &[&str]) -> Result<String, String> {
-        let deadline = Instant::now() + LIMIT;
+        let deadline = Instant::now() + TIME_LIMIT;
         loop {
             let mut command = Command::new(build::roxe());
             let command = command.arg("faults").arg(self.child.id().to_string()).args(words);
@@ -358,9 +358,9 @@ impl Drop for PingPong {
     }
 }
 
-/// Waits until `condition` is true; fails with `name` after [`LIMIT`].
+/// Waits until `condition` is true; fails with `name` after [`TIME_LIMIT`].
 fn until(mut condition: impl FnMut() -> Result<bool, String>, name: &str) -> CheckResult {
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Instant::now() + TIME_LIMIT;
     while !condition()? {
         if Instant::now() > deadline {
             return Err(format!("missing: {name}"));
@@ -435,7 +435,7 @@ fn killed_processes() -> Verdict {
         let is_long = |file: &PathBuf| fs::metadata(file).is_ok_and(|file| file.len() >= CAPTURED);
         let enough = || files(&scratch).iter().filter(|file| is_long(file)).count() == 2;
         let (server, client, port) = server_and_client("ib_send_bw", "-F -x 0 -D 60 -s 64 -r 4 -t 4");
-        let ends = pair::kill_pair(&server, &client, port, &envs, enough, LIMIT).map_err(|e| e.to_string())?;
+        let ends = pair::kill_pair(&server, &client, port, &envs, enough, TIME_LIMIT).map_err(|e| e.to_string())?;
         if !enough() || !ends.iter().all(|end| end.output.ends_with(pair::KILLED)) {
             return Err(format!("not killed while running\n{}\n{}", ends[0].transcript(), ends[1].transcript()));
         }
@@ -467,7 +467,7 @@ fn remove_partial_block(path: &Path) -> Result<(), String> {
 
 fn errors_are_reported() -> Verdict {
     let fails = |envs: &[(&str, &str)], words: &[&str]| {
-        let outcome = pair::run(&program("ibv_devinfo", ""), envs, LIMIT).map_err(|e| e.to_string())?;
+        let outcome = pair::run(&program("ibv_devinfo", ""), envs, TIME_LIMIT).map_err(|e| e.to_string())?;
         let missing = words.iter().find(|word| !outcome.output.contains(**word));
         match missing {
             Some(word) => Err(format!("{envs:?}: no {word:?} in\n{}", outcome.transcript())),

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Twins whose name is not that of their rule, with the rule.
 const OTHER_TWINS: [(Rule, &str); 11] = [
@@ -79,7 +79,7 @@ fn run_closed(program: &str, by_program: bool) -> Result<(), String> {
     let script = format!("{close}MISUSE_DATA={} exec {program} attr-garbage wrong", data.display());
     let program = Program { name: "sh".to_owned(), args: vec!["-c".to_owned(), script] };
     let launch = Launch { options: ["--check".to_owned()].into(), ..Launch::default() };
-    let outcome = pair::run_with(&program, &launch, LIMIT).map_err(|e| e.to_string())?;
+    let outcome = pair::run_with(&program, &launch, TIME_LIMIT).map_err(|e| e.to_string())?;
     let text = fs::read_to_string(&data).map_err(|e| e.to_string())?;
     let _ = fs::remove_file(&data);
     let failed = outcome.output.contains(&format!("exit status: {EXIT_STATUS}"));
@@ -120,7 +120,7 @@ fn run_clean(pair: &[&str; 2], link: &str) -> Result<(), String> {
     let launch = Launch { envs: vec![("ROXE_LINK".to_owned(), link.to_owned())], options, ..Launch::default() };
     let [server, client] = pair.map(|line| Program::parse(&line.replace("PORT", &port.to_string())));
     let both = [(&server, &launch), (&client, &launch)];
-    let outcomes = pair::run_pair_with(both, &port.to_string(), || pair::listens(port), LIMIT);
+    let outcomes = pair::run_pair_with(both, &port.to_string(), || pair::listens(port), TIME_LIMIT);
     let outcomes = outcomes.map_err(|e| e.to_string())?;
     let text = fs::read_to_string(&reports).unwrap_or_default();
     let _ = fs::remove_file(&reports);
@@ -149,7 +149,7 @@ fn run(program: String, (rule, twins): (Rule, &str), wrong: bool, link: &str) ->
     let check = if rule.severity() == Severity::Advice { format!("--check={rule},on") } else { "--check".to_owned() };
     let options = [check, "--report".to_owned(), reports.display().to_string()].into();
     let envs = vec![("ROXE_LINK".to_owned(), link.to_owned())];
-    let outcome = pair::run_with(&program, &Launch { envs, options, ..Launch::default() }, LIMIT);
+    let outcome = pair::run_with(&program, &Launch { envs, options, ..Launch::default() }, TIME_LIMIT);
     let outcome = outcome.map_err(|e| e.to_string())?;
     let text = fs::read_to_string(&reports).unwrap_or_default();
     let _ = fs::remove_file(&reports);
@@ -176,7 +176,7 @@ fn judge_stop() -> Verdict {
     let launch = Launch { options: ["--check=stop".to_owned()].into(), ..Launch::default() };
     let outcome = misuse::program().and_then(|program| {
         let program = Program { name: program, args: ["key-stale", "wrong"].map(str::to_owned).to_vec() };
-        pair::run_with(&program, &launch, LIMIT).map_err(|e| e.to_string())
+        pair::run_with(&program, &launch, TIME_LIMIT).map_err(|e| e.to_string())
     });
     match outcome {
         Ok(outcome) if !outcome.ok && outcome.output.contains("stops at its first error (SIGTRAP)") => Verdict::Passed,
@@ -201,7 +201,7 @@ fn run_both(program: &str, end: &str) -> Result<String, String> {
     let options = ["--check".to_owned(), "--report".to_owned(), reports.display().to_string()].into();
     let launch = Launch { options, ..Launch::default() };
     let [first, second] = ["key-stale", "leak"].map(|rule| Program::parse(&format!("{program} {rule} wrong")));
-    let outcomes = pair::run_pair_with([(&first, &launch), (&second, &launch)], end, || true, LIMIT);
+    let outcomes = pair::run_pair_with([(&first, &launch), (&second, &launch)], end, || true, TIME_LIMIT);
     let outcomes = outcomes.map_err(|e| e.to_string())?.map(|outcome| outcome.output).join("\n");
     let text = fs::read_to_string(&reports).map_err(|e| format!("{e}\n{outcomes}"));
     let _ = fs::remove_file(&reports);

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 type CheckResult = Result<(), String>;
 /// Name of a check, and its function, whose argument is the link.
@@ -67,7 +67,7 @@ fn run_pair(line: &str, envs: &[(&str, &str)]) -> CheckResult {
     let port = port();
     let line = format!("{line} -p {port}");
     let (server, client) = (Program::parse(&line), Program::parse(&format!("{line} 127.0.0.1")));
-    let outcomes = pair::run_pair(&server, &client, port, envs, LIMIT).map_err(|e| e.to_string())?;
+    let outcomes = pair::run_pair(&server, &client, port, envs, TIME_LIMIT).map_err(|e| e.to_string())?;
     match outcomes.iter().find(|outcome| !outcome.ok) {
         Some(outcome) => Err(format!("$ {}\n{}", outcome.command, outcome.output)),
         None => Ok(()),
@@ -248,8 +248,8 @@ fn connection(link: &str) -> CheckResult {
     let client = Program::parse(&format!("rping -c -a 127.0.0.1 -p {port} -C 3"));
     let envs = [("ROXE_LINK", link), ("ROXE_TRACE", &*file)];
     // Nothing shows that the server listens, so the client retries.
-    let [server, client] =
-        pair::run_client(&server, &client, &envs, |_| Path::new(&file).exists(), LIMIT).map_err(|e| e.to_string())?;
+    let [server, client] = pair::run_client(&server, &client, &envs, |_| Path::new(&file).exists(), TIME_LIMIT)
+        .map_err(|e| e.to_string())?;
     if !client.ok {
         return Err(format!("{}\n{}", server.output, client.output));
     }
@@ -334,10 +334,10 @@ fn killed(link: &str) -> CheckResult {
     // The messages of a first client must be in the file while the server still runs.
     let is_written = |_: &str| {
         Path::new(&file).exists()
-            && *first.get_or_init(|| pair::run(&client, &envs, LIMIT).is_ok_and(|outcome| outcome.ok))
+            && *first.get_or_init(|| pair::run(&client, &envs, TIME_LIMIT).is_ok_and(|outcome| outcome.ok))
             && Trace::read(Path::new(&file), false).is_ok_and(|trace| trace.require_both("i", "← RC SEND_ONLY").is_ok())
     };
-    let outcomes = pair::run_client(&server, &client, &envs, is_written, LIMIT).map_err(|e| e.to_string())?;
+    let outcomes = pair::run_client(&server, &client, &envs, is_written, TIME_LIMIT).map_err(|e| e.to_string())?;
     match outcomes.iter().find(|outcome| !outcome.ok) {
         Some(outcome) => Err(format!("{}\n{}", outcome.command, outcome.output)),
         None => Trace::read(Path::new(&file), false)?.require(2, "B", "RTS"),

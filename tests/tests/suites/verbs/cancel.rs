@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(120);
+const TIME_LIMIT: Duration = Duration::from_secs(120);
 const ROUNDS: &str = "300";
 
 pub(crate) fn main() -> ExitCode {
@@ -44,7 +44,7 @@ fn judge(program: &Path, link: &str, work: &str) -> Verdict {
     match pair::run(
         &Program { name: program.display().to_string(), args },
         &[("ROXE_LINK", link), ("ROXE_NETDEV", "lo")],
-        LIMIT,
+        TIME_LIMIT,
     ) {
         Ok(outcome) if outcome.ok => Verdict::Passed,
         Ok(outcome) => Verdict::Failed(outcome.output),

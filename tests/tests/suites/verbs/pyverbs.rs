@@ -24,7 +24,7 @@ use std::time::Duration;
 
 /// Time limit of a run. It takes two seconds without faults, and most of a minute with faults,
 /// because every loss costs a timeout of 67 ms.
-const LIMIT: Duration = Duration::from_secs(240);
+const TIME_LIMIT: Duration = Duration::from_secs(240);
 
 /// Fault rules: 1 % of faults from which reliable services recover, and no losses of unreliable
 /// services, because their tests wait for every message. Both ends are in one process, so `rx`
@@ -167,7 +167,7 @@ impl Pass {
     fn run(&self) -> &Run {
         self.run.get_or_init(|| {
             let envs: Vec<_> = self.faults.iter().map(|rules| ("ROXE_FAULTS", rules.as_str())).collect();
-            Run::new(&self.tests.names(), &envs, LIMIT)
+            Run::new(&self.tests.names(), &envs, TIME_LIMIT)
         })
     }
 

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(40);
+const TIME_LIMIT: Duration = Duration::from_secs(40);
 /// Ends of the veth pair: interface, MAC address, IP address.
 const HERE: [&str; 3] = ["x0", "02:00:00:00:00:0a", "10.79.0.1"];
 const THERE: [&str; 3] = ["x1", "02:00:00:00:00:0b", "10.79.0.2"];
@@ -82,7 +82,7 @@ impl Network {
         };
         let (server, client) = (program("server", to, from, args[0]), program("client", from, to, args[1]));
         let ends = [(&server, &self.launch(to)), (&client, &self.launch(from))];
-        match pair::run_pair_with(ends, "raw", || self.listens(to), LIMIT) {
+        match pair::run_pair_with(ends, "raw", || self.listens(to), TIME_LIMIT) {
             Err(e) => Verdict::Failed(e.to_string()),
             Ok(outcomes) => match outcomes.iter().find_map(|end| failure(end, judge)) {
                 Some(why) => Verdict::Failed(why),
@@ -165,7 +165,7 @@ fn flow_rate() -> Check {
         }
         let args = format!("-d roxe0 --server -B {} -E {} -n 200", HERE[1], THERE[1]);
         let program = Program { name: tool.into(), args: args.split_whitespace().map(str::to_owned).collect() };
-        match pair::run(&program, &[("ROXE_NETDEV", HERE[0])], LIMIT) {
+        match pair::run(&program, &[("ROXE_NETDEV", HERE[0])], TIME_LIMIT) {
             Err(e) => Verdict::Failed(e.to_string()),
             Ok(end) => {
                 failure(

@@ -3,7 +3,7 @@
 //! In /proc, the command line of its process 1 identifies a lab, and a variable with the host's
 //! number identifies a host. `nsenter` of util-linux enters their namespaces.
 
-use super::net::{NUMBER, Net, RULES, RXE, SWITCH, status_of};
+use super::net::{HOST_NUMBER, Net, RULES, RXE, SWITCH, status_of};
 use super::scenario;
 use crate::child::own;
 use crate::output::Result;
@@ -100,7 +100,7 @@ fn host(lab: Lab, number: u8) -> Result<(u32, BTreeMap<OsString, OsString>)> {
     let mut children = processes().filter(|process| parent(*process) == Some(lab.switch));
     let found = children.find_map(|process| {
         let variables = environment(&fs::read(format!("/proc/{process}/environ")).ok()?);
-        let is_wanted = variables.get(OsStr::new(NUMBER)).is_some_and(|value| value == wanted.as_str());
+        let is_wanted = variables.get(OsStr::new(HOST_NUMBER)).is_some_and(|value| value == wanted.as_str());
         is_wanted.then_some((process, variables))
     });
     found.ok_or_else(|| format!("{} does not exist, or its command has ended", Net::name(number)).into())

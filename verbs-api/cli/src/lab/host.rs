@@ -1,6 +1,6 @@
 //! The switch's handle of a host, and the handshake by which a host starts.
 
-use super::net::{NUMBER, Net, RULES, RXE};
+use super::net::{HOST_NUMBER, Net, RULES, RXE};
 use super::scenario::{self, Ready};
 use crate::child::own;
 use crate::output::Result;
@@ -40,7 +40,7 @@ impl Host {
         }
         command.arg("--").args(run);
         // `roxe lab --shell` reads these variables of the first process of a host.
-        command.env(NUMBER, number.to_string()).env(RULES, rules);
+        command.env(HOST_NUMBER, number.to_string()).env(RULES, rules);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {

@@ -44,8 +44,8 @@ pub(super) struct Link {
 /// Units and their factors.
 type Units = [(&'static str, f64)];
 
-const RATES: &Units = &[("kbit", 1e3), ("mbit", 1e6), ("gbit", 1e9)];
-const TIMES: &Units = &[("us", 1.0), ("ms", 1e3), ("s", 1e6)];
+const RATE_UNITS: &Units = &[("kbit", 1e3), ("mbit", 1e6), ("gbit", 1e9)];
+const TIME_UNITS: &Units = &[("us", 1.0), ("ms", 1e3), ("s", 1e6)];
 const SHARES: &Units = &[("%", 1.0)];
 
 impl FromStr for Link {
@@ -56,7 +56,7 @@ impl FromStr for Link {
         let mut words = text.split_whitespace();
         while let Some(word) = words.next() {
             let (place, value) = match word {
-                "jitter" => (&mut link.jitter, words.next().and_then(|value| quantity(value, TIMES))),
+                "jitter" => (&mut link.jitter, words.next().and_then(|value| quantity(value, TIME_UNITS))),
                 "loss" => (&mut link.loss, words.next().and_then(percent)),
                 "ecn" => (&mut link.ecn, words.next().and_then(percent)),
                 "queue" => {
@@ -67,7 +67,7 @@ impl FromStr for Link {
                     }
                     continue;
                 }
-                _ => match (quantity(word, RATES).filter(|rate| *rate > 0.0), quantity(word, TIMES)) {
+                _ => match (quantity(word, RATE_UNITS).filter(|rate| *rate > 0.0), quantity(word, TIME_UNITS)) {
                     (rate @ Some(_), _) => (&mut link.rate, rate),
                     (None, delay @ Some(_)) => (&mut link.delay, delay),
                     (None, None) => {
@@ -183,12 +183,12 @@ impl Link {
 /// Returns the value of `ROXE_WINDOW` with which each link of a lab can carry its rate; `None` if
 /// the default is enough. All hosts need the same value.
 pub(super) fn window(links: &[Link]) -> Option<u64> {
-    /// The defaults with a small and with a large socket buffer.
+    /// The defaults with a small and with a large socket buffer, in bytes.
     const DEFAULTS: (u64, u64) = (128 << 10, 1 << 20);
-    /// The largest value.
-    const LIMIT: u64 = 64 << 20;
+    /// The largest value, in bytes.
+    const MAX_WINDOW: u64 = 64 << 20;
     let bytes = links.iter().map(Link::bytes_in_flight).max()?;
-    (bytes > DEFAULTS.0).then(|| bytes.clamp(DEFAULTS.1, LIMIT))
+    (bytes > DEFAULTS.0).then(|| bytes.clamp(DEFAULTS.1, MAX_WINDOW))
 }
 
 /// Returns the words of a queueing discipline; `None` if it has no arguments.

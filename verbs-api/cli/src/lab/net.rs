@@ -11,7 +11,7 @@ use std::process::{Command, ExitStatus, Stdio};
 /// Subcommand that process 1 of a lab runs.
 pub(super) const SWITCH: &str = "lab-switch";
 /// Environment variable with the number of a host.
-pub(super) const NUMBER: &str = "LAB_HOST";
+pub(super) const HOST_NUMBER: &str = "LAB_HOST";
 /// Environment variable with the fault rules that impair the link of a host.
 pub(super) const RULES: &str = "LAB_FAULTS";
 
@@ -105,7 +105,7 @@ impl Net {
     pub(super) fn variables(&self, number: u8) -> [(&'static str, String); 4] {
         let list = |of: &dyn Fn(u8) -> String| (1..=self.hosts()).map(of).collect::<Vec<_>>().join(" ");
         [
-            (NUMBER, number.to_string()),
+            (HOST_NUMBER, number.to_string()),
             ("LAB_HOSTS", self.hosts().to_string()),
             ("LAB_NAMES", list(&Self::name)),
             ("LAB_ADDRS", list(&|number| self.address(number))),

@@ -16,7 +16,7 @@ const DATAGRAM_STRIDE: u64 = 2304;
 /// Maximum number of receives of a connection.
 const MAX_RECEIVES: u64 = 48;
 /// Maximum message length of a case with long messages, in bytes.
-const LONG: u64 = 64 << 10;
+const LONG_MESSAGE_LEN: u64 = 64 << 10;
 /// Maximum message length of a case with few, even longer messages, in bytes.
 const LONGEST: u64 = 1 << 20;
 
@@ -146,7 +146,7 @@ impl Shape {
                 connections: connections.min(4),
                 wrong: random.below(3),
                 rounds: 80 + random.below(120),
-                longest: LONG,
+                longest: LONG_MESSAGE_LEN,
                 ..common
             },
             20..28 => Self { connections: connections.min(4), is_shared: true, ..common },
@@ -393,7 +393,7 @@ impl Stream {
                 self.with_payload(line, self.mtu)
             }
             6 => {
-                let dmalen = random.pick(&[0, 1, self.mtu, long.min(LONG)]);
+                let dmalen = random.pick(&[0, 1, self.mtu, long.min(LONG_MESSAGE_LEN)]);
                 self.psn = psn.wrapping_add(dmalen.div_ceil(self.mtu).max(1));
                 place(Line::new("READ_REQUEST", psn), dmalen)
             }

@@ -3,7 +3,7 @@
 use super::Violation;
 
 const NUMBER_BITS: u32 = 29;
-const NUMBER: u32 = (1 << NUMBER_BITS) - 1;
+const NUMBER_MASK: u32 = (1 << NUMBER_BITS) - 1;
 
 const OP_DATA: u32 = 0;
 const OP_CREDIT: u32 = 4;
@@ -49,9 +49,9 @@ impl Message {
             Self::Control(Control::Disconnect) => (OP_CONTROL, DISCONNECT),
             Self::Control(Control::Keepalive) => (OP_CONTROL, KEEPALIVE),
             Self::Control(Control::Shutdown) => (OP_CONTROL, SHUTDOWN),
-            Self::Control(Control::Unknown) => (OP_CONTROL, NUMBER),
+            Self::Control(Control::Unknown) => (OP_CONTROL, NUMBER_MASK),
         };
-        op << NUMBER_BITS | number & NUMBER
+        op << NUMBER_BITS | number & NUMBER_MASK
     }
 
     /// Decodes immediate data. Ignores the upper bits of the number of a credit or mapping.
@@ -60,7 +60,7 @@ impl Message {
     /// [`Violation`] for a reserved type: the stream cannot continue, because the number of bytes
     /// that the message wrote is unknown.
     pub(crate) const fn decode(imm: u32) -> Result<Self, Violation> {
-        let number = imm & NUMBER;
+        let number = imm & NUMBER_MASK;
         Ok(match imm >> NUMBER_BITS {
             OP_DATA => Self::Data(number),
             OP_CREDIT => Self::Credit(number as u16),

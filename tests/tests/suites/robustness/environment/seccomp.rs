@@ -47,7 +47,7 @@ const REFUSED: &[c_long] = &[
 ];
 
 /// Offsets in `struct seccomp_data` of the call's number and the low half of its first argument.
-const NUMBER: u32 = 0;
+const CALL_NUMBER: u32 = 0;
 const FIRST_ARGUMENT: u32 = 16;
 
 fn statement(code: u32, k: u32) -> sock_filter {
@@ -75,7 +75,7 @@ fn filter() -> Vec<sock_filter> {
         | libc::CLONE_NEWPID
         | libc::CLONE_NEWNET
         | libc::CLONE_NEWCGROUP;
-    let mut program = vec![load(NUMBER)];
+    let mut program = vec![load(CALL_NUMBER)];
     for call in REFUSED {
         program.extend([unless(BPF_JEQ, *call as u32), answer(libc::EPERM)]);
     }
