@@ -21,7 +21,7 @@ pub fn document(suites: &[String]) -> String {
 
 /// Returns the suite `name`, with the output that its cases share.
 pub fn suite(name: &str, cases: &[Case<'_>], output: Option<&str>) -> String {
-    let count = |of: fn(&Verdict) -> bool| cases.iter().filter(|case| of(case.verdict)).count();
+    let count = |is_counted: fn(&Verdict) -> bool| cases.iter().filter(|case| is_counted(case.verdict)).count();
     let (name, tests) = (escape(name), cases.len());
     let failures = count(|verdict| matches!(verdict, Verdict::Failed(_)));
     let skipped = count(|verdict| matches!(verdict, Verdict::Skipped(_)));

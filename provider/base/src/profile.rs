@@ -68,25 +68,25 @@ pub struct VendorErrOf {
     pub source: &'static str,
 }
 
-const fn of_send(status: WcStatus, vendor_err: u32, source: &'static str) -> VendorErrOf {
+const fn send_err(status: WcStatus, vendor_err: u32, source: &'static str) -> VendorErrOf {
     VendorErrOf { status, is_receive: false, vendor_err, source }
 }
 
 /// Values that ConnectX cards with the driver mlx5 reported.
 const MLX5_ERRS: &[VendorErrOf] = &[
-    of_send(
+    send_err(
         WcStatus::LocProtErr,
         0x51,
         "https://github.com/openucx/ucx/issues/7774, https://github.com/NVIDIA/nccl/issues/214",
     ),
-    of_send(WcStatus::RemInvReqErr, 0x8a, "https://github.com/charmplusplus/charm/issues/2532"),
-    of_send(WcStatus::RemAccessErr, 0x88, "https://github.com/openucx/ucx/issues/1569"),
-    of_send(
+    send_err(WcStatus::RemInvReqErr, 0x8a, "https://github.com/charmplusplus/charm/issues/2532"),
+    send_err(WcStatus::RemAccessErr, 0x88, "https://github.com/openucx/ucx/issues/1569"),
+    send_err(
         WcStatus::RemOpErr,
         0x89,
         "https://github.com/openucx/ucx/issues/5472, https://github.com/NVIDIA/nccl/issues/214",
     ),
-    of_send(
+    send_err(
         WcStatus::RetryExcErr,
         0x81,
         "https://github.com/openucx/ucx/issues/6000, https://github.com/NVIDIA/nccl/issues/426",

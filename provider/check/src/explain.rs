@@ -481,9 +481,12 @@ mod tests {
     #[test]
     fn datagram_length_error_has_the_cause_of_its_side() {
         let attr = QpAttr::default();
-        let of = |side| failure(&attr, (Service::Ud, side), WcStatus::LocLenErr, None);
-        assert!(of(Side::Send).contains("MTU of the port, 1024 bytes") && !of(Side::Send).contains("receive"));
-        assert!(of(Side::Recv).contains("40 bytes are for the GRH") && !of(Side::Recv).contains("MTU"));
+        let failure_on = |side| failure(&attr, (Service::Ud, side), WcStatus::LocLenErr, None);
+        assert!(
+            failure_on(Side::Send).contains("MTU of the port, 1024 bytes")
+                && !failure_on(Side::Send).contains("receive")
+        );
+        assert!(failure_on(Side::Recv).contains("40 bytes are for the GRH") && !failure_on(Side::Recv).contains("MTU"));
     }
 
     #[test]

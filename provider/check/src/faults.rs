@@ -91,7 +91,7 @@ pub fn rules() -> Result<Option<&'static Rules>, Error> {
     static RULES: OnceLock<Result<Option<Rules>, Error>> = OnceLock::new();
     let rules = RULES.get_or_init(|| {
         let Some(all) = &config()?.faults else { return Ok(None) };
-        let rules = of_this_process(all)?;
+        let rules = own_rules(all)?;
         // After `none`, rules may follow by `roxe faults`.
         if rules.is_empty() && !all.is_empty() {
             return Ok(None);
@@ -103,7 +103,7 @@ pub fn rules() -> Result<Option<&'static Rules>, Error> {
 }
 
 /// Returns the rules that are for this process, with a seed.
-fn of_this_process(all: &Rules) -> Result<Rules, Error> {
+fn own_rules(all: &Rules) -> Result<Rules, Error> {
     let drawn = || random::number().map_err(|e| Error::os("cannot draw a seed", &e));
     Ok(all.for_process(&process()).with_seed(all.seed().map_or_else(drawn, Ok)?))
 }
@@ -127,7 +127,7 @@ pub fn check_changeable() -> Result<(), String> {
 pub fn parse_replacement(text: &str) -> Result<Rules, String> {
     check_changeable()?;
     let all: Rules = text.parse().map_err(|error: RuleError| error.to_string())?;
-    let rules = of_this_process(&all).map_err(|error| error.to_string())?;
+    let rules = own_rules(&all).map_err(|error| error.to_string())?;
     if !rules.calls().is_empty() && STATE.lock().is_none() {
         return Err(
             "the process was started with rules about packets only, so its calls are not judged; start it with `roxe run \

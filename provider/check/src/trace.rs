@@ -3,9 +3,9 @@
 //!
 //! Subscribes to the events of the checker, and to packets as captures see them. Lines collect in
 //! memory; the background thread of an engine writes them every [`WRITE_INTERVAL`], and a thread
-//! that finds a megabyte writes it itself. The file is a JSON array without its closing bracket, which
-//! viewers accept, so processes can append whole lines. Each process holds a shared lock on the
-//! file; the one that gets the exclusive lock is first and writes the opening bracket.
+//! that finds a megabyte writes it itself. The file is a JSON array without its closing bracket,
+//! which viewers accept, so processes can append whole lines. Each process holds a shared lock on
+//! the file; the one that gets the exclusive lock is first and writes the opening bracket.
 
 mod tracks;
 

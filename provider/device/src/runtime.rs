@@ -54,7 +54,8 @@ impl Runtime {
     pub(crate) fn get(device: &Device) -> Result<Self, Error> {
         let mut engines = ENGINES.lock();
         engines.retain(|(_, engine)| engine.upgrade().is_some());
-        let found = engines.iter().find(|(of, _)| *of == device.ifindex()).and_then(|(_, engine)| engine.upgrade());
+        let found =
+            engines.iter().find(|(ifindex, _)| *ifindex == device.ifindex()).and_then(|(_, engine)| engine.upgrade());
         if let Some(engine) = found {
             return Ok(engine);
         }

@@ -2,8 +2,8 @@
 //!
 //! `roxe run` creates the files, one per counter, in the program's `/sys/class/infiniband`. All
 //! processes of the run add to them, so they hold the sum, including processes that have exited. A
-//! process adds `MIN_PAUSE` after a change at the latest, less often where writing is slow, and its last
-//! changes when it exits in order. The lock of the directory (`man flock`) serializes the
+//! process adds `MIN_PAUSE` after a change at the latest, less often where writing is slow, and its
+//! last changes when it exits in order. The lock of the directory (`man flock`) serializes the
 //! processes. Without writable files the process counts only for itself and reports no error.
 
 use crate::counters::{Counters, FILES};

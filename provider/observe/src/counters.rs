@@ -394,9 +394,9 @@ mod tests {
         let meanings: HashSet<_> = legend.iter().map(|(_, meaning)| meaning).collect();
         assert_eq!(meanings.len(), legend.len());
         assert!(legend.iter().all(|(name, meaning)| meaning.len() > 10 && !meaning.ends_with('.') && name != meaning));
-        let of = |name| legend.iter().find(|(known, _)| *known == name).map(|(_, meaning)| meaning.as_str());
-        assert_eq!(of("sent_by_ring"), Some("Sent packets that went through shared memory"));
-        assert_eq!(of("out_of_sequence"), Some("Packets dropped: a request after a lost one"));
+        let meaning_of = |name| legend.iter().find(|(known, _)| *known == name).map(|(_, meaning)| meaning.as_str());
+        assert_eq!(meaning_of("sent_by_ring"), Some("Sent packets that went through shared memory"));
+        assert_eq!(meaning_of("out_of_sequence"), Some("Packets dropped: a request after a lost one"));
     }
 
     #[test]

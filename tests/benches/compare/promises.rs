@@ -54,17 +54,17 @@ impl Figures<'_> {
         self.find(verbs.tool, size, &Work::Verbs(verbs))
     }
 
-    fn at_least(&self, name: &str, reached: Found, part: f64, of: Found) -> Promise {
-        self.promise(name, reached, part, of, false)
+    fn at_least(&self, name: &str, reached: Found, part: f64, reference: Found) -> Promise {
+        self.promise(name, reached, part, reference, false)
     }
 
-    fn at_most(&self, name: &str, reached: Found, part: f64, of: Found) -> Promise {
-        self.promise(name, reached, part, of, true)
+    fn at_most(&self, name: &str, reached: Found, part: f64, reference: Found) -> Promise {
+        self.promise(name, reached, part, reference, true)
     }
 
-    fn promise(&self, name: &str, reached: Found, part: f64, of: Found, less: bool) -> Promise {
-        let disturbed = [reached, of].into_iter().flatten().any(|(_, disturbed)| disturbed);
-        let target = of.map_or(f64::NAN, |(of, _)| of * part);
+    fn promise(&self, name: &str, reached: Found, part: f64, reference: Found, less: bool) -> Promise {
+        let disturbed = [reached, reference].into_iter().flatten().any(|(_, disturbed)| disturbed);
+        let target = reference.map_or(f64::NAN, |(figure, _)| figure * part);
         Promise { name: name.to_owned(), target, reached: reached.map(|(figure, _)| figure), less, disturbed }
     }
 }
@@ -80,35 +80,40 @@ pub(crate) fn judge(all: &[Measured]) -> Vec<Promise> {
 }
 
 fn udp(figures: &Figures<'_>) -> Vec<Promise> {
-    let of = |size, verbs| figures.verbs(size, verbs);
+    let roxe = |size, verbs| figures.verbs(size, verbs);
     let (bw, lat) = (Verbs::new(WRITE_BW, Link::Udp), Verbs::new(WRITE_LAT, Link::Udp));
     let yardstick = figures.find(WRITE_BW, MB, &Work::Yardstick(4096));
     let [raw, raw_with_ack] = [1, 2].map(|datagrams| figures.find(WRITE_LAT, 8, &Work::UdpLatency(datagrams)));
     let (ucx_bw, ucx_lat) = (Work::Ucx("tag_bw", "tcp"), Work::Ucx("tag_lat", "tcp"));
     vec![
-        figures.at_least("udp: write 1 MB >= 0.75 yardstick, GB/s", of(MB, bw.clone()), 0.75, yardstick),
+        figures.at_least("udp: write 1 MB >= 0.75 yardstick, GB/s", roxe(MB, bw.clone()), 0.75, yardstick),
         figures.at_least(
             "udp: write 1 MB >= UCX tcp, GB/s",
-            of(MB, bw.clone()),
+            roxe(MB, bw.clone()),
             1.0,
             figures.find(WRITE_BW, MB, &ucx_bw),
         ),
-        figures.at_least("udp: write 64 KB >= 0.6 yardstick of 1 MB, GB/s", of(64 << 10, bw.clone()), 0.6, yardstick),
+        figures.at_least("udp: write 64 KB >= 0.6 yardstick of 1 MB, GB/s", roxe(64 << 10, bw.clone()), 0.6, yardstick),
         figures.at_least(
             "udp: write 1 MB, MTU 1024 >= 0.8 MTU 4096, GB/s",
-            of(MB, bw.clone().mtu(1024)),
+            roxe(MB, bw.clone().mtu(1024)),
             0.8,
-            of(MB, bw.clone()),
+            roxe(MB, bw.clone()),
         ),
-        figures.at_most("udp: write latency 8 B <= 1.4 raw UDP, us", of(8, lat.clone()), 1.4, raw),
+        figures.at_most("udp: write latency 8 B <= 1.4 raw UDP, us", roxe(8, lat.clone()), 1.4, raw),
         figures.at_most(
             "udp: write latency 8 B <= 1.3 raw UDP with as many datagrams, us",
-            of(8, lat.clone()),
+            roxe(8, lat.clone()),
             1.3,
             raw_with_ack,
         ),
-        figures.at_most("udp: write latency 8 B <= UCX tcp, us", of(8, lat), 1.0, figures.find(WRITE_LAT, 8, &ucx_lat)),
-        figures.at_least("udp: messages of 64 B, M/s", of(64, bw), 1.0, Some((0.5, false))),
+        figures.at_most(
+            "udp: write latency 8 B <= UCX tcp, us",
+            roxe(8, lat),
+            1.0,
+            figures.find(WRITE_LAT, 8, &ucx_lat),
+        ),
+        figures.at_least("udp: messages of 64 B, M/s", roxe(64, bw), 1.0, Some((0.5, false))),
     ]
 }
 
@@ -127,11 +132,11 @@ fn stock(figures: &Figures<'_>) -> Vec<Promise> {
 }
 
 fn shm(figures: &Figures<'_>) -> Vec<Promise> {
-    let of = |size, tool| figures.verbs(size, Verbs::new(tool, Link::Shm));
+    let roxe = |size, tool| figures.verbs(size, Verbs::new(tool, Link::Shm));
     let event = |size, tool, link| figures.verbs(size, Verbs::new(tool, link).events());
     let ucx = figures.find(WRITE_BW, MB, &Work::Ucx("tag_bw", "posix,cma"));
     let given = |value, reached: Found| reached.map(|_| (value, false));
-    let (mb, small, rate, lat) = (of(MB, WRITE_BW), of(4 << 10, WRITE_BW), of(64, WRITE_BW), of(8, WRITE_LAT));
+    let (mb, small, rate, lat) = (roxe(MB, WRITE_BW), roxe(4 << 10, WRITE_BW), roxe(64, WRITE_BW), roxe(8, WRITE_LAT));
     let (send_bw, send_lat) = ("ib_send_bw", "ib_send_lat");
     let events = |size, tool| [Link::Shm, Link::Udp].map(|link| event(size, tool, link));
     let ([shm_bw, udp_bw], [shm_lat, udp_lat]) = (events(64 << 10, send_bw), events(8, send_lat));
@@ -187,20 +192,20 @@ pub(crate) fn against(all: &[Measured]) -> Vec<Promise> {
 /// Returns the promises about roxe compared with the kernel's rxe in one guest.
 pub(crate) fn against_rxe(all: &[Measured]) -> Vec<Promise> {
     let figures = Figures(all);
-    let of =
+    let roxe_and_rxe =
         |size, verbs: Verbs| (figures.verbs(size, verbs.clone()), figures.find(verbs.tool, size, &Work::Rxe(verbs)));
     let mut promises = Vec::new();
     for tool in [WRITE_BW, "ib_send_bw", "ib_read_bw"] {
         for (link, part) in [(Link::Udp, 1.0), (Link::Shm, 3.0)] {
-            let (roxe, _) = of(64 << 10, Verbs::new(tool, link));
-            let (_, rxe) = of(64 << 10, Verbs::new(tool, Link::Udp));
+            let (roxe, _) = roxe_and_rxe(64 << 10, Verbs::new(tool, link));
+            let (_, rxe) = roxe_and_rxe(64 << 10, Verbs::new(tool, Link::Udp));
             promises.push(figures.at_least(&format!("{link}: {tool} 64 KB >= {part} rxe, GB/s"), roxe, part, rxe));
         }
     }
     for tool in [WRITE_LAT, "ib_send_lat"] {
         for (link, part) in [(Link::Udp, 1.0), (Link::Shm, 1.0 / 3.0)] {
-            let (roxe, _) = of(8, Verbs::new(tool, link));
-            let (_, rxe) = of(8, Verbs::new(tool, Link::Udp));
+            let (roxe, _) = roxe_and_rxe(8, Verbs::new(tool, link));
+            let (_, rxe) = roxe_and_rxe(8, Verbs::new(tool, Link::Udp));
             promises.push(figures.at_most(&format!("{link}: {tool} 8 B <= {part:.2} rxe, us"), roxe, part, rxe));
         }
     }

@@ -30,9 +30,9 @@ fn row(measured: &Measured) -> String {
     let Measured { line, others, failures, .. } = measured;
     let head = format!("{:>14} {:<44}", human(line.size), line.label());
     let series = measured.counting();
-    let of = |series: &Series| series.median().map_or_else(|| "-".to_owned(), |figure| format!("{figure:.3}"));
+    let median_text = |series: &Series| series.median().map_or_else(|| "-".to_owned(), |figure| format!("{figure:.3}"));
     let [average, p99, p999, cost] =
-        [&measured.averages, &measured.tails[0], &measured.tails[1], &measured.costs].map(of);
+        [&measured.averages, &measured.tails[0], &measured.tails[1], &measured.costs].map(median_text);
     let mark = if measured.is_disturbed() { "  disturbed" } else { "" };
     match (series.median(), series.range()) {
         _ if !failures.is_empty() => format!("{head}     FAILED\n"),

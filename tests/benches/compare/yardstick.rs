@@ -266,10 +266,10 @@ const fn only_len(size: usize) -> usize {
 /// Returns the length of the packets in a run: a single packet, or packets of the path MTU 1024 or
 /// 4096 without a RETH.
 fn segment_of(run: &[u8]) -> usize {
-    let of = |mtu| Bth::LEN + mtu + icrc::LEN;
+    let packet_len = |mtu| Bth::LEN + mtu + icrc::LEN;
     match run.len() {
-        len if len <= MAX_PACKET && len % of(1024) != 0 => len,
-        len if len % of(4096) == 0 => of(4096),
-        _ => of(1024),
+        len if len <= MAX_PACKET && len % packet_len(1024) != 0 => len,
+        len if len % packet_len(4096) == 0 => packet_len(4096),
+        _ => packet_len(1024),
     }
 }

@@ -395,7 +395,7 @@ mod tests {
     #[test]
     fn limit_of_rxe_excuses_no_other_failure() {
         let end = |ok, output: &str| Outcome { command: String::new(), ok, output: output.to_owned() };
-        let of = |ip, tool: &str| {
+        let exchange_of = |ip, tool: &str| {
             let fits = |m: &InteropExchange| {
                 m.ip == ip && m.direction == Direction::RoxeToRxe && m.exchange.client.starts_with(tool)
             };
@@ -403,11 +403,11 @@ mod tests {
         };
         let refused = [end(false, "mckey: failure joining: Unknown error 524")];
         let other = [end(false, "return status -1")];
-        let mckey = of(Ip::V6, "mckey");
+        let mckey = exchange_of(Ip::V6, "mckey");
         assert!(matches!(mckey.judge(&refused, &other, Ok(())), Ending::PeerBug(_)));
         // If roxe's side prints this error, roxe has failed, not rxe.
         assert!(matches!(mckey.judge(&other, &refused, Ok(())), Ending::Failed(_)));
-        assert!(matches!(of(Ip::V4, "mckey").judge(&refused, &other, Ok(())), Ending::Failed(_)));
-        assert!(matches!(of(Ip::V6, "rping").judge(&refused, &other, Ok(())), Ending::Failed(_)));
+        assert!(matches!(exchange_of(Ip::V4, "mckey").judge(&refused, &other, Ok(())), Ending::Failed(_)));
+        assert!(matches!(exchange_of(Ip::V6, "rping").judge(&refused, &other, Ok(())), Ending::Failed(_)));
     }
 }

@@ -85,17 +85,17 @@ fn vendor_errs() -> String {
 }
 
 fn vendor_err_table(profiles: &[Profile]) -> String {
-    let cards = |of: &VendorErrOf| {
-        let with = profiles.iter().filter(|card| card.vendor_errs.contains(of));
+    let cards = |err: &VendorErrOf| {
+        let with = profiles.iter().filter(|card| card.vendor_errs.contains(err));
         with.map(|card| format!("`{}`", card.name)).collect::<Vec<_>>().join(", ")
     };
     let all = profiles.iter().flat_map(|card| card.vendor_errs);
-    let known: BTreeMap<_, _> = all.map(|of| ((of.vendor_err, of.is_receive, of.status as usize), of)).collect();
-    let row = |of: &VendorErrOf| {
-        let VendorErrOf { status, is_receive, vendor_err, source } = of;
+    let known: BTreeMap<_, _> = all.map(|err| ((err.vendor_err, err.is_receive, err.status as usize), err)).collect();
+    let row = |err: &VendorErrOf| {
+        let VendorErrOf { status, is_receive, vendor_err, source } = err;
         let side = if *is_receive { "receive" } else { "send request" };
         let text = WC_STATUS_TEXTS[*status as usize].to_string_lossy();
-        format!("| {vendor_err} ({vendor_err:#x}) | {side} | {text} | {} | {source} |\n", cards(of))
+        format!("| {vendor_err} ({vendor_err:#x}) | {side} | {text} | {} | {source} |\n", cards(err))
     };
     let rows: String = known.into_values().map(row).collect();
     format!("| `vendor_err` | of a | status | cards | source |\n|---|---|---|---|---|\n{rows}")

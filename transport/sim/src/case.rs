@@ -374,9 +374,9 @@ impl Search<'_> {
 
     fn leave_out_connections(&mut self, case: &mut Case, faults: Option<&[Fault]>) {
         let mut only = case.only.clone().unwrap_or_else(|| (0..case.connections).collect());
-        let of = |case: &Case, only: &[usize]| Case { only: Some(only.to_vec()), ..case.clone() };
-        self.leave_out(&mut only, |search, rest| !rest.is_empty() && search.fails(&of(case, rest), faults));
-        *case = of(case, &only);
+        let with_only = |case: &Case, only: &[usize]| Case { only: Some(only.to_vec()), ..case.clone() };
+        self.leave_out(&mut only, |search, rest| !rest.is_empty() && search.fails(&with_only(case, rest), faults));
+        *case = with_only(case, &only);
     }
 
     fn leave_out_messages(&mut self, case: &mut Case, faults: Option<&[Fault]>) {

@@ -189,7 +189,7 @@ impl Replies {
     pub(crate) fn replay_once(&mut self, psn: Psn, kind: OnceKind) -> bool {
         match self.ring.find(psn) {
             // clause: DUP-ATOMIC, DUP-NONPOSTED
-            Some((seq, Entry { op: Op::Once(of, _), .. })) if of == kind => {
+            Some((seq, Entry { op: Op::Once(saved, _), .. })) if saved == kind => {
                 self.ring.replay(seq, None);
                 true
             }

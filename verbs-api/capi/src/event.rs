@@ -234,14 +234,14 @@ mod tests {
 
     #[test]
     fn event_types_map_to_their_source() {
-        let of = |kind: AsyncEventKind| Source::of(kind as u32);
-        assert_eq!(of(AsyncEventKind::CqErr), Source::Cq);
-        assert_eq!(of(AsyncEventKind::CommEst), Source::Qp);
-        assert_eq!(of(AsyncEventKind::QpLastWqeReached), Source::Qp);
-        assert_eq!(of(AsyncEventKind::SrqLimitReached), Source::Srq);
-        assert_eq!(of(AsyncEventKind::WqFatal), Source::Wq);
-        assert_eq!(of(AsyncEventKind::PortActive), Source::Port);
-        assert_eq!(of(AsyncEventKind::GidChange), Source::Port);
-        assert_eq!(of(AsyncEventKind::DeviceFatal), Source::Port);
+        let source_of = |kind: AsyncEventKind| Source::of(kind as u32);
+        assert_eq!(source_of(AsyncEventKind::CqErr), Source::Cq);
+        assert_eq!(source_of(AsyncEventKind::CommEst), Source::Qp);
+        assert_eq!(source_of(AsyncEventKind::QpLastWqeReached), Source::Qp);
+        assert_eq!(source_of(AsyncEventKind::SrqLimitReached), Source::Srq);
+        assert_eq!(source_of(AsyncEventKind::WqFatal), Source::Wq);
+        assert_eq!(source_of(AsyncEventKind::PortActive), Source::Port);
+        assert_eq!(source_of(AsyncEventKind::GidChange), Source::Port);
+        assert_eq!(source_of(AsyncEventKind::DeviceFatal), Source::Port);
     }
 }

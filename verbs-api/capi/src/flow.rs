@@ -362,17 +362,17 @@ mod tests {
 
     #[test]
     fn invalid_rules_are_refused() {
-        let of = |change: fn(&mut ibv_flow_attr)| {
+        let kind_with = |change: fn(&mut ibv_flow_attr)| {
             let mut attr = normal();
             change(&mut attr);
             parse(attr, &[]).map(|rule| rule.kind)
         };
-        assert_eq!(of(|attr| attr.flow_type = 3), Ok(RuleKind::Sniffer));
-        assert_eq!(of(|attr| attr.flow_type = 4), Err(EINVAL));
-        assert_eq!(of(|attr| attr.port = 2), Err(EINVAL));
-        assert_eq!(of(|attr| attr.comp_mask = 1), Err(EINVAL));
-        assert_eq!(of(|attr| attr.flags = 1), Err(EINVAL));
-        assert_eq!(of(|attr| attr.flags = EGRESS), Err(EOPNOTSUPP));
+        assert_eq!(kind_with(|attr| attr.flow_type = 3), Ok(RuleKind::Sniffer));
+        assert_eq!(kind_with(|attr| attr.flow_type = 4), Err(EINVAL));
+        assert_eq!(kind_with(|attr| attr.port = 2), Err(EINVAL));
+        assert_eq!(kind_with(|attr| attr.comp_mask = 1), Err(EINVAL));
+        assert_eq!(kind_with(|attr| attr.flags = 1), Err(EINVAL));
+        assert_eq!(kind_with(|attr| attr.flags = EGRESS), Err(EOPNOTSUPP));
         let one = |kind, size| parse(normal(), &[spec(kind, size, 6, &[])]).map(|rule| rule.drops);
         assert_eq!((one(0x21, 40), one(0x20, 39)), (Err(EINVAL), Err(EINVAL)));
         let shorter_than_its_header = vec![0x20, 0, 0, 0, 5, 0];

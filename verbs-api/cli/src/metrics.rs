@@ -118,14 +118,14 @@ fn text(processes: &[Process], per_qp: bool) -> String {
     let mut out = Exposition(String::new());
     out.begin("roxe_up", GAUGE, "1 for a device of a process that answers");
     for process in processes {
-        out.sample("roxe_up", &of_process(process), &u8::from(process.answers).to_string());
+        out.sample("roxe_up", &process_labels(process), &u8::from(process.answers).to_string());
     }
     let answering = || processes.iter().filter(|process| process.answers);
     for (name, words) in Counters::legend() {
         let metric = format!("roxe_{name}_total");
         out.begin(&metric, COUNTER, &words);
         for process in answering() {
-            out.sample(&metric, &of_process(process), &process.counter(name).to_string());
+            out.sample(&metric, &process_labels(process), &process.counter(name).to_string());
         }
     }
     let qps = || answering().flat_map(|process| process.qps.iter().map(move |qp| (process, qp)));
@@ -135,14 +135,14 @@ fn text(processes: &[Process], per_qp: bool) -> String {
     out.sums(
         "roxe_qp_info",
         qps().map(|(process, qp)| {
-            let mut labels = of_qp(process, qp, per_qp);
+            let mut labels = qp_labels(process, qp, per_qp);
             labels.extend(shown.clone().map(|name| (name, qp.text(name))));
             (labels, 1)
         }),
     );
     for (metric, kind, words, name) in QP_METRICS {
         out.begin(metric, kind, words);
-        out.sums(metric, qps().map(|(process, qp)| (of_qp(process, qp, per_qp), qp.number(name))));
+        out.sums(metric, qps().map(|(process, qp)| (qp_labels(process, qp, per_qp), qp.number(name))));
     }
     out.0
 }
@@ -150,15 +150,15 @@ fn text(processes: &[Process], per_qp: bool) -> String {
 /// Name and value.
 type Label<'a> = (&'static str, &'a str);
 
-fn of_process(process: &Process) -> Vec<Label<'_>> {
+fn process_labels(process: &Process) -> Vec<Label<'_>> {
     let Process { pid, namespace, command, device, netdev, .. } = process;
     let mut labels: Vec<Label<'_>> = vec![("pid", pid), ("program", command), ("device", device), ("netdev", netdev)];
     labels.extend((!namespace.is_empty()).then_some(("netns", namespace.as_str())));
     labels
 }
 
-fn of_qp<'a>(process: &'a Process, qp: &'a KeyValues, per_qp: bool) -> Vec<Label<'a>> {
-    let mut labels = of_process(process);
+fn qp_labels<'a>(process: &'a Process, qp: &'a KeyValues, per_qp: bool) -> Vec<Label<'a>> {
+    let mut labels = process_labels(process);
     labels.extend(per_qp.then(|| ("qpn", qp.text("qpn"))));
     labels
 }

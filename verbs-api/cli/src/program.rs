@@ -168,8 +168,9 @@ impl Elf {
     /// Returns `DT_RUNPATH`, or `DT_RPATH` without one (`man ld.so`).
     fn search_path(&self) -> Option<SearchPath> {
         let dynamic = self.dynamic()?;
-        let of = |tag| dynamic.texts(tag).next();
-        let (folders, is_first) = of(DT_RUNPATH).map(|text| (text, false)).or_else(|| Some((of(DT_RPATH)?, true)))?;
+        let first_text = |tag| dynamic.texts(tag).next();
+        let (folders, is_first) =
+            first_text(DT_RUNPATH).map(|text| (text, false)).or_else(|| Some((first_text(DT_RPATH)?, true)))?;
         Some(SearchPath { folders, is_first })
     }
 

@@ -327,8 +327,8 @@ impl Session<'_> {
             return tool.exec(self.args);
         }
         let names = || -> Result<BTreeMap<String, (u32, String)>> {
-            let of = |card: Card| (card.name().to_owned(), (card.index, card.device.netdev().to_owned()));
-            Ok(cards(0)?.into_iter().map(of).collect())
+            let name_and_netdev = |card: Card| (card.name().to_owned(), (card.index, card.device.netdev().to_owned()));
+            Ok(cards(0)?.into_iter().map(name_and_netdev).collect())
         };
         let mut before = names()?;
         loop {

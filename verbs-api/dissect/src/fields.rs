@@ -33,7 +33,7 @@ pub fn sections(captured: &Captured<'_>) -> Vec<Section> {
     sections.push(section("UDP", ports));
     if let Some(packet) = captured.packet() {
         sections.push(bth(&packet));
-        of_kind(&packet, &mut sections);
+        add_kind(&packet, &mut sections);
         sections.push(section("Payload", [("bytes", packet.payload.len().to_string())]));
     }
     let icrc = captured
@@ -68,16 +68,16 @@ fn bth(packet: &Packet<'_>) -> Section {
     )
 }
 
-fn of_kind(packet: &Packet<'_>, to: &mut Vec<Section>) {
+fn add_kind(packet: &Packet<'_>, to: &mut Vec<Section>) {
     match packet.header.kind {
-        Kind::RcRequest(request) => of_request(request, to),
-        Kind::UcRequest(request) => of_request(request.into(), to),
+        Kind::RcRequest(request) => add_request(request, to),
+        Kind::UcRequest(request) => add_request(request.into(), to),
         Kind::XrcRequest(xrc, request) => {
             to.push(section("XRCETH", [("shared receive queue", format!("{:#x}", xrc.0))]));
-            of_request(request, to);
+            add_request(request, to);
         }
         Kind::RcResponse(response) | Kind::XrcResponse(response) => {
-            to.extend(response.aeth().copied().map(of_aeth));
+            to.extend(response.aeth().copied().map(aeth_section));
             if let Response::AtomicAck(_, original) = response {
                 to.push(section("AtomicAckETH", [("original value", format!("{:#x}", original.0))]));
             }
@@ -85,7 +85,7 @@ fn of_kind(packet: &Packet<'_>, to: &mut Vec<Section>) {
         Kind::Ud { deth, imm } => {
             let fields = [("Q_Key", format!("{:#x}", deth.qkey.0)), ("source QP", deth.src_qpn.to_string())];
             to.push(section("DETH", fields));
-            to.extend(imm.map(of_imm));
+            to.extend(imm.map(imm_section));
             if let Some(mad) = Mad::of_packet(packet) {
                 let text = mad.map_or_else(|error| error.to_string(), |mad| mad.message.to_string());
                 to.push(section("MAD", [("message", text)]));
@@ -95,29 +95,29 @@ fn of_kind(packet: &Packet<'_>, to: &mut Vec<Section>) {
     }
 }
 
-fn of_request(request: Request, to: &mut Vec<Section>) {
+fn add_request(request: Request, to: &mut Vec<Section>) {
     match request {
         Request::SendFirst | Request::SendMiddle | Request::WriteMiddle => {}
         Request::SendLast(tail) | Request::SendOnly(tail) => match tail {
             SendTail::Plain => {}
-            SendTail::Imm(imm) => to.push(of_imm(imm)),
+            SendTail::Imm(imm) => to.push(imm_section(imm)),
             SendTail::Invalidate(key) => to.push(section("IETH", [("R_Key", format!("{:#x}", key.0.0))])),
         },
-        Request::WriteFirst(reth) | Request::Read(reth) | Request::AtomicWrite(reth) => to.push(of_reth(reth)),
-        Request::WriteLast(imm) => to.extend(imm.map(of_imm)),
+        Request::WriteFirst(reth) | Request::Read(reth) | Request::AtomicWrite(reth) => to.push(reth_section(reth)),
+        Request::WriteLast(imm) => to.extend(imm.map(imm_section)),
         Request::WriteOnly(reth, imm) => {
-            to.push(of_reth(reth));
-            to.extend(imm.map(of_imm));
+            to.push(reth_section(reth));
+            to.extend(imm.map(imm_section));
         }
-        Request::CompareSwap(atomic) | Request::FetchAdd(atomic) => to.push(of_atomic(&atomic)),
+        Request::CompareSwap(atomic) | Request::FetchAdd(atomic) => to.push(atomic_section(&atomic)),
         Request::Flush(feth, reth) => {
             to.push(section("FETH", [("selectivity, placement", feth.to_string())]));
-            to.push(of_reth(reth));
+            to.push(reth_section(reth));
         }
     }
 }
 
-fn of_reth(reth: Reth) -> Section {
+fn reth_section(reth: Reth) -> Section {
     section(
         "RETH",
         [
@@ -128,7 +128,7 @@ fn of_reth(reth: Reth) -> Section {
     )
 }
 
-fn of_atomic(atomic: &AtomicEth) -> Section {
+fn atomic_section(atomic: &AtomicEth) -> Section {
     section(
         "AtomicETH",
         [
@@ -140,11 +140,11 @@ fn of_atomic(atomic: &AtomicEth) -> Section {
     )
 }
 
-fn of_imm(imm: ImmDt) -> Section {
+fn imm_section(imm: ImmDt) -> Section {
     section("ImmDt", [("immediate data", format!("{:#010x}", u32::from_be_bytes(imm.0)))])
 }
 
-fn of_aeth(aeth: Aeth) -> Section {
+fn aeth_section(aeth: Aeth) -> Section {
     let meaning = match aeth.syndrome {
         Syndrome::Ack { credits: 0x1f } => "ACK, unlimited credits".to_owned(),
         Syndrome::Ack { credits } => format!("ACK, credit code {credits}"),

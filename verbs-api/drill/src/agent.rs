@@ -666,12 +666,12 @@ fn all_completed(answer: &Value) -> Vec<Completed> {
 }
 
 fn all_events(answer: &Value) -> Vec<Event> {
-    let of = |event: &Value| {
+    let source_of = |event: &Value| {
         let handle = |kind: &str| event[kind].as_u64();
         handle("qp").map(Source::Qp).or_else(|| handle("srq").map(Source::Srq)).unwrap_or(Source::Other)
     };
     let events = answer["events"].as_array().into_iter().flatten();
-    events.filter_map(|event| Some(Event { name: event["type"].as_str()?.to_owned(), of: of(event) })).collect()
+    events.filter_map(|event| Some(Event { name: event["type"].as_str()?.to_owned(), of: source_of(event) })).collect()
 }
 
 fn completed(value: &Value) -> Completed {

@@ -73,7 +73,7 @@ pub(crate) fn differences(spec: &Spec, packet: &[u8], names: &Names) -> Result<V
         return Ok(vec!["another opcode".into()]);
     }
     let attribute = |message: Option<&mad::Message>| message.map(|message| message.attribute);
-    if attribute(spec.message) != attribute(mad::of(packet)) {
+    if attribute(spec.message) != attribute(mad::message_in(packet)) {
         return Ok(vec!["another message".into()]);
     }
     let mut found = Vec::new();

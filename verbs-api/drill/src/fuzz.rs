@@ -309,8 +309,8 @@ fn shorten(
 /// Returns cases in which the connection `qp` begins with a later packet: the last one, the one
 /// before it, and so on.
 fn later_beginnings(lines: &[String], qp: &str) -> Vec<Vec<String>> {
-    let of = format!("of={qp}");
-    let is_send = |line: &str| line.starts_with("send ") && line.split_whitespace().any(|word| word == of);
+    let of_qp = format!("of={qp}");
+    let is_send = |line: &str| line.starts_with("send ") && line.split_whitespace().any(|word| word == of_qp);
     let sends: Vec<_> = lines.iter().enumerate().filter(|(_, line)| is_send(line)).map(|(at, _)| at).collect();
     let value =
         |line: &'_ str, name: &str| line.split_whitespace().find_map(|word| Some(word.strip_prefix(name)?.to_owned()));
@@ -376,8 +376,8 @@ fn script(lines: &[String], difference: &Difference, cause: &str, seed: u64) -> 
     if difference.kind == DifferenceKind::Events {
         for (qp, events) in &all.events {
             for event in events {
-                let of = if event.starts_with("SRQ_") { shared_queue(qp) } else { qp.clone() };
-                _ = writeln!(text, "peer event {event} of={of}");
+                let source = if event.starts_with("SRQ_") { shared_queue(qp) } else { qp.clone() };
+                _ = writeln!(text, "peer event {event} of={source}");
             }
         }
         text += "peer event none for 100ms\n";

@@ -215,8 +215,9 @@ mod tests {
     use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
     fn nets() -> [NetHeader; 2] {
-        let of = |ip: IpAddr| NetHeader { src: ip.into(), dst: ip.into(), src_port: 0xc001, ..NetHeader::default() };
-        [of(Ipv4Addr::LOCALHOST.into()), of(Ipv6Addr::LOCALHOST.into())].map(|net| NetHeader {
+        let loopback =
+            |ip: IpAddr| NetHeader { src: ip.into(), dst: ip.into(), src_port: 0xc001, ..NetHeader::default() };
+        [loopback(Ipv4Addr::LOCALHOST.into()), loopback(Ipv6Addr::LOCALHOST.into())].map(|net| NetHeader {
             ident: if net.is_ipv4() { 7 } else { 0 },
             traffic_class: 3,
             hop_limit: 9,

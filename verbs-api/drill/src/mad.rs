@@ -214,7 +214,7 @@ static ALL: LazyLock<Vec<Message>> = LazyLock::new(|| {
     MESSAGES.iter().map(message).collect()
 });
 
-pub(crate) fn named(name: &str) -> Option<&'static Message> {
+pub(crate) fn message_named(name: &str) -> Option<&'static Message> {
     ALL.iter().find(|message| message.name == name)
 }
 
@@ -224,23 +224,23 @@ pub(crate) fn is_mad(packet: &[u8]) -> bool {
 }
 
 /// Returns the message in a packet.
-pub(crate) fn of(packet: &[u8]) -> Option<&'static Message> {
+pub(crate) fn message_in(packet: &[u8]) -> Option<&'static Message> {
     let attribute = packet.get(HEADERS + 16..HEADERS + 18).filter(|_| is_mad(packet))?;
     ALL.iter().find(|message| message.attribute.to_be_bytes() == attribute)
 }
 
 pub(crate) fn is_mra(packet: &[u8]) -> bool {
-    of(packet).is_some_and(|message| message.attribute == MRA)
+    message_in(packet).is_some_and(|message| message.attribute == MRA)
 }
 
 /// Returns true for a DREP without a connection, with which roxe probes the reachability of a host.
 pub(crate) fn is_probe(packet: &[u8]) -> bool {
-    of(packet).is_some_and(|message| message.name == "DREP") && get(packet, "remote_id") == Some(0)
+    message_in(packet).is_some_and(|message| message.name == "DREP") && get(packet, "remote_id") == Some(0)
 }
 
 /// Returns the value of a field of a message.
 pub(crate) fn get(packet: &[u8], name: &str) -> Option<u64> {
-    of(packet)?.fields.iter().find(|field| field.name == name)?.get(packet)
+    message_in(packet)?.fields.iter().find(|field| field.name == name)?.get(packet)
 }
 
 /// Returns why a packet to the GSI is malformed.
@@ -249,7 +249,7 @@ pub(crate) fn flaw(packet: &[u8]) -> Option<String> {
     if len != MAD {
         return Some(format!("a MAD has {MAD} bytes, not {len}"));
     }
-    let Some(message) = of(packet) else { return Some("it is not a message of the connection manager".into()) };
+    let Some(message) = message_in(packet) else { return Some("it is not a message of the connection manager".into()) };
     let always = [
         ("base_version", 1),
         ("class", 7),
@@ -284,7 +284,7 @@ pub(crate) fn describe(packet: &[u8]) -> Option<String> {
         "ap_status",
         "service_timeout",
     ];
-    let message = of(packet)?;
+    let message = message_in(packet)?;
     let mut text = format!("MAD {}", message.name);
     for field in message.fields.iter().filter(|field| MAIN_FIELDS.contains(&field.name)) {
         _ = write!(text, " {}={:#x}", field.name, field.get(packet)?);
@@ -382,7 +382,7 @@ mod tests {
         }
         let mut sound = packet;
         for field in ["qkey", "sqpn"] {
-            let field = of(&sound).unwrap().fields.iter().find(|found| found.name == field).unwrap();
+            let field = message_in(&sound).unwrap().fields.iter().find(|found| found.name == field).unwrap();
             field.set(&mut sound, if field.name == "qkey" { GSI_QKEY.into() } else { GSI.into() });
         }
         assert_eq!(flaw(&sound), None);

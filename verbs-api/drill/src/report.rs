@@ -67,8 +67,9 @@ fn unsupported(report: &Report) -> BTreeMap<&str, Vec<String>> {
 
 /// Returns each figure with its case.
 fn figures<'r>(report: &'r Report) -> Vec<(Series, &'r Tried)> {
-    let of = |tried: &'r Tried| Series::of(&tried.outcome.figures).into_iter().map(move |series| (series, tried));
-    let mut all: Vec<(Series, &Tried)> = report.tried.iter().flat_map(of).collect();
+    let series_of =
+        |tried: &'r Tried| Series::of(&tried.outcome.figures).into_iter().map(move |series| (series, tried));
+    let mut all: Vec<(Series, &Tried)> = report.tried.iter().flat_map(series_of).collect();
     all.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
     all
 }

@@ -516,30 +516,30 @@ mod tests {
 
     #[test]
     fn errno_determines_the_variant_of_a_refusal() {
-        let of = |errno| Error::from(provider::Error::new(errno, "text"));
-        assert!(matches!(of(libc::EINVAL), Error::Argument(_)));
-        assert!(matches!(of(libc::EBUSY), Error::Argument(_)));
-        assert!(matches!(of(libc::EOPNOTSUPP), Error::Argument(_)));
-        assert!(matches!(of(libc::ENOMEM), Error::Resources(_)));
-        assert!(matches!(of(libc::ENODEV), Error::Environment(_)));
-        assert!(matches!(of(libc::ETIMEDOUT), Error::Peer(_)));
-        assert!(of(libc::EAGAIN).is_would_block());
-        assert!(matches!(of(libc::EINTR), Error::NotYet(_)) && !of(libc::EINTR).is_would_block());
-        assert_eq!((of(libc::EBUSY).errno(), of(libc::EBUSY).to_string().as_str()), (libc::EBUSY, "text"));
+        let error_of = |errno| Error::from(provider::Error::new(errno, "text"));
+        assert!(matches!(error_of(libc::EINVAL), Error::Argument(_)));
+        assert!(matches!(error_of(libc::EBUSY), Error::Argument(_)));
+        assert!(matches!(error_of(libc::EOPNOTSUPP), Error::Argument(_)));
+        assert!(matches!(error_of(libc::ENOMEM), Error::Resources(_)));
+        assert!(matches!(error_of(libc::ENODEV), Error::Environment(_)));
+        assert!(matches!(error_of(libc::ETIMEDOUT), Error::Peer(_)));
+        assert!(error_of(libc::EAGAIN).is_would_block());
+        assert!(matches!(error_of(libc::EINTR), Error::NotYet(_)) && !error_of(libc::EINTR).is_would_block());
+        assert_eq!((error_of(libc::EBUSY).errno(), error_of(libc::EBUSY).to_string().as_str()), (libc::EBUSY, "text"));
     }
 
     #[test]
     fn host_problem_is_an_environment_error() {
-        let of = |errno| Error::from(provider::Error::host(errno, "text"));
-        assert!(matches!(of(libc::EINVAL), Error::Environment(_)));
-        assert!(matches!(of(libc::EMFILE), Error::Resources(_)));
+        let error_of = |errno| Error::from(provider::Error::host(errno, "text"));
+        assert!(matches!(error_of(libc::EINVAL), Error::Environment(_)));
+        assert!(matches!(error_of(libc::EMFILE), Error::Resources(_)));
         // EAGAIN of the host means that no thread could be started, not that there was no event.
-        assert!(matches!(of(libc::EAGAIN), Error::Resources(_)) && !of(libc::EAGAIN).is_would_block());
+        assert!(matches!(error_of(libc::EAGAIN), Error::Resources(_)) && !error_of(libc::EAGAIN).is_would_block());
     }
 
     #[test]
     fn status_determines_the_failing_side() {
-        let of = |status| {
+        let error_of = |status| {
             Error::from(FailedCompletion {
                 status,
                 wr_id: 1,
@@ -548,9 +548,9 @@ mod tests {
                 vendor_err: 0,
             })
         };
-        assert!(matches!(of(WcStatus::LocProtErr), Error::Argument(_)));
-        assert!(matches!(of(WcStatus::RetryExcErr), Error::Peer(_)));
-        let error = of(WcStatus::RemAccessErr);
+        assert!(matches!(error_of(WcStatus::LocProtErr), Error::Argument(_)));
+        assert!(matches!(error_of(WcStatus::RetryExcErr), Error::Peer(_)));
+        let error = error_of(WcStatus::RemAccessErr);
         assert_eq!(error.completion().map(|failed| failed.status), Some(WcStatus::RemAccessErr));
         assert_eq!(error.errno(), libc::EIO);
     }

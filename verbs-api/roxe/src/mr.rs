@@ -399,10 +399,10 @@ impl Drop for Bytes {
 mod tests {
     use super::*;
 
-    /// Returns a part of `of`, as `register_raw` would make it.
-    fn part(of: &Bytes, offset: usize, len: usize) -> Bytes {
-        assert!(offset + len <= of.len);
-        Bytes { ptr: NonNull::new(of.ptr.as_ptr().wrapping_add(offset)).unwrap(), len, owned: None }
+    /// Returns a part of `whole`, as `register_raw` would make it.
+    fn part(whole: &Bytes, offset: usize, len: usize) -> Bytes {
+        assert!(offset + len <= whole.len);
+        Bytes { ptr: NonNull::new(whole.ptr.as_ptr().wrapping_add(offset)).unwrap(), len, owned: None }
     }
 
     #[test]

@@ -9,7 +9,7 @@ pub(crate) fn os(errno: i32) -> io::Error {
 }
 
 /// Returns an I/O error with the errno that the C call sets for `error`.
-pub(crate) fn of(error: Error) -> io::Error {
+pub(crate) fn io_error(error: Error) -> io::Error {
     match error {
         Error::Resources(ResourceError::OutOfMemory { .. }) | Error::Environment(EnvironmentError::NoDevice { .. }) => {
             os(error.errno())

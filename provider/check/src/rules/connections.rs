@@ -74,7 +74,7 @@ impl Observer for Connections {
             Event::Destroyed(qp) => {
                 self.first.remove(&qp);
                 self.reused.remove(&qp);
-                self.reported.retain(|(of, _)| *of != qp);
+                self.reported.retain(|(reported, _)| *reported != qp);
                 None
             }
             _ => None,

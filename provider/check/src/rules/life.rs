@@ -159,15 +159,17 @@ const fn kind(object: &Object) -> (&'static str, &'static str) {
     }
 }
 
-/// Returns true if `object` directly uses the object with the id `of`.
-fn uses(object: &Object, of: ObjectId) -> bool {
+/// Returns true if `object` directly uses the object with the id `used`.
+fn uses(object: &Object, used: ObjectId) -> bool {
     match object {
         Object::Context => false,
-        Object::Pd { context } | Object::Channel { context } => *context == of,
-        Object::Cq { context, channel, .. } => *context == of || *channel == Some(of),
-        Object::Srq { pd, .. } | Object::Mw { pd, .. } | Object::Ah { pd } => *pd == of,
-        Object::Qp(pair) => [pair.context, pair.pd, pair.send_cq, pair.recv_cq].contains(&of) || pair.srq == Some(of),
-        Object::Mr(memory) => memory.context == of || memory.pd == of,
+        Object::Pd { context } | Object::Channel { context } => *context == used,
+        Object::Cq { context, channel, .. } => *context == used || *channel == Some(used),
+        Object::Srq { pd, .. } | Object::Mw { pd, .. } | Object::Ah { pd } => *pd == used,
+        Object::Qp(pair) => {
+            [pair.context, pair.pd, pair.send_cq, pair.recv_cq].contains(&used) || pair.srq == Some(used)
+        }
+        Object::Mr(memory) => memory.context == used || memory.pd == used,
     }
 }
 

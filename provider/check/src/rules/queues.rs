@@ -158,7 +158,7 @@ impl Observer for Receives {
             }
             Event::Destroyed(qp) => {
                 reports.extend(self.without_receive(qp, program));
-                self.reported.retain(|(of, _)| *of != qp);
+                self.reported.retain(|(reported, _)| *reported != qp);
             }
             Event::Exit => {
                 let late: Vec<_> = self.late_since.keys().copied().collect();

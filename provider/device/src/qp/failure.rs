@@ -259,9 +259,9 @@ fn why_dropped(qp: &QpResources, machine: &Machine, reason: DropReason) -> Optio
         }
         DropReason::NoReceive => {
             status = WcStatus::RnrRetryExcErr;
-            let of =
+            let empty_srq =
                 |srq: &Arc<Srq>| format!(": its shared receive queue (handle {}) was empty", srq.user_context() as u32);
-            let queue = qp.srq.as_ref().map_or_else(String::new, of);
+            let queue = qp.srq.as_ref().map_or_else(String::new, empty_srq);
             // UC and UD have no RNR timer.
             let is_reliable = qp.service.is_reliable();
             let advice = if is_reliable { explain::advice(status) } else { "post receives before the peer sends" };

@@ -19,7 +19,7 @@ fn group(last: u8) -> Ipv4Addr {
     Ipv4Addr::new(239, b, a, last)
 }
 
-fn at(group: Ipv4Addr) -> Address {
+fn group_address(group: Ipv4Addr) -> Address {
     Address::Ip((group, 0).into())
 }
 
@@ -42,7 +42,7 @@ fn way(event: &Event) -> (u64, &UdParam) {
 }
 
 fn join(end: &End, group: Ipv4Addr, flags: JoinFlags) -> UdParam {
-    end.id.join_multicast(&at(group), flags, 5).unwrap();
+    end.id.join_multicast(&group_address(group), flags, 5).unwrap();
     let event = end.expect(EventKind::MulticastJoin);
     assert_eq!((event.status, way(&event).0), (0, 5));
     way(&event).1.clone()
@@ -76,9 +76,9 @@ fn group_member_receives_datagrams() {
     join(&b, group(1), FULL);
     let way = join(&sender, group(1), SEND_ONLY);
     assert_eq!(received_by(&node, &sender, &way, &[(1, &a), (2, &b)]), [1, 2]);
-    b.id.leave_multicast(&at(group(1))).unwrap();
+    b.id.leave_multicast(&group_address(group(1))).unwrap();
     assert_eq!(received_by(&node, &sender, &way, &[(3, &a)]), [3]);
-    assert_eq!(errno(b.id.leave_multicast(&at(group(1)))), libc::EADDRNOTAVAIL, "once");
+    assert_eq!(errno(b.id.leave_multicast(&group_address(group(1)))), libc::EADDRNOTAVAIL, "once");
     for end in [&a, &b, &sender] {
         end.id.destroy();
         end.qp().check_detached().unwrap();
@@ -95,10 +95,10 @@ fn id_joins_several_groups_and_one_repeatedly() {
     }
     let [second, third] = [2, 3].map(|last| join(&sender, group(last), SEND_ONLY));
     assert_eq!(received_by(&node, &sender, &second, &[(1, &member)]), [1]);
-    member.id.leave_multicast(&at(group(3))).unwrap();
+    member.id.leave_multicast(&group_address(group(3))).unwrap();
     assert_eq!(received_by(&node, &sender, &third, &[(2, &member)]), [2], "it joined twice");
-    member.id.leave_multicast(&at(group(2))).unwrap();
-    member.id.leave_multicast(&at(group(3))).unwrap();
+    member.id.leave_multicast(&group_address(group(2))).unwrap();
+    member.id.leave_multicast(&group_address(group(3))).unwrap();
     member.qp().check_detached().unwrap();
 }
 
@@ -114,8 +114,8 @@ fn queue_pair_joins_and_leaves_groups_with_its_id() {
     assert_eq!(received_by(&node, &sender, &way, &[(1, &member)]), [1]);
     member.id.detach_qp();
     member.qp().check_detached().unwrap();
-    assert_eq!(errno(member.id.leave_multicast(&at(group(5)))), libc::EADDRNOTAVAIL);
-    member.id.leave_multicast(&at(group(4))).unwrap();
+    assert_eq!(errno(member.id.leave_multicast(&group_address(group(5)))), libc::EADDRNOTAVAIL);
+    member.id.leave_multicast(&group_address(group(4))).unwrap();
 }
 
 // clause: CM-MULTICAST
@@ -123,12 +123,12 @@ fn queue_pair_joins_and_leaves_groups_with_its_id() {
 fn invalid_group_membership_is_refused() {
     let node = Node::open();
     let unbound = End::new(PortSpace::Udp);
-    assert_eq!(errno(unbound.id.join_multicast(&at(group(6)), FULL, 0)), libc::EINVAL);
+    assert_eq!(errno(unbound.id.join_multicast(&group_address(group(6)), FULL, 0)), libc::EINVAL);
     unbound.id.bind(&address("0.0.0.0:0")).unwrap();
-    assert_eq!(errno(unbound.id.join_multicast(&at(group(6)), FULL, 0)), libc::EINVAL, "of no device");
+    assert_eq!(errno(unbound.id.join_multicast(&group_address(group(6)), FULL, 0)), libc::EINVAL, "of no device");
     let reliable = End::new(PortSpace::Tcp);
     reliable.id.bind(&address(LOOPBACK)).unwrap();
-    assert_eq!(errno(reliable.id.join_multicast(&at(group(6)), FULL, 0)), libc::EINVAL);
+    assert_eq!(errno(reliable.id.join_multicast(&group_address(group(6)), FULL, 0)), libc::EINVAL);
     let member = end(&node);
     for no_group in [address("127.0.0.1:0"), address("0.0.0.0:0"), address("[ff0e::6]:0")] {
         assert_eq!(errno(member.id.join_multicast(&no_group, FULL, 0)), libc::EINVAL, "{no_group:?}");
@@ -167,10 +167,10 @@ fn joins_all_groups() {
     let max = usize::try_from(node.context.device().attr().max_mcast_grp).unwrap();
     let name = |n: usize| Ipv4Addr::new(239, 255, (n >> 8) as u8, n as u8);
     (0..max).for_each(|n| drop(join(&member, name(n), FULL)));
-    member.id.join_multicast(&at(name(max)), FULL, 8).unwrap();
+    member.id.join_multicast(&group_address(name(max)), FULL, 8).unwrap();
     let event = member.expect(EventKind::MulticastError);
     assert_eq!((event.status, way(&event).0), (-libc::ENOMEM, 8));
-    member.id.leave_multicast(&at(name(max))).unwrap();
+    member.id.leave_multicast(&group_address(name(max))).unwrap();
     let id: &Id = &member.id;
     id.destroy();
     member.qp().check_detached().unwrap();

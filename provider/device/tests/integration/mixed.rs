@@ -193,17 +193,17 @@ fn operations_of_all_services_complete_together() {
                 }
             }
             if last.elapsed() >= TIMEOUT {
-                let of = |lane: &Lane| (lane.service, lane.posted, lane.completed, lane.sends, lane.arrived);
-                let all: Vec<_> = lanes.iter().map(of).collect();
+                let progress = |lane: &Lane| (lane.service, lane.posted, lane.completed, lane.sends, lane.arrived);
+                let all: Vec<_> = lanes.iter().map(progress).collect();
                 panic!("nothing completes any more: {all:?}; {:?}", node.context.counters());
             }
         }
         for service in services {
-            let of = |count: fn(&Lane) -> usize| -> usize {
+            let sum_of = |count: fn(&Lane) -> usize| -> usize {
                 lanes.iter().filter(|lane| lane.service == service).map(count).sum()
             };
             let (completed, sends, arrived) =
-                (of(|lane| lane.completed), of(|lane| lane.sends), of(|lane| lane.arrived));
+                (sum_of(|lane| lane.completed), sum_of(|lane| lane.sends), sum_of(|lane| lane.arrived));
             println!("{service:?}: {completed} complete, of {sends} messages {arrived} have arrived");
         }
         println!("{:.1} s", started.elapsed().as_secs_f32());

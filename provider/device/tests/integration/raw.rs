@@ -74,14 +74,14 @@ fn frame(dst: [u8; 6], payload: &[u8]) -> Vec<u8> {
 }
 
 /// Matches frames of the test to `dst`.
-fn to(dst: [u8; 6]) -> FrameMatch {
-    let mut filter = of_test();
+fn frames_to(dst: [u8; 6]) -> FrameMatch {
+    let mut filter = frames_of_test();
     filter.require_exactly(Field::DstMac, &dst).unwrap();
     filter
 }
 
 /// Matches all frames of the test.
-fn of_test() -> FrameMatch {
+fn frames_of_test() -> FrameMatch {
     let mut filter = FrameMatch::default();
     filter.require_exactly(Field::EtherType, &ETHER_TYPE).unwrap();
     filter
@@ -129,8 +129,8 @@ fn inside(name: &str, wrap: &str, test: impl FnOnce()) {
 fn loopback_frame_reaches_each_matching_flow_once() {
     inside("loopback_frame_reaches_each_matching_flow_once", "", || {
         let (a, b, c) = (Station::new(0, 8), Station::new(0, 8), Station::new(0, 8));
-        let (_a, _b) = (a.flow(to(GROUP)), b.flow(to(GROUP)));
-        let _c = [c.flow(to(MAC_1)), c.flow(of_test())];
+        let (_a, _b) = (a.flow(frames_to(GROUP)), b.flow(frames_to(GROUP)));
+        let _c = [c.flow(frames_to(MAC_1)), c.flow(frames_of_test())];
         let sent = frame(GROUP, b"hello");
         a.send(&sent, SendFlags::empty());
         // The sender matches, too; the third station matches twice and gets one copy.
@@ -149,7 +149,7 @@ fn loopback_frame_reaches_each_matching_flow_once() {
 fn link_frames_reach_peer_and_group_frames_both_ends() {
     inside("link_frames_reach_peer_and_group_frames_both_ends", "", || {
         let (here, other, there) = (Station::new(1, 8), Station::new(1, 8), Station::new(2, 8));
-        let _flows = [here.flow(of_test()), other.flow(of_test()), there.flow(of_test())];
+        let _flows = [here.flow(frames_of_test()), other.flow(frames_of_test()), there.flow(frames_of_test())];
         here.send(&frame(MAC_1, b"over"), SendFlags::empty());
         assert_eq!(there.receive().0, frame(MAC_1, b"over"));
         there.send(&frame(MAC_0, b"back"), SendFlags::empty());
@@ -177,8 +177,12 @@ fn flow_tags_counts_and_drops_frames() {
         let counters = Arc::new(FlowCounters::default());
         counters.attach(CounterKind::Packets, 0).unwrap();
         counters.attach(CounterKind::Bytes, 1).unwrap();
-        let init =
-            FlowInit { filter: to(GROUP), tag: 0x1234, counters: vec![Arc::clone(&counters)], ..FlowInit::default() };
+        let init = FlowInit {
+            filter: frames_to(GROUP),
+            tag: 0x1234,
+            counters: vec![Arc::clone(&counters)],
+            ..FlowInit::default()
+        };
         let flow = station.qp.create_flow(init.clone()).unwrap();
         let sniffer = Station::new(0, 8);
         let sniffs = FlowInit { kind: RuleKind::Sniffer, ..FlowInit::default() };
@@ -263,7 +267,7 @@ fn frames_take_receives_from_srq() {
         let attr = QpAttr { state: QpState::Init, port: 1, ..QpAttr::default() };
         qp.modify(&attr, AttrMask::STATE | AttrMask::PORT).unwrap();
         qp.modify(&QpAttr { state: QpState::Rtr, ..attr }, AttrMask::STATE).unwrap();
-        let _flow = qp.create_flow(FlowInit { filter: to(GROUP), ..FlowInit::default() }).unwrap();
+        let _flow = qp.create_flow(FlowInit { filter: frames_to(GROUP), ..FlowInit::default() }).unwrap();
         srq.post_recv(&RecvRequest { wr_id: 3, sges: &[node.sge(0, AREA)] }).unwrap();
         sender.send(&frame(GROUP, b"shared"), SendFlags::empty());
         let cqe = node.wait(1)[0];
@@ -285,7 +289,7 @@ fn frame_wakes_sleeping_program() {
         qp.modify(&attr, AttrMask::STATE | AttrMask::PORT).unwrap();
         qp.modify(&QpAttr { state: QpState::Rtr, ..attr }, AttrMask::STATE).unwrap();
         post_recv(&qp, 9, node.sge(0, AREA));
-        let _flow = qp.create_flow(FlowInit { filter: to(MAC_0), ..FlowInit::default() }).unwrap();
+        let _flow = qp.create_flow(FlowInit { filter: frames_to(MAC_0), ..FlowInit::default() }).unwrap();
         node.cq.req_notify(false);
         Station::new(2, 0).send(&frame(MAC_0, b"wake up"), SendFlags::empty());
         assert_eq!(channel.get_event().unwrap(), 5);

@@ -563,7 +563,7 @@ fn pair_of_victims(place: &Place, link: &str) -> (Peer, Peer, Vec<u64>) {
 fn both_victims(place: &Place, link: &str) -> (Peer, Peer, Vec<u64>, Vec<u64>) {
     let (mut a, mut b) = (place.peer(victim(), link), place.peer(victim(), link));
     let (of_a, of_b) = (a.ask("create"), b.ask("create"));
-    let connect = |of: &[u64]| format!("connect {} {} {}", of[0], of[1], of[2]);
+    let connect = |end: &[u64]| format!("connect {} {} {}", end[0], end[1], end[2]);
     a.ask(&connect(&of_b));
     b.ask(&connect(&of_a));
     (a, b, of_a, of_b)
@@ -801,7 +801,7 @@ fn cards_of_two_users_exchange_data() {
             let gids = pairs.each_mut().map(|pair| pair.each_mut().map(|peer| peer.ask("gid")[0]));
             assert_eq!(gids, [[1, 1], [2, 2]], "link {link}: the processes of a user agree on an address");
             // The first peers of each user connect to each other, the second ones across users.
-            let connect = |of: &[u64], gid: u64| format!("connect {} {} {} {gid}", of[0], of[1], of[2]);
+            let connect = |end: &[u64], gid: u64| format!("connect {} {} {} {gid}", end[0], end[1], end[2]);
             let [[a, b], [c, d]] = &mut pairs;
             b.ask(&connect(&made[1][1], 2));
             d.ask(&connect(&made[0][1], 1));

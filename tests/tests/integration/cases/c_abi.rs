@@ -229,16 +229,16 @@ impl End {
         let set = |key, default: u32| line.value(key).unwrap_or(default);
         let is_reliable = !matches!(service, "UC" | "UD");
         // Null members are not sent.
-        let of = |is_set: bool, value: u32| is_set.then_some(value);
+        let only_if = |is_set: bool, value: u32| is_set.then_some(value);
         let init = match service {
             "UD" => json!({"qp": handle, "to": "INIT", "qkey": QKEY.0}),
             _ => json!({"qp": handle, "to": "INIT", "access": set("access", 0xe)}),
         };
-        let rtr = json!({"qp": handle, "to": "RTR", "path_mtu": of(service != "UD", set("mtu", 1024)),
-                         "max_dest_rd_atomic": of(is_reliable, 4), "min_rnr_timer": of(is_reliable, 1)});
-        let rts = json!({"qp": handle, "to": "RTS", "sq_psn": psn, "timeout": of(is_reliable, set("timeout", 16)),
-                         "retry_cnt": of(is_reliable, set("retry", 7)), "rnr_retry": of(is_reliable, set("rnr", 7)),
-                         "max_rd_atomic": of(is_reliable, 4)});
+        let rtr = json!({"qp": handle, "to": "RTR", "path_mtu": only_if(service != "UD", set("mtu", 1024)),
+                         "max_dest_rd_atomic": only_if(is_reliable, 4), "min_rnr_timer": only_if(is_reliable, 1)});
+        let rts = json!({"qp": handle, "to": "RTS", "sq_psn": psn, "timeout": only_if(is_reliable, set("timeout", 16)),
+                         "retry_cnt": only_if(is_reliable, set("retry", 7)), "rnr_retry": only_if(is_reliable, set("rnr", 7)),
+                         "max_rd_atomic": only_if(is_reliable, 4)});
         client.call(Command::ModifyQp, init)?;
         self.qps.insert(line.name(0).to_owned(), Qp { handle, service, rtr, rts });
         Ok(format!("{qpn} {psn}"))

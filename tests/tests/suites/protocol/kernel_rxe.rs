@@ -180,7 +180,7 @@ fn print_group(judged: &GroupResult) {
     for t in &judged.cells {
         print!("{}", report::exception(&format!("{} {}", judged.group, t.cell), &t.ending));
     }
-    print!("{}", of_capture(judged.capture.as_ref()));
+    print!("{}", capture_lines(judged.capture.as_ref()));
 }
 
 /// Prints the result of a program in one call, because programs may end at the same time.
@@ -190,10 +190,10 @@ fn print_result(result: &ProgramResult) {
         Ending::Passed => format!("ok       {} ({:.1} s, {} tries)\n", result.name, result.seconds, result.tries),
         _ => report::exception(&result.name, &result.ending),
     };
-    print!("{ending}{}", of_capture(result.capture.as_ref()));
+    print!("{ending}{}", capture_lines(result.capture.as_ref()));
 }
 
-fn of_capture(capture: Option<&capture::Verdict>) -> String {
+fn capture_lines(capture: Option<&capture::Verdict>) -> String {
     let Some(v) = capture else { return String::new() };
     let head = format!("         {} packets, {} bad by tshark's judgement\n", v.packets, v.bad);
     v.examples.lines().fold(head, |text, line| format!("{text}         | {line}\n"))

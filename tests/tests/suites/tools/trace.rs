@@ -141,8 +141,9 @@ impl Trace {
     /// Checks that each track and its process have a name, and that requests of one name belong to
     /// one queue pair, because viewers put them on one track.
     fn check_names(&self) -> CheckResult {
-        let of = |name: &str| self.named("M", name).map(track).collect::<BTreeSet<_>>();
-        let (threads, processes) = (of("thread_name"), of("process_name").into_iter().map(|(pid, _)| pid));
+        let named_tracks = |name: &str| self.named("M", name).map(track).collect::<BTreeSet<_>>();
+        let (threads, processes) =
+            (named_tracks("thread_name"), named_tracks("process_name").into_iter().map(|(pid, _)| pid));
         let processes: BTreeSet<_> = processes.collect();
         let mut requests = HashMap::new();
         for event in &self.0 {

@@ -126,11 +126,11 @@ fn requests_from_non_unicast_addresses_are_refused() {
 #[test]
 fn ipv4_and_ipv6_listeners_share_a_service() {
     let mut node = Node::new();
-    let of = |addresses| Listen { addresses, ..Listen::new(SERVICE, Accepts::Both, 9) };
-    let v6 = node.cm.listen(of(Addresses::Ipv6)).unwrap();
+    let listen = |addresses| Listen { addresses, ..Listen::new(SERVICE, Accepts::Both, 9) };
+    let v6 = node.cm.listen(listen(Addresses::Ipv6)).unwrap();
     assert_eq!(node.deliver(req()), Err(Ignored::Refused));
-    let v4 = node.cm.listen(of(Addresses::Ipv4)).unwrap();
-    assert_eq!(node.cm.listen(of(Addresses::Ip)), Err(CmError::InUse));
+    let v4 = node.cm.listen(listen(Addresses::Ipv4)).unwrap();
+    assert_eq!(node.cm.listen(listen(Addresses::Ip)), Err(CmError::InUse));
     node.names();
     let found = |node: &Node, local: Gid| node.cm.listeners.find(SERVICE, local, Accepts::Lookups).map(|(id, _)| id);
     assert_eq!(found(&node, address(1)), Some(v4));

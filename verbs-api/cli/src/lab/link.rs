@@ -216,20 +216,20 @@ mod tests {
 
     #[test]
     fn link_without_netem_becomes_tbf_and_rules() {
-        let of = |text: &str| {
+        let qdisc_and_rules = |text: &str| {
             let (link, qdisc) = (link(text), |words: Vec<String>| words.join(" "));
             (link.qdisc(Shaper::Rules, 1500).map(qdisc).unwrap_or_default(), link.fault_rules(Shaper::Rules))
         };
         let pair = |qdisc: &str, rules: &str| (qdisc.to_owned(), rules.to_owned());
-        assert_eq!(of("1gbit queue 100"), pair("tbf rate 1000000000bit burst 125000 limit 151400", ""));
+        assert_eq!(qdisc_and_rules("1gbit queue 100"), pair("tbf rate 1000000000bit burst 125000 limit 151400", ""));
         assert_eq!(
-            of("100mbit 1ms"),
+            qdisc_and_rules("100mbit 1ms"),
             pair("tbf rate 100000000bit burst 12500 limit 1514000", "delay rx by=1000us..1000us")
         );
         let uplink = link("1mbit queue 1").uplink(Shaper::Rules, 1500).unwrap().join(" ");
         assert_eq!(uplink, "tbf rate 1000000bit burst 3028 limit 151400000");
         assert_eq!(link("20us").uplink(Shaper::Rules, 1500).or_else(|| link("20us").uplink(Shaper::Netem, 1500)), None);
-        let all = of("20us jitter 5us loss 0.1% ecn 1%");
+        let all = qdisc_and_rules("20us jitter 5us loss 0.1% ecn 1%");
         assert_eq!(all, pair("", "drop rx 0.1%; delay rx by=15us..25us; ecn rx 1%"));
         assert!(all.1.parse::<roxe_transport::fault::Rules>().is_ok());
         assert_eq!(["1gbit", "5ms", "1gbit 5ms"].map(|text| link(text).bytes_in_flight()), [0, 0, 1_875_000]);
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(window_for(&["1gbit 1ms", "1gbit 5ms"]), Some(1_875_000));
         assert_eq!(window_for(&["100gbit 1s"]), Some(64 << 20));
         assert_eq!(
-            (of(""), of("0us"), of("1.5ms").1.as_str()),
+            (qdisc_and_rules(""), qdisc_and_rules("0us"), qdisc_and_rules("1.5ms").1.as_str()),
             (pair("", ""), pair("", ""), "delay rx by=1500us..1500us")
         );
     }

@@ -103,7 +103,7 @@ impl Net {
 
     /// Returns the environment variables from which a command learns its role.
     pub(super) fn variables(&self, number: u8) -> [(&'static str, String); 4] {
-        let list = |of: &dyn Fn(u8) -> String| (1..=self.hosts()).map(of).collect::<Vec<_>>().join(" ");
+        let list = |text: &dyn Fn(u8) -> String| (1..=self.hosts()).map(text).collect::<Vec<_>>().join(" ");
         [
             (HOST_NUMBER, number.to_string()),
             ("LAB_HOSTS", self.hosts().to_string()),

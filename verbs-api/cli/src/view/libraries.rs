@@ -41,7 +41,7 @@ pub(super) fn replace_rdma() {
 pub(super) fn find(library: &Path, program: Option<&Path>) -> Vec<PathBuf> {
     let Some(kind) = Elf::open(library).map(|elf| elf.kind()) else { return Vec::new() };
     let folders = FOLDERS.iter().map(PathBuf::from).chain(program.map(program::run_path).unwrap_or_default());
-    let folders = folders.chain(of_prefixes(program)).chain(wheels(&var_os("PYTHONPATH").unwrap_or_default()));
+    let folders = folders.chain(library_folders(program)).chain(wheels(&var_os("PYTHONPATH").unwrap_or_default()));
     let inside = folders.flat_map(|folder| entries(&folder));
     let cache = fs::read(CACHE).unwrap_or_default();
     let mut files = BTreeMap::new();
@@ -70,28 +70,28 @@ fn is_name(name: Option<&OsStr>) -> bool {
 }
 
 /// Returns folders of libraries in the Python or conda environments of `program` and of PATH.
-fn of_prefixes(program: Option<&Path>) -> impl Iterator<Item = PathBuf> {
+fn library_folders(program: Option<&Path>) -> impl Iterator<Item = PathBuf> {
     let path = var_os("PATH").unwrap_or_default();
     let of_path = split_paths(&path).filter_map(|bin| Some(bin.parent()?.to_owned()));
     let mut prefixes: Vec<PathBuf> = program.map(own_prefixes).unwrap_or_default().into_iter().chain(of_path).collect();
     prefixes.sort();
     prefixes.dedup();
-    prefixes.into_iter().flat_map(|prefix| of_prefix(&prefix))
+    prefixes.into_iter().flat_map(|prefix| library_folders_of(&prefix))
 }
 
 /// Returns the environments that a program belongs to, by its name, by its file without links, and
 /// by VIRTUAL_ENV.
 fn own_prefixes(program: &Path) -> Vec<PathBuf> {
-    let of = |path: PathBuf| Some(path.parent()?.parent()?.to_owned());
+    let prefix_of = |path: PathBuf| Some(path.parent()?.parent()?.to_owned());
     let environment = var_os("VIRTUAL_ENV").map(PathBuf::from);
     let named = std::path::absolute(program).ok();
-    let prefixes = [named.and_then(of), program.canonicalize().ok().and_then(of), environment];
+    let prefixes = [named.and_then(prefix_of), program.canonicalize().ok().and_then(prefix_of), environment];
     prefixes.into_iter().flatten().filter(|prefix| prefix.is_absolute()).collect()
 }
 
 /// Returns a copy of libibverbs in a wheel of the program's environment.
 pub(super) fn packaged(program: &Path) -> Option<PathBuf> {
-    let of_environment = own_prefixes(program).into_iter().flat_map(|prefix| of_prefix(&prefix));
+    let of_environment = own_prefixes(program).into_iter().flat_map(|prefix| library_folders_of(&prefix));
     let folders = wheels(&var_os("PYTHONPATH").unwrap_or_default()).into_iter();
     let folders = folders.chain(of_environment.filter(|folder| is_bundle(folder)));
     folders.flat_map(|folder| entries(&folder)).find(|path| is_name(path.file_name()))
@@ -108,7 +108,7 @@ fn is_bundle(folder: &Path) -> bool {
 }
 
 /// Returns `lib`, and the folders `lib/python3*/{site,dist}-packages/*.libs`.
-fn of_prefix(prefix: &Path) -> Vec<PathBuf> {
+fn library_folders_of(prefix: &Path) -> Vec<PathBuf> {
     let lib = prefix.join("lib");
     let starts =
         |path: &Path, begin: &str| path.file_name().is_some_and(|name| name.as_bytes().starts_with(begin.as_bytes()));

@@ -334,8 +334,10 @@ fn path_mtu(flows: [Option<&flows::Flow>; 2], all: &[PacketRecord]) -> Option<u3
 /// Returns packets of another service than the packets before and after them.
 // clause: TAKE-SERVICE
 fn services(places: &[usize], all: &[PacketRecord]) -> Vec<usize> {
-    let of = |place: usize| all[place].header.opcode().service();
-    let places: Vec<_> = places.iter().copied().filter(|place| of(*place) != Service::Cnp).collect();
-    let strays = places.windows(3).filter(|three| of(three[0]) == of(three[2]) && of(three[1]) != of(three[0]));
+    let service_at = |place: usize| all[place].header.opcode().service();
+    let places: Vec<_> = places.iter().copied().filter(|place| service_at(*place) != Service::Cnp).collect();
+    let strays = places
+        .windows(3)
+        .filter(|three| service_at(three[0]) == service_at(three[2]) && service_at(three[1]) != service_at(three[0]));
     strays.map(|three| three[1]).collect()
 }

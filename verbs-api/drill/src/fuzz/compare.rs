@@ -77,13 +77,13 @@ pub(super) fn differences(case: &Case, model: &Trace, card: &Trace) -> Vec<Diffe
         return vec![Difference::new(DifferenceKind::Honest, "h", "ACK", "nothing")];
     }
     let all = [answers(model), answers(card)];
-    let connections = model.states.keys().filter_map(|qp| of_connection(case, qp, model, card, &all));
+    let connections = model.states.keys().filter_map(|qp| connection_difference(case, qp, model, card, &all));
     let is_shared = |name: &str| name.strip_prefix('m').is_none_or(|qp| !model.states.contains_key(qp));
     let shared = model.memory.keys().filter(|name| is_shared(name)).filter_map(|name| memory("h", name, model, card));
     connections.chain(shared).collect()
 }
 
-fn of_connection(
+fn connection_difference(
     case: &Case,
     qp: &str,
     model: &Trace,
@@ -92,14 +92,14 @@ fn of_connection(
 ) -> Option<Difference> {
     let nothing = Vec::new();
     let requested = format!("psn={} ", last_ack_request(case, qp));
-    let of = |all: &BTreeMap<String, Vec<String>>| {
+    let settled = |all: &BTreeMap<String, Vec<String>>| {
         let mut list = all.get(qp).unwrap_or(&nothing).clone();
         if list.last().is_some_and(|last| last.starts_with("ACK ") && !last.contains(&requested)) {
             list.pop();
         }
         list
     };
-    if let Some((ours, theirs)) = first(&of(ours), &of(theirs)) {
+    if let Some((ours, theirs)) = first(&settled(ours), &settled(theirs)) {
         return Some(Difference::new(DifferenceKind::Answers, qp, ours, theirs));
     }
     let done = [&model.completions[qp], card.completions.get(qp).unwrap_or(&nothing)];
@@ -175,8 +175,8 @@ fn ipv4_check(region: &str, at: usize, field: &str, value: &str) -> String {
 /// Compares events without regard to their order.
 fn events(qp: &str, model: &Trace, card: &Trace) -> Option<Difference> {
     let nothing = Vec::new();
-    let of = |trace: &'_ Trace| trace.events.get(qp).unwrap_or(&nothing).clone();
-    let (mut ours, mut theirs) = (of(model), of(card));
+    let events_in = |trace: &'_ Trace| trace.events.get(qp).unwrap_or(&nothing).clone();
+    let (mut ours, mut theirs) = (events_in(model), events_in(card));
     ours.retain(|event| match theirs.iter().position(|other| other == event) {
         Some(at) => {
             theirs.remove(at);

@@ -68,9 +68,10 @@ fn figures(report: &Value, place: usize) -> Vec<Row> {
         let figures = case["figures"].as_array().map_or(&[][..], Vec::as_slice);
         let row = |figure: &Value| {
             let number = |name: &str| figure[name].as_u64();
-            let of = Values { count: number("count")?, range: [number("least")?, number("median")?, number("most")?] };
+            let cell =
+                Values { count: number("count")?, range: [number("least")?, number("median")?, number("most")?] };
             let mut values = [None; 2];
-            values[place] = Some(of);
+            values[place] = Some(cell);
             Some(Row {
                 figure: printable(figure["name"].as_str()?),
                 unit: Unit::of(figure["unit"].as_str()?)?,

@@ -197,8 +197,10 @@ impl Run<'_> {
                     let at = run.objects.events.iter().position(matches);
                     Ok(at.map(|at| run.objects.events.remove(at)))
                 })?;
-                let of = of.as_ref().map_or_else(String::new, |of| format!(" of {of}"));
-                found.map(|_| ()).ok_or_else(|| differs(format!("event {name}{of}"), self.objects.unconsumed_events()))
+                let source = of.as_ref().map_or_else(String::new, |source| format!(" of {source}"));
+                found
+                    .map(|_| ())
+                    .ok_or_else(|| differs(format!("event {name}{source}"), self.objects.unconsumed_events()))
             }
             Peer::NoEvent { time } => {
                 self.pass(time)?;

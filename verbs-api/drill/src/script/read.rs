@@ -121,7 +121,7 @@ fn spec(service: &str, words: &mut Words<'_>) -> Result<Spec, String> {
     let mut fields = Vec::new();
     let mut set = |name: &str, value: Number| fields.push((name.to_owned(), value));
     let mut name = operation.to_owned();
-    let message = mad::named(operation);
+    let message = mad::message_named(operation);
     let opcode = match operation {
         "NAK" => {
             let code = words.next_name(&WITHOUT_VALUE).ok_or("the code of the NAK is missing")?;

@@ -244,7 +244,7 @@ impl Datagram {
             return Err(os(libc::EMSGSIZE));
         }
         match peers.get(&to).and_then(|peer| peer.qp) {
-            Some(qp) if !ud_qp.send(qp, &header, data).map_err(errno::of)? => return Err(os(libc::EAGAIN)),
+            Some(qp) if !ud_qp.send(qp, &header, data).map_err(errno::io_error)? => return Err(os(libc::EAGAIN)),
             Some(_) => {}
             None => self.send_over_udp(ud_qp, to, true, data)?,
         }
@@ -339,7 +339,9 @@ impl Inner {
         let from = message.sender();
         match message {
             Message::OverUdp { bytes, .. } => room.put(bytes),
-            Message::OverQp { ud_qp, received } => room.put(&self.ud_qps[*ud_qp].bytes(received).map_err(errno::of)?),
+            Message::OverQp { ud_qp, received } => {
+                room.put(&self.ud_qps[*ud_qp].bytes(received).map_err(errno::io_error)?)
+            }
         }
         if !peek && let Some(Message::OverQp { ud_qp, received }) = self.inbox.pop_front() {
             self.ud_qps[ud_qp].repost(received.slot);

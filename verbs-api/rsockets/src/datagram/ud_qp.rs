@@ -87,10 +87,10 @@ impl UdQp {
 
     fn open_device(ip: IpAddr, depth: Depth) -> io::Result<Self> {
         let gid = Gid::from(ip);
-        for device in roxe::devices().map_err(errno::of)?.iter() {
-            let context = device.open().map_err(errno::of)?;
+        for device in roxe::devices().map_err(errno::io_error)?.iter() {
+            let context = device.open().map_err(errno::io_error)?;
             if let Some(entry) = context.gid_entries().iter().find(|entry| entry.gid == gid) {
-                return Self::build(&context, ip, entry.index, depth).map_err(errno::of);
+                return Self::build(&context, ip, entry.index, depth).map_err(errno::io_error);
             }
         }
         Err(os(libc::EADDRNOTAVAIL))
@@ -155,7 +155,7 @@ impl UdQp {
     }
 
     pub(crate) fn address_handle(&self, ip: IpAddr) -> io::Result<AddressHandle> {
-        self.pd.create_ah(Gid::from(ip), self.gid_index).map_err(errno::of)
+        self.pd.create_ah(Gid::from(ip), self.gid_index).map_err(errno::io_error)
     }
 
     /// Sends `header` and `data`. Returns false if no slot is free.

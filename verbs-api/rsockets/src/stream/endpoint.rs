@@ -31,7 +31,7 @@ pub(crate) struct Endpoint {
 
 impl Endpoint {
     pub(crate) fn build(id: &CmId, sizes: Sizes, inline: u32) -> io::Result<Self> {
-        for_library(|| Self::try_build(id, sizes, inline)).map_err(errno::of)
+        for_library(|| Self::try_build(id, sizes, inline)).map_err(errno::io_error)
     }
 
     fn try_build(id: &CmId, sizes: Sizes, inline: u32) -> Result<Self, roxe::Error> {

@@ -127,8 +127,8 @@ impl Listening {
 
 impl Stream {
     pub(crate) fn new() -> io::Result<Self> {
-        let channel = EventChannel::create().map_err(errno::of)?;
-        let id = CmId::create(&channel, PortSpace::Tcp).map_err(errno::of)?;
+        let channel = EventChannel::create().map_err(errno::io_error)?;
+        let id = CmId::create(&channel, PortSpace::Tcp).map_err(errno::io_error)?;
         Ok(Self::with_phase(channel, Phase::Idle(id), Settings::new()))
     }
 
@@ -144,7 +144,7 @@ impl Stream {
 
     pub(crate) fn bind(&self, addr: SocketAddr) -> io::Result<()> {
         match &self.inner.lock().phase {
-            Phase::Idle(id) => id.bind(addr).map_err(errno::of),
+            Phase::Idle(id) => id.bind(addr).map_err(errno::io_error),
             _ => Err(os(libc::EINVAL)),
         }
     }
@@ -165,7 +165,7 @@ impl Stream {
         let mut inner = self.lock_updated();
         let id = match &inner.phase {
             Phase::Idle(id) => id.clone(),
-            Phase::Failed => CmId::create(&self.channel, PortSpace::Tcp).map_err(errno::of)?,
+            Phase::Failed => CmId::create(&self.channel, PortSpace::Tcp).map_err(errno::io_error)?,
             Phase::Opening(_) => return Err(os(libc::EALREADY)),
             Phase::Open(_) => return Err(os(libc::EISCONN)),
             Phase::Listening(_) | Phase::Closed => return Err(os(libc::EINVAL)),
@@ -314,7 +314,7 @@ impl Inner {
     /// Sets an option of the connection id; does nothing if the stream has failed or is closed.
     fn set_id_option(&self, option: IdOption) -> io::Result<()> {
         match self.phase.id() {
-            Some(id) => id.set_option(option).map_err(errno::of),
+            Some(id) => id.set_option(option).map_err(errno::io_error),
             None => Ok(()),
         }
     }
@@ -356,7 +356,7 @@ impl Stream {
         match &mut inner.phase {
             Phase::Idle(id) => {
                 // When `accepted` is full, the connection manager queues as many requests again.
-                id.listen(backlog as u32).map_err(errno::of)?;
+                id.listen(backlog as u32).map_err(errno::io_error)?;
                 inner.phase = Phase::Listening(Listening { id: id.clone(), backlog, accepted: VecDeque::new() });
             }
             Phase::Listening(listening) => listening.backlog = backlog,
@@ -403,12 +403,12 @@ impl Stream {
 
 fn accept_request(id: CmId, event: &CmEvent, settings: &Settings) -> io::Result<Stream> {
     let peer = ConnData::decode(event.private_data()).map_err(|_| os(libc::EPROTO))?;
-    let channel = EventChannel::create().map_err(errno::of)?;
-    id.migrate(&channel).map_err(errno::of)?;
+    let channel = EventChannel::create().map_err(errno::io_error)?;
+    id.migrate(&channel).map_err(errno::io_error)?;
     let endpoint = Endpoint::build(&id, settings.sizes(), settings.inline)?;
     let terms = event.param().cloned().unwrap_or_default();
     let private_data = endpoint.conn_data().encode().to_vec();
-    id.accept(&ConnParam { private_data, ..terms }).map_err(errno::of)?;
+    id.accept(&ConnParam { private_data, ..terms }).map_err(errno::io_error)?;
     let open = Box::new(Open::new(id, endpoint, peer, settings.inline, false));
     Ok(Stream::with_phase(channel, Phase::Open(open), settings.clone()))
 }

@@ -30,7 +30,7 @@ pub(crate) struct Opening {
 
 impl Opening {
     pub(crate) fn start(id: CmId, addr: SocketAddr) -> io::Result<Self> {
-        id.resolve_addr(None, addr, RESOLVE_TIMEOUT).map_err(errno::of)?;
+        id.resolve_addr(None, addr, RESOLVE_TIMEOUT).map_err(errno::io_error)?;
         Ok(Self { id, endpoint: None })
     }
 
@@ -41,8 +41,8 @@ impl Opening {
     pub(crate) fn handle(&mut self, event: CmEvent, settings: &Settings) -> io::Result<Option<Open>> {
         match event.kind() {
             CmEventKind::AddrResolved => match settings.path {
-                Some(path) => self.id.set_option(IdOption::Path(path)).map_err(errno::of)?,
-                None => self.id.resolve_route(RESOLVE_TIMEOUT).map_err(errno::of)?,
+                Some(path) => self.id.set_option(IdOption::Path(path)).map_err(errno::io_error)?,
+                None => self.id.resolve_route(RESOLVE_TIMEOUT).map_err(errno::io_error)?,
             },
             CmEventKind::RouteResolved => self.request_connection(settings)?,
             CmEventKind::AddrChange | CmEventKind::TimewaitExit => {}
@@ -65,7 +65,7 @@ impl Opening {
             flow_control: true,
             ..ConnParam::default()
         };
-        self.id.connect(&param).map_err(errno::of)?;
+        self.id.connect(&param).map_err(errno::io_error)?;
         self.endpoint = Some(endpoint);
         Ok(())
     }
