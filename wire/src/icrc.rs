@@ -263,15 +263,15 @@ mod tests;
 static BYTES: [[u32; 256]; 4] = [byte_table(8), byte_table(16), byte_table(24), byte_table(32)];
 
 /// Effect of the two bytes of a header field on the register after the UDP header.
-struct Field([[u32; 256]; 2]);
+struct FieldEffect([[u32; 256]; 2]);
 
 /// Header fields, by the number of bytes between the field and the BTH.
-static IPV4_LENGTH: Field = Field::preceding(24);
-static IPV6_LENGTH: Field = Field::preceding(42);
-static UDP_LENGTH: Field = Field::preceding(2);
-static IDENT: Field = Field::preceding(22);
+static IPV4_LENGTH: FieldEffect = FieldEffect::preceding(24);
+static IPV6_LENGTH: FieldEffect = FieldEffect::preceding(42);
+static UDP_LENGTH: FieldEffect = FieldEffect::preceding(2);
+static IDENT: FieldEffect = FieldEffect::preceding(22);
 
-impl Field {
+impl FieldEffect {
     const fn preceding(others: u32) -> Self {
         Self([byte_table(8 * others + 16), byte_table(8 * others + 8)])
     }

@@ -70,7 +70,7 @@ pub struct Cq {
     pub(crate) uses: UseCount,
     /// True if there are entries. Read without the lock, because most polls find none.
     has_entries: AtomicBool,
-    state: Mutex<rank::Cq, State>,
+    state: Mutex<rank::Cq, CqState>,
 }
 
 impl Context {
@@ -102,12 +102,12 @@ impl Context {
             tracked,
             uses,
             has_entries: AtomicBool::new(false),
-            state: Mutex::new(State {
+            state: Mutex::new(CqState {
                 ring,
                 capacity,
                 ignore_overrun: init.ignore_overrun,
                 weak: WeakCq::of_new(),
-                ..State::default()
+                ..CqState::default()
             }),
         }))
     }
@@ -170,7 +170,7 @@ impl Cq {
     /// hide some.
     #[cold]
     #[inline(never)]
-    fn poll_watched(&self, state: &mut State, max: usize, verdict: &mut Verdict) -> usize {
+    fn poll_watched(&self, state: &mut CqState, max: usize, verdict: &mut Verdict) -> usize {
         let held = state.ring.len();
         state.polled_at = clock::now();
         let (max, shown) = state.weak.as_mut().map_or((max, 0), |weak| weak.poll(max, held));
@@ -309,7 +309,7 @@ impl Cq {
     /// Appends an entry while the checker or the weakest legal card is on.
     #[cold]
     #[inline(never)]
-    fn append_watched(&self, state: &mut State, cqe: &Cqe) -> Verdict {
+    fn append_watched(&self, state: &mut CqState, cqe: &Cqe) -> Verdict {
         self.report_fill_level(state);
         if state.sleep_watch.is_none() && self.channel.is_some() && is_checking() {
             state.sleep_watch = Some(SleepWatch::begin(self));
@@ -326,7 +326,7 @@ impl Cq {
     /// Reports the fill level of a queue that can overrun.
     #[cold]
     #[inline(never)]
-    fn report_fill_level(&self, state: &State) {
+    fn report_fill_level(&self, state: &CqState) {
         if !state.ignore_overrun {
             emit(|| Event::Held { cq: self.id, held: state.ring.len(), capacity: state.capacity });
         }
@@ -413,7 +413,7 @@ enum Armed {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct CqState {
     ring: VecDeque<Cqe>,
     /// Number of entries appended so far, which is the number of the next one.
     appended: u64,
@@ -436,7 +436,7 @@ struct State {
     weak: Option<Box<WeakCq>>,
 }
 
-impl State {
+impl CqState {
     /// Returns the effect of `cqe` on the armed event. Disarms the queue if `cqe` raises the event.
     fn fires(&mut self, cqe: &Cqe) -> Verdict {
         let counts = match self.armed {

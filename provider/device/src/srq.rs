@@ -82,7 +82,7 @@ pub struct TagRequest<'a> {
 }
 
 #[derive(Debug)]
-struct State {
+struct SrqState {
     /// `wr_id` and list length of each request.
     requests: VecDeque<(u64, u32)>,
     sges: VecDeque<Sge>,
@@ -90,7 +90,7 @@ struct State {
     tags: Option<TagState>,
 }
 
-impl State {
+impl SrqState {
     fn len(&self) -> u32 {
         // At most `max_wr`, a `u32`.
         self.requests.len() as u32
@@ -131,7 +131,7 @@ pub struct Srq {
     tracked: Tracked,
     pub(crate) uses: UseCount,
     kind: Kind,
-    state: Mutex<rank::Srq, State>,
+    state: Mutex<rank::Srq, SrqState>,
 }
 
 #[derive(Debug)]
@@ -234,7 +234,7 @@ impl Srq {
             user_context: init.user_context,
             uses: UseCount::default(),
             kind,
-            state: Mutex::new(State { requests: VecDeque::new(), sges: VecDeque::new(), attr, tags }),
+            state: Mutex::new(SrqState { requests: VecDeque::new(), sges: VecDeque::new(), attr, tags }),
         }))
     }
 

@@ -83,14 +83,14 @@ impl SlotSocket {
         // Random, so that processes do not contend for the same slots.
         let first = random::number()? as u16 % count;
         let slot = |step: u16| Slot(SLOTS.start + (first + step) % count);
-        let (at, socket) = NamedSocket::bind_first((0..count).map(|step| Name { ifindex, slot: slot(step) }))?;
+        let (at, socket) = NamedSocket::bind_first((0..count).map(|step| SlotName { ifindex, slot: slot(step) }))?;
         Ok(Self { slot: slot(at as u16), ifindex, socket: with_room(socket)? })
     }
 
     /// Claims `slot`; `EADDRINUSE` if a process owns it.
     #[cfg(any(test, feature = "testing"))]
     pub fn claim_one(ifindex: u32, slot: Slot) -> io::Result<Self> {
-        Ok(Self { slot, ifindex, socket: mailbox(&Name { ifindex, slot })? })
+        Ok(Self { slot, ifindex, socket: mailbox(&SlotName { ifindex, slot })? })
     }
 
     /// Returns the slot.
@@ -110,7 +110,7 @@ impl SlotSocket {
     /// Sends `header` and `body` as one frame to the owner of `to` without blocking. Errors:
     /// `ECONNREFUSED` if no process owns it; `EAGAIN` if its mailbox is full.
     pub fn send(&self, to: Slot, header: &[u8], body: &[u8]) -> io::Result<()> {
-        self.send_to(&Name { ifindex: self.ifindex, slot: to }, header, body)
+        self.send_to(&SlotName { ifindex: self.ifindex, slot: to }, header, body)
     }
 
     /// Sends a frame to the mailbox `name`. Errors as [`SlotSocket::send`].
@@ -122,7 +122,7 @@ impl SlotSocket {
     pub fn send_descriptors(&self, to: Slot, header: &[u8], fds: &[RawFd]) -> io::Result<()> {
         let mut control = Control::new();
         control.push_descriptors(fds);
-        self.send_with(&Name { ifindex: self.ifindex, slot: to }, [header, &[]], &control)
+        self.send_with(&SlotName { ifindex: self.ifindex, slot: to }, [header, &[]], &control)
     }
 
     fn send_with(&self, name: &impl fmt::Display, parts: [&[u8]; 2], control: &Control) -> io::Result<()> {
@@ -145,7 +145,7 @@ impl SlotSocket {
 
 /// Returns true if a process owns `slot` of the interface `ifindex`.
 pub fn is_owned(ifindex: u32, slot: Slot) -> bool {
-    slot.can_be_owned() && Probe::new().is_ok_and(|probe| probe.finds(&Name { ifindex, slot }))
+    slot.can_be_owned() && Probe::new().is_ok_and(|probe| probe.finds(&SlotName { ifindex, slot }))
 }
 
 /// Opens a new socket named `name` that receives the sender's credentials.
@@ -177,12 +177,12 @@ fn descriptors_of_same_user(control: &Control) -> Option<Vec<OwnedFd>> {
     (sys::credentials(control) == Some(roxe_base::privilege::effective_uid())).then_some(descriptors)
 }
 
-struct Name {
+struct SlotName {
     ifindex: u32,
     slot: Slot,
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for SlotName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "slot-{:x}-{:03x}", self.ifindex, self.slot.0)
     }

@@ -115,12 +115,12 @@ impl Query {
 
 /// A device of a process, in the network namespace of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Name {
+struct StatusName {
     process: u32,
     ifindex: u32,
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for StatusName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{KIND}{:x}-{:x}", self.process, self.ifindex)
     }
@@ -131,7 +131,7 @@ impl fmt::Display for Name {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct SocketId {
     namespace: u64,
-    name: Name,
+    name: StatusName,
 }
 
 impl fmt::Display for SocketId {
@@ -146,7 +146,7 @@ impl SocketId {
         let (Prefix(namespace), name) = Prefix::of(text)?;
         let (process, ifindex) = name.strip_prefix(KIND)?.split_once('-')?;
         let number = |digits| u32::from_str_radix(digits, 16).ok();
-        Some(Self { namespace, name: Name { process: number(process)?, ifindex: number(ifindex)? } })
+        Some(Self { namespace, name: StatusName { process: number(process)?, ifindex: number(ifindex)? } })
     }
 }
 
@@ -160,7 +160,7 @@ pub struct StatusSocket {
 impl StatusSocket {
     /// Opens the socket for the device on interface `ifindex`; EADDRINUSE if it is open already.
     pub fn open(ifindex: u32) -> io::Result<Self> {
-        let name = Name { process: std::process::id(), ifindex };
+        let name = StatusName { process: std::process::id(), ifindex };
         let socket = NamedSocket::bind(&name)?;
         socket.set_nonblocking(true)?;
         let id = SocketId { namespace: socket.space().namespace(), name };
@@ -273,7 +273,7 @@ fn query_devices(
         let Some(id) = SocketId::of(&file).filter(|id| answers.len() < max && is_selected(id)) else { continue };
         // The send fails if the process is dead.
         if SockAddr::unix(&path).and_then(|address| socket.send_to(query.text().as_bytes(), &address)).is_ok() {
-            let SocketId { namespace, name: Name { process, ifindex } } = id;
+            let SocketId { namespace, name: StatusName { process, ifindex } } = id;
             answers.insert(id, Answer { namespace, process, ifindex, ..Answer::default() });
         }
     }
@@ -318,7 +318,7 @@ mod tests {
 
     /// Queries this process about `ifindex`, since other tests may run at the same time.
     fn ask_this(ifindex: u32, limit: Duration) -> Vec<Answer> {
-        let own = |id: &SocketId| id.name == Name { process: std::process::id(), ifindex };
+        let own = |id: &SocketId| id.name == StatusName { process: std::process::id(), ifindex };
         query_devices(&Query::Status, own, usize::MAX, limit).unwrap()
     }
 
@@ -370,7 +370,7 @@ mod tests {
 
     #[test]
     fn file_names_roundtrip() {
-        let id = SocketId { namespace: 0xabc, name: Name { process: 0x1234, ifindex: 1 } };
+        let id = SocketId { namespace: 0xabc, name: StatusName { process: 0x1234, ifindex: 1 } };
         assert_eq!(SocketId::of(&id.to_string()), Some(id));
         for other in ["2-1-slot-7", "1-abc-status-1234-1", "status-1234-1", "2-abc-status-1234"] {
             assert_eq!(SocketId::of(other), None);
@@ -394,7 +394,7 @@ mod tests {
         const PROCESS: u32 = u32::MAX - 6;
         let here = namespace().unwrap();
         let bind = |namespace, ifindex| {
-            let id = SocketId { namespace, name: Name { process: PROCESS, ifindex } };
+            let id = SocketId { namespace, name: StatusName { process: PROCESS, ifindex } };
             let path = RuntimeDir::get().unwrap().path().join(id.to_string());
             let socket = datagram_socket().unwrap();
             // A killed run may have left the file.
@@ -420,7 +420,7 @@ mod tests {
     fn equal_process_of_other_namespace_has_own_answer() {
         let (asker, _path) = bind_at_random(datagram_socket().unwrap(), RuntimeDir::get().unwrap().path()).unwrap();
         let address = asker.local_addr().unwrap();
-        let name = Name { process: 12, ifindex: 2 };
+        let name = StatusName { process: 12, ifindex: 2 };
         let [first, second] = [1, 2].map(|namespace| SocketId { namespace, name });
         let mut answers = BTreeMap::from([first, second].map(|id| (id, Answer::default())));
         for (id, text) in [(first, "one\n"), (second, "two\n")] {

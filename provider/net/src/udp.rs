@@ -470,12 +470,12 @@ pub fn max_payload(from: Gid, to: Gid) -> io::Result<usize> {
 struct Segments {
     /// Sends read only this while nothing was refused.
     state: AtomicU8,
-    refused: Mutex<rank::Segments, Vec<Refusal>>,
+    refused: Mutex<rank::Segments, Vec<SegmentationRefusal>>,
 }
 
 /// A destination to which segmentation was refused.
 #[derive(Debug)]
-struct Refusal {
+struct SegmentationRefusal {
     dst: Gid,
     /// Number of single-packet sends before segmentation is tried again.
     left: u32,
@@ -519,7 +519,7 @@ impl Segments {
                 if refused.len() >= MAX_REFUSED {
                     refused.remove(0);
                 }
-                refused.push(Refusal { dst, left: FIRST_PAUSE, pause: FIRST_PAUSE });
+                refused.push(SegmentationRefusal { dst, left: FIRST_PAUSE, pause: FIRST_PAUSE });
             }
         }
         // Unchanged if the kernel has no segmentation at all.

@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 type RemoteKey = ([u8; 16], Guid, u32);
 
 #[derive(Debug)]
-struct Entry {
+struct ConnEntry {
     conn: Connection,
     listener: Option<ListenId>,
     is_half_open: bool,
@@ -31,7 +31,7 @@ pub(super) const MANY_HALF_OPEN: usize = 256;
 
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    entries: BTreeMap<CommId, Entry>,
+    entries: BTreeMap<CommId, ConnEntry>,
     by_remote_id: BTreeMap<RemoteKey, CommId>,
     by_remote_qpn: BTreeMap<RemoteKey, CommId>,
     due: BTreeSet<(Instant, CommId)>,
@@ -70,7 +70,7 @@ impl Table {
     /// Inserts a new connection; `listener` is the one whose backlog includes it.
     pub(super) fn insert(&mut self, conn: Connection, listener: Option<ListenId>, listeners: &mut Listeners) {
         let id = conn.id;
-        self.entries.insert(id, Entry { conn, listener, is_half_open: false, due: None, remote: None });
+        self.entries.insert(id, ConnEntry { conn, listener, is_half_open: false, due: None, remote: None });
         self.settle(id, listeners);
     }
 

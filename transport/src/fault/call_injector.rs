@@ -54,14 +54,14 @@ pub struct Raised {
 }
 
 #[derive(Debug)]
-struct Judged {
+struct CallRuleState {
     rule: CallRule,
     salt: u64,
     matched: u64,
     applied: u64,
 }
 
-impl Judged {
+impl CallRuleState {
     /// Counts a call, completion or event that the rule allows. Returns a random number if a fault
     /// is due.
     fn is_due(&mut self, seed: u64) -> Option<u64> {
@@ -101,7 +101,7 @@ impl fmt::Display for CallReport<'_> {
 #[derive(Debug)]
 pub struct CallInjector {
     seed: u64,
-    rules: Vec<Judged>,
+    rules: Vec<CallRuleState>,
 }
 
 impl CallInjector {
@@ -110,7 +110,7 @@ impl CallInjector {
         let list = rules.calls();
         let judged = list.iter().enumerate().map(|(at, rule)| {
             let twins = list.iter().take(at).filter(|other| *other == rule).count();
-            Judged { rule: rule.clone(), salt: salt(rule, twins as u64), matched: 0, applied: 0 }
+            CallRuleState { rule: rule.clone(), salt: salt(rule, twins as u64), matched: 0, applied: 0 }
         });
         Self { seed: rules.seed().unwrap_or(random), rules: judged.collect() }
     }
@@ -176,7 +176,7 @@ impl CallInjector {
 
     /// Returns the counters of each rule, in the order of the list.
     pub fn report(&self) -> impl Iterator<Item = CallReport<'_>> {
-        self.rules.iter().map(|Judged { rule, matched, applied, .. }| CallReport {
+        self.rules.iter().map(|CallRuleState { rule, matched, applied, .. }| CallReport {
             rule,
             matched: *matched,
             applied: *applied,

@@ -17,7 +17,7 @@ struct Count {
 }
 
 #[derive(Debug)]
-struct Stream {
+struct DirectionState {
     packets: u64,
     counts: Box<[Count]>,
     messages: Option<Messages>,
@@ -25,7 +25,7 @@ struct Stream {
 
 #[derive(Debug)]
 struct Flow {
-    streams: [Stream; 2],
+    streams: [DirectionState; 2],
     /// Path MTU, learned from a full-size packet.
     mtu: Option<PathMtu>,
 }
@@ -50,7 +50,7 @@ impl Flow {
 }
 
 #[derive(Debug)]
-struct Judged {
+struct RuleState {
     rule: Rule,
     id: RuleId,
     /// Number that makes the random decisions of this rule independent of other rules.
@@ -84,7 +84,7 @@ impl fmt::Display for RuleReport<'_> {
 pub struct Injector {
     seed: u64,
     /// The rules, `drop` first, because no other action can apply to a dropped packet.
-    rules: Vec<Judged>,
+    rules: Vec<RuleState>,
     flows: HashMap<u32, Flow>,
     counts_messages: bool,
 }
@@ -96,7 +96,7 @@ impl Injector {
         let list = rules.list();
         let judged = (0u16..).zip(list).map(|(id, rule)| {
             let twins = list.iter().take(id.into()).filter(|other| *other == rule).count();
-            Judged { rule: rule.clone(), id: RuleId(id), salt: salt(rule, twins as u64), total: Count::default() }
+            RuleState { rule: rule.clone(), id: RuleId(id), salt: salt(rule, twins as u64), total: Count::default() }
         });
         let (mut judged, others): (Vec<_>, Vec<_>) = judged.partition(|judged| judged.rule.action == Action::Drop);
         judged.extend(others);
@@ -120,7 +120,7 @@ impl Injector {
     pub fn judge(&mut self, context: &PacketContext<'_>) -> Verdict {
         let (rules, with_messages) = (self.rules.len(), self.counts_messages);
         let flow = self.flows.entry(context.ordinal).or_insert_with(|| {
-            let stream = || Stream {
+            let stream = || DirectionState {
                 packets: 0,
                 counts: vec![Count::default(); rules].into(),
                 messages: with_messages.then(Messages::new),
@@ -175,7 +175,7 @@ fn is_due(rule: &Rule, count: &Count, random: u64) -> bool {
 
 impl Verdict {
     /// Adds the action of a rule. Returns false if another rule has already set this action.
-    fn add(&mut self, judged: &Judged, context: &PacketContext<'_>, random: u64) -> bool {
+    fn add(&mut self, judged: &RuleState, context: &PacketContext<'_>, random: u64) -> bool {
         match judged.rule.action {
             Action::Drop => self.drop = true,
             Action::Duplicate { copies, after } => {

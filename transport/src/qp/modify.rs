@@ -45,7 +45,7 @@ type Attributes = (AttrMask, AttrMask);
 
 /// Attributes of each transition of one service. The states and transitions are the same for all
 /// services, except SQE.
-struct Rules {
+struct TransitionMasks {
     /// RESET to INIT: required. INIT to INIT: optional.
     init: AttrMask,
     /// INIT to RTR.
@@ -60,7 +60,7 @@ struct Rules {
 
 /// Returns the attributes of the transitions of `service` (IBA §11.2.5.2).
 // clause: STATE-EDGES
-const fn rules(service: Service) -> Rules {
+const fn rules(service: Service) -> TransitionMasks {
     type M = AttrMask;
     const NONE: M = M::empty();
     const RC_INIT: M = all(&[M::PKEY_INDEX, M::PORT, M::ACCESS_FLAGS]);
@@ -91,7 +91,7 @@ const fn rules(service: Service) -> Rules {
         // clause: RAW-STATES
         Service::Raw => (M::PORT, (NONE, NONE), (NONE, RAW_RTS_OPT), M::RATE_LIMIT, Some(RAW_RTS_OPT)),
     };
-    Rules { init, rtr, rts, sqd, sqe }
+    TransitionMasks { init, rtr, rts, sqd, sqe }
 }
 
 /// Attributes that a modify of an XRC end ignores: those of the other direction. Programs set both
@@ -110,7 +110,7 @@ pub(crate) const fn ignored(service: Service) -> AttrMask {
 pub fn transition(service: Service, from: QpState, to: QpState) -> Option<Attributes> {
     use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
     const NONE: AttrMask = AttrMask::empty();
-    let Rules { init, rtr, rts, sqd, sqe } = rules(service);
+    let TransitionMasks { init, rtr, rts, sqd, sqe } = rules(service);
     match (from, to) {
         (_, Reset) => Some((NONE, NONE)),
         (_, Err) if from != Reset => Some((NONE, NONE)),

@@ -11,14 +11,14 @@ use roxe_wire::Request;
 
 /// A posted receive; its list is in a side array.
 #[derive(Clone, Copy, Debug, Default)]
-struct Slot {
+struct RecvSlot {
     wr_id: u64,
     num_sge: usize,
     /// Length of the list in bytes.
     room: u64,
 }
 
-impl Slot {
+impl RecvSlot {
     fn new(wr_id: u64, sges: &[Sge]) -> Self {
         Self { wr_id, num_sge: sges.len(), room: sges.iter().map(|sge| u64::from(sge.length)).sum() }
     }
@@ -28,7 +28,7 @@ impl Slot {
 /// costs no memory and a busy one does not allocate.
 #[derive(Debug)]
 struct Ring {
-    slots: Vec<Slot>,
+    slots: Vec<RecvSlot>,
     sges: Vec<Sge>,
     depth: usize,
     max_sge: usize,
@@ -52,7 +52,7 @@ impl Ring {
         if at >= self.slots.len() {
             self.grow_to(at + 1);
         }
-        self.slots[at] = Slot::new(wr_id, sges);
+        self.slots[at] = RecvSlot::new(wr_id, sges);
         self.sges[at * self.max_sge..][..sges.len()].copy_from_slice(sges);
         self.len += 1;
         Ok(())
@@ -68,15 +68,15 @@ impl Ring {
             self.slots.reserve_exact(self.depth);
             self.sges.reserve_exact(self.depth.saturating_mul(self.max_sge));
         }
-        self.slots.resize(slots, Slot::default());
+        self.slots.resize(slots, RecvSlot::default());
         self.sges.resize(slots * self.max_sge, Sge::default());
     }
 
-    fn oldest(&self) -> Option<&Slot> {
+    fn oldest(&self) -> Option<&RecvSlot> {
         self.slots.get(self.head).filter(|_| self.len > 0)
     }
 
-    fn front(&self) -> Option<(&Slot, &[Sge])> {
+    fn front(&self) -> Option<(&RecvSlot, &[Sge])> {
         let slot = self.oldest()?;
         Some((slot, self.sges.get(self.head * self.max_sge..)?.get(..slot.num_sge)?))
     }
@@ -92,28 +92,28 @@ impl Ring {
 /// A receive taken from an SRQ. It belongs to this QP until it completes (IBA §10.2.9).
 #[derive(Debug)]
 struct SrqReceive {
-    slot: Option<Slot>,
+    slot: Option<RecvSlot>,
     sges: Vec<Sge>,
     max_sge: usize,
 }
 
 impl SrqReceive {
-    fn take<H: Host>(&mut self, host: &mut H) -> Option<Slot> {
+    fn take<H: Host>(&mut self, host: &mut H) -> Option<RecvSlot> {
         if self.sges.capacity() < self.max_sge {
             self.sges.reserve_exact(self.max_sge);
         }
         let wr_id = host.take_shared(&mut self.sges)?;
-        Some(Slot::new(wr_id, &self.sges))
+        Some(RecvSlot::new(wr_id, &self.sges))
     }
 
     /// Takes the receive for a message that begins with `first`, matched by tag; `may_read` as in
     /// [`TagMatch::of`].
-    fn take_tagged<H: Host>(&mut self, host: &mut H, first: &[u8], may_read: bool) -> Option<(Slot, TagMatch)> {
+    fn take_tagged<H: Host>(&mut self, host: &mut H, first: &[u8], may_read: bool) -> Option<(RecvSlot, TagMatch)> {
         if self.sges.capacity() < self.max_sge {
             self.sges.reserve_exact(self.max_sge);
         }
         let (wr_id, fit) = host.take_tagged(wanted_tag(first), &mut self.sges)?;
-        let slot = Slot::new(wr_id, &self.sges);
+        let slot = RecvSlot::new(wr_id, &self.sges);
         Some((slot, TagMatch::of(first, fit, slot.room, may_read)))
     }
 }
@@ -201,7 +201,7 @@ impl RecvQueue {
         }
     }
 
-    fn current(&self) -> Option<(&Slot, &[Sge])> {
+    fn current(&self) -> Option<(&RecvSlot, &[Sge])> {
         match &self.source {
             Source::Nothing => None,
             Source::Own(ring) => ring.front(),

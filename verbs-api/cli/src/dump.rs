@@ -25,14 +25,14 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 20_000, requires = "html")]
     limit: usize,
     #[command(flatten)]
-    filter: Filter,
+    filter: PacketFilter,
     /// The capture, such as one of `tcpdump -i lo -w FILE udp port 4791`; - is standard input.
     file: PathBuf,
 }
 
 /// The packets to show; all are counted and analysed.
 #[derive(Debug, Default, clap::Args)]
-struct Filter {
+struct PacketFilter {
     /// Print only packets to or from this queue pair, as 17 or 0x11.
     #[arg(long, value_name = "QPN", value_parser = parse_number)]
     qp: Option<u32>,
@@ -47,7 +47,7 @@ struct Filter {
     odd: bool,
 }
 
-impl Filter {
+impl PacketFilter {
     fn passes(&self, captured: &Captured<'_>, finding: &Finding, analysis: &Analysis) -> bool {
         if self.odd && finding.event.tone() == Tone::Good && !captured.is_lost() {
             return false;

@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// The result of a file.
-struct Judged {
+struct FileResult {
     faults: usize,
     /// The charges in JSON, if they are not printed as text.
     value: Option<Value>,
@@ -84,7 +84,7 @@ struct Judged {
 }
 
 /// Prints the charges of a file, or returns them.
-fn judge_file(path: &Path, file: &[u8], args: &Args) -> Result<Judged> {
+fn judge_file(path: &Path, file: &[u8], args: &Args) -> Result<FileResult> {
     let (mut captured, mut others, mut broken) = (Vec::new(), Others::default(), None);
     for item in items(file, roxe_provider::is_probe)? {
         match item {
@@ -110,11 +110,11 @@ fn judge_file(path: &Path, file: &[u8], args: &Args) -> Result<Judged> {
         if let Some(broken) = &broken {
             value["broken"] = broken.as_str().into();
         }
-        return Ok(Judged { faults, value: Some(value), broken });
+        return Ok(FileResult { faults, value: Some(value), broken });
     }
     output::line(judged.text().trim_end());
     dump::undecoded_note(&others).iter().for_each(|note| eprintln!("roxe judge: {}: {note}", path.display()));
-    Ok(Judged { faults, value: None, broken })
+    Ok(FileResult { faults, value: None, broken })
 }
 
 /// A judgement with its file.

@@ -44,7 +44,7 @@ pub(crate) fn run(args: &Args) -> Result {
 pub(crate) fn main(args: &[OsString]) -> Result {
     let words =
         args.iter().map(|word| word.to_str().ok_or("an argument is not UTF-8")).collect::<Result<Vec<_>, _>>()?;
-    let (options, words) = Options::parse(&words)?;
+    let (options, words) = RdmaOptions::parse(&words)?;
     if options.prints_version {
         return print(&format!("rdma utility, roxe-{}\n", env!("CARGO_PKG_VERSION")));
     }
@@ -88,7 +88,7 @@ of this user's programs that run on them.
 ";
 
 #[derive(Debug, Default, PartialEq)]
-struct Options<'a> {
+struct RdmaOptions<'a> {
     json: bool,
     pretty: bool,
     details: bool,
@@ -98,7 +98,7 @@ struct Options<'a> {
     batch: Option<&'a str>,
 }
 
-impl<'a> Options<'a> {
+impl<'a> RdmaOptions<'a> {
     /// Parses the options, which may stand anywhere before `--` (`man 3 getopt`); returns the
     /// other words.
     fn parse(words: &[&'a str]) -> Result<(Self, Vec<&'a str>)> {
@@ -179,7 +179,7 @@ fn print(text: &str) -> Result {
 }
 
 struct Session<'a> {
-    options: &'a Options<'a>,
+    options: &'a RdmaOptions<'a>,
     /// The command line, for the command of iproute2.
     args: &'a [OsString],
 }
@@ -245,7 +245,7 @@ impl Session<'_> {
             return if rest.is_empty() { self.summary(Some(word)) } else { unknown("parameter", word) };
         };
         let Some(kind) = ObjectKind::of(kind) else { return print(USAGE) };
-        let (place, filters) = Filter::parse(rest, allowed(kind))?;
+        let (place, filters) = KeyFilter::parse(rest, allowed(kind))?;
         self.show_link(place, false, |cards| {
             let qps = if kind == ObjectKind::Srq { answers(Query::Objects(ObjectKind::Qp))? } else { Vec::new() };
             let all = answers(Query::Objects(kind))?;
@@ -268,7 +268,7 @@ impl Session<'_> {
             Some("set" | "unset") => self.refuse("statistic set", "roxe has no optional counters"),
             // Regions have no counters, and there are no optional ones.
             Some("mr" | "mode") => self.show(None, |_| Ok(vec![])),
-            Some(_) => self.counters(Filter::parse(rest, &[])?.0),
+            Some(_) => self.counters(KeyFilter::parse(rest, &[])?.0),
             None => unknown("statistic command", word),
         }
     }
@@ -280,12 +280,12 @@ impl Session<'_> {
             Some("set" | "bind" | "unbind") => self
                 .refuse("statistic qp", "every queue pair of roxe has counters of its own; there is nothing to bind"),
             Some("mode") => {
-                let place = Filter::parse(rest, &[])?.0;
+                let place = KeyFilter::parse(rest, &[])?.0;
                 self.show_link(place, false, |cards| Ok(cards.iter().map(|card| card.counter_mode()).collect()))
             }
             Some(command) => {
                 let rest = if command == "link" { words } else { rest };
-                let (place, filters) = Filter::parse(rest, &["cntn", "lqpn", "pid", "qp-type"])?;
+                let (place, filters) = KeyFilter::parse(rest, &["cntn", "lqpn", "pid", "qp-type"])?;
                 self.show_link(place, false, |cards| {
                     let qps = answers(Query::Objects(ObjectKind::Qp))?;
                     Ok(select(cards.iter().flat_map(|card| card.qp_counters(&qps)), &filters))
@@ -374,7 +374,7 @@ impl Session<'_> {
             (None, None) => {}
         }
         let records = records(&chosen)?;
-        let Options { json, pretty, .. } = *self.options;
+        let RdmaOptions { json, pretty, .. } = *self.options;
         if json {
             return print(&record::array(&records, real::objects(&others), pretty));
         }
@@ -401,7 +401,7 @@ impl Session<'_> {
     }
 }
 
-fn select(found: impl Iterator<Item = Record>, filters: &[Filter<'_>]) -> Vec<Record> {
+fn select(found: impl Iterator<Item = Record>, filters: &[KeyFilter<'_>]) -> Vec<Record> {
     found.filter(|record| filters.iter().all(|filter| filter.takes(record))).collect()
 }
 
@@ -429,12 +429,12 @@ fn allowed(kind: ObjectKind) -> &'static [&'static str] {
 
 /// A condition `KEY VALUES`: single values and ranges such as `3,5-9`.
 #[derive(Debug, PartialEq)]
-struct Filter<'a> {
+struct KeyFilter<'a> {
     key: &'a str,
     values: &'a str,
 }
 
-impl<'a> Filter<'a> {
+impl<'a> KeyFilter<'a> {
     /// Parses pairs of key and value; `link` and `dev` name the place.
     fn parse(words: &[&'a str], allowed: &[&str]) -> Result<(Option<&'a str>, Vec<Self>)> {
         let (mut place, mut filters) = (None, Vec::new());

@@ -105,7 +105,7 @@ impl Comparison {
                 Some(old) if new.rank > old => ChangeKind::Worse,
                 Some(_) => ChangeKind::Better,
             };
-            let verdict = |case: &Case<'_>| VERDICTS[case.rank].to_owned();
+            let verdict = |case: &SavedCase<'_>| VERDICTS[case.rank].to_owned();
             changes.push(Change { kind, name: name.clone(), verdicts: [old.map(verdict), Some(verdict(new))] });
         }
         let gone = before.cases.iter().filter(|(name, _)| !now.cases.contains_key(*name));
@@ -165,7 +165,7 @@ pub fn printable(text: &str) -> String {
 }
 
 /// A case of a saved report.
-struct Case<'a> {
+struct SavedCase<'a> {
     /// Index of its verdict in [`VERDICTS`].
     rank: usize,
     figures: &'a [Value],
@@ -174,7 +174,7 @@ struct Case<'a> {
 /// The parts of a saved report that are compared.
 struct SavedReport<'a> {
     name: String,
-    cases: BTreeMap<String, Case<'a>>,
+    cases: BTreeMap<String, SavedCase<'a>>,
 }
 
 impl<'a> SavedReport<'a> {
@@ -194,7 +194,7 @@ impl<'a> SavedReport<'a> {
             let rank = rank.ok_or_else(|| format!("there is no verdict `{verdict}`"))?;
             let figures = case["figures"].as_array().map_or(&[][..], Vec::as_slice);
             match cases.entry(name) {
-                Entry::Vacant(place) => _ = place.insert(Case { rank, figures }),
+                Entry::Vacant(place) => _ = place.insert(SavedCase { rank, figures }),
                 Entry::Occupied(place) => return Err(format!("it has {} twice", place.key())),
             }
         }
@@ -203,7 +203,7 @@ impl<'a> SavedReport<'a> {
 }
 
 /// Returns the figures of a case that have changed by at least the factor [`NOTABLE_FACTOR`].
-fn figure_changes(case: &str, old: &Case<'_>, new: &Case<'_>) -> Vec<FigureChange> {
+fn figure_changes(case: &str, old: &SavedCase<'_>, new: &SavedCase<'_>) -> Vec<FigureChange> {
     let median = |figure: &Value| figure["median"].as_u64();
     let pairs = new.figures.iter().filter_map(|now| {
         let before =

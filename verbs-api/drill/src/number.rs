@@ -21,14 +21,14 @@ pub(crate) struct Number {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Node {
-    Value(u64, Unit),
+    Value(u64, NumberUnit),
     Name(String),
     Operation(Box<Self>, char, Box<Self>),
 }
 
 /// The unit of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Unit {
+enum NumberUnit {
     None,
     /// Time in nanoseconds.
     Time,
@@ -43,7 +43,7 @@ impl Number {
         let number = Self::parse(text)?;
         let missing = || format!("`{text}` has no unit; write {text}ms, or s, us or ns");
         match unit(&number.root).ok_or_else(missing)? {
-            Unit::None => Err(missing()),
+            NumberUnit::None => Err(missing()),
             _ => Ok(number),
         }
     }
@@ -83,18 +83,18 @@ impl fmt::Display for Number {
 }
 
 /// Returns the unit of `node`; `None` if it adds a time and a number without a unit.
-fn unit(node: &Node) -> Option<Unit> {
+fn unit(node: &Node) -> Option<NumberUnit> {
     let (left, operation, right) = match node {
         Node::Value(_, unit) => return Some(*unit),
-        Node::Name(_) => return Some(Unit::Unknown),
+        Node::Name(_) => return Some(NumberUnit::Unknown),
         Node::Operation(left, operation, right) => (unit(left)?, operation, unit(right)?),
     };
     match (left, operation, right) {
-        (Unit::Time, '/', Unit::Time) => Some(Unit::None),
-        (Unit::Time, '*' | '/', _) | (_, '*', Unit::Time) => Some(Unit::Time),
-        (Unit::Unknown, '*' | '/', _) | (_, '*' | '/', Unit::Unknown) => Some(Unit::Unknown),
-        (left, '+' | '-', Unit::Unknown) => Some(left),
-        (Unit::Unknown, '+' | '-', right) => Some(right),
+        (NumberUnit::Time, '/', NumberUnit::Time) => Some(NumberUnit::None),
+        (NumberUnit::Time, '*' | '/', _) | (_, '*', NumberUnit::Time) => Some(NumberUnit::Time),
+        (NumberUnit::Unknown, '*' | '/', _) | (_, '*' | '/', NumberUnit::Unknown) => Some(NumberUnit::Unknown),
+        (left, '+' | '-', NumberUnit::Unknown) => Some(left),
+        (NumberUnit::Unknown, '+' | '-', right) => Some(right),
         _ => (left == right).then_some(left),
     }
 }
@@ -167,16 +167,16 @@ fn factor(rest: &mut &str, depth: usize) -> Result<Node, String> {
 fn literal(word: &str) -> Result<Node, String> {
     let wrong = || format!("`{word}` is not a number");
     if let Some(hex) = word.strip_prefix("0x") {
-        return u64::from_str_radix(hex, 16).map(|value| Node::Value(value, Unit::None)).map_err(|_| wrong());
+        return u64::from_str_radix(hex, 16).map(|value| Node::Value(value, NumberUnit::None)).map_err(|_| wrong());
     }
     let digits = word.find(|c: char| !c.is_ascii_digit()).unwrap_or(word.len());
     let (number, unit) = word.split_at(digits);
     let (factor, unit) = match unit {
-        "" => (1, Unit::None),
-        "ns" => (1, Unit::Time),
-        "us" => (1_000, Unit::Time),
-        "ms" => (1_000_000, Unit::Time),
-        "s" => (1_000_000_000, Unit::Time),
+        "" => (1, NumberUnit::None),
+        "ns" => (1, NumberUnit::Time),
+        "us" => (1_000, NumberUnit::Time),
+        "ms" => (1_000_000, NumberUnit::Time),
+        "s" => (1_000_000_000, NumberUnit::Time),
         _ => return Err(wrong()),
     };
     let value = number.parse::<u64>().ok().and_then(|number| number.checked_mul(factor));

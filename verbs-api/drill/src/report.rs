@@ -21,14 +21,14 @@ use std::time::SystemTime;
 const WORDS: [&str; 5] = ["pass", "FAIL", "tolerated", "unsupported", "inconclusive"];
 
 /// A clause with the number of its cases by verdict.
-struct Row {
+struct ClauseRow {
     name: String,
     clause: Clause,
     counts: [usize; 5],
 }
 
 /// Returns a row for each clause in the report, sorted by section.
-fn rows(report: &Report) -> Vec<Row> {
+fn rows(report: &Report) -> Vec<ClauseRow> {
     let known = clauses::all();
     let mut counts = BTreeMap::<&str, [usize; 5]>::new();
     for tried in &report.tried {
@@ -38,7 +38,7 @@ fn rows(report: &Report) -> Vec<Row> {
             counts.entry(clause).or_default()[column] += 1;
         }
     }
-    let row = |(name, counts): (&str, [usize; 5])| Row {
+    let row = |(name, counts): (&str, [usize; 5])| ClauseRow {
         name: name.into(),
         clause: known.get(name).cloned().unwrap_or_default(),
         counts,

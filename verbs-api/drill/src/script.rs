@@ -51,7 +51,7 @@ pub struct ScriptError {
 }
 
 /// A line of the text: its number, and its words without the comment.
-type Source<'a> = (usize, &'a str);
+type SourceLine<'a> = (usize, &'a str);
 
 impl Script {
     /// Parses a script; its errors begin with `name`. Fails if a line is invalid, or the script is
@@ -61,7 +61,7 @@ impl Script {
         if text.len() > MAX_LEN {
             return Err(error(1, "", "a script has at most 1 MiB".into()));
         }
-        let sources: Vec<Source<'_>> = (1..).zip(text.lines().map(read::without_comment)).collect();
+        let sources: Vec<SourceLine<'_>> = (1..).zip(text.lines().map(read::without_comment)).collect();
         let sources: Vec<_> = sources.into_iter().filter(|(_, line)| !line.is_empty()).collect();
         let mut script = Self { name: name.into(), title: String::new(), clauses: Vec::new(), cases: Vec::new() };
         let mut combinations = vec![Vec::new()];
@@ -168,7 +168,7 @@ fn substitute(line: &str, parameters: &Parameters) -> Result<String, String> {
 }
 
 /// Builds one case of a script, and subtracts its size from `room`.
-fn unroll(sources: &[Source<'_>], parameters: Parameters, room: &mut usize) -> Result<Case, LineError> {
+fn unroll(sources: &[SourceLine<'_>], parameters: Parameters, room: &mut usize) -> Result<Case, LineError> {
     let number = |value: &String| Number::parse(value).ok()?.value(&Names::new()).ok();
     let names = parameters.iter().filter_map(|(name, value)| Some((name.clone(), number(value)?))).collect();
     let mut case = Case { names, parameters, is_ipv6: &[false, true], lines: Vec::new() };

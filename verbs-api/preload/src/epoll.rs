@@ -65,7 +65,7 @@ impl Member {
 
 /// The rsockets of an epoll set.
 #[derive(Debug)]
-struct Set {
+struct EpollSet {
     /// Members by the program's descriptor.
     members: BTreeMap<RawFd, Member>,
     /// An eventfd in the kernel's set. It is readable while a thread waits with an outdated list of
@@ -82,7 +82,7 @@ struct Set {
 }
 
 /// Sets that have had an rsocket, by the program's descriptor.
-static SETS: Mutex<BTreeMap<RawFd, Set>> = Mutex::new(BTreeMap::new());
+static SETS: Mutex<BTreeMap<RawFd, EpollSet>> = Mutex::new(BTreeMap::new());
 
 /// True once any set has had an rsocket.
 static IN_USE: AtomicBool = AtomicBool::new(false);
@@ -98,7 +98,7 @@ fn changed_data() -> u64 {
     (&raw const SETS).addr() as u64
 }
 
-impl Set {
+impl EpollSet {
     /// Creates a set, and adds `changed` to the kernel's set. On failure sets `errno` and returns
     /// `None`.
     fn new(epfd: RawFd) -> Option<Self> {
@@ -156,7 +156,7 @@ pub(crate) fn control(epfd: RawFd, op: c_int, fd: RawFd, rsocket: RawFd, event: 
     let mut sets = SETS.lock();
     if op == EPOLL_CTL_ADD && !sets.contains_key(&epfd) {
         IN_USE.store(true, Ordering::Relaxed);
-        let Some(set) = Set::new(epfd) else { return -1 };
+        let Some(set) = EpollSet::new(epfd) else { return -1 };
         sets.insert(epfd, set);
     }
     let Some(set) = sets.get_mut(&epfd) else { return fail(libc::ENOENT) };

@@ -15,14 +15,14 @@ use roxe_wire::LKey;
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
 /// A region that windows may be bound to and that no peer can access, and a queue pair.
-struct Setup {
+struct MwSetup {
     pages: Pages,
     pd: Arc<Pd>,
     mr: Arc<Mr>,
     qp: AccessScope,
 }
 
-impl Setup {
+impl MwSetup {
     fn new() -> Self {
         let (pages, pd) = (Pages::new(1), testing::pd());
         let access = Access::LOCAL_WRITE | Access::MW_BIND;
@@ -62,7 +62,7 @@ fn errno(result: Result<(), Error>) -> i32 {
 // clause: WINDOW-ACCESS, WINDOW-BIND
 #[test]
 fn window_grants_its_range_with_its_rights() {
-    let s = Setup::new();
+    let s = MwSetup::new();
     for kind in [MwKind::One, MwKind::Two] {
         let mw = s.pd.alloc_mw(kind).unwrap();
         assert!(s.write(s.qp, mw.rkey(), s.at(16)).is_err(), "not bound");
@@ -87,7 +87,7 @@ fn window_grants_its_range_with_its_rights() {
 // clause: WINDOW-BIND, FLUSH-RIGHTS
 #[test]
 fn window_is_flushable_if_its_region_is() {
-    let s = Setup::new();
+    let s = MwSetup::new();
     let mw = s.pd.alloc_mw(MwKind::Two).unwrap();
     let flushable = s.pd.register(s.at(0), PAGE, s.at(0), Access::MW_BIND | Access::FLUSH_GLOBAL).unwrap();
     let bind = Bind { lkey: flushable.lkey(), access: Access::FLUSH_GLOBAL, ..s.bind(&mw, 1) };
@@ -101,7 +101,7 @@ fn window_is_flushable_if_its_region_is() {
 // clause: WINDOW-REMOTE-ONLY
 #[test]
 fn window_key_is_refused_in_lists() {
-    let s = Setup::new();
+    let s = MwSetup::new();
     for kind in [MwKind::One, MwKind::Two] {
         let mw = s.pd.alloc_mw(kind).unwrap();
         let bind = s.bind(&mw, 1);
@@ -115,7 +115,7 @@ fn window_key_is_refused_in_lists() {
 // clause: WINDOW-BIND
 #[test]
 fn invalid_bind_changes_nothing() {
-    let s = Setup::new();
+    let s = MwSetup::new();
     let (one, two) = (s.pd.alloc_mw(MwKind::One).unwrap(), s.pd.alloc_mw(MwKind::Two).unwrap());
     let reg = |access| s.pd.register(s.at(0), PAGE, s.at(0), access).unwrap();
     let (closed, read_only) = (reg(Access::LOCAL_WRITE), reg(Access::MW_BIND));
@@ -145,7 +145,7 @@ fn invalid_bind_changes_nothing() {
 // clause: WINDOW-TYPE-1
 #[test]
 fn type_1_window_rebinds_and_closes_with_zero_length() {
-    let s = Setup::new();
+    let s = MwSetup::new();
     let mw = s.pd.alloc_mw(MwKind::One).unwrap();
     let (first, second) = (s.bind(&mw, 1), Bind { addr: s.at(64), ..s.bind(&mw, 2) });
     s.table().bind(s.qp, &first).unwrap();
@@ -162,7 +162,7 @@ fn type_1_window_rebinds_and_closes_with_zero_length() {
 // clause: WINDOW-TYPE-2, INVALIDATE-REFUSED
 #[test]
 fn type_2_window_needs_invalidation_before_rebind() {
-    let s = Setup::new();
+    let s = MwSetup::new();
     let mw = s.pd.alloc_mw(MwKind::Two).unwrap();
     let zero_based = Bind { access: READ_WRITE | Access::ZERO_BASED, ..s.bind(&mw, 1) };
     assert_eq!(s.table().invalidate(s.qp, mw.rkey()), Err(MemError::Access), "not bound");
@@ -180,7 +180,7 @@ fn type_2_window_needs_invalidation_before_rebind() {
 // clause: KEY-DEAD
 #[test]
 fn invalidated_window_is_not_written() {
-    let s = Setup::new();
+    let s = MwSetup::new();
     let mw = s.pd.alloc_mw(MwKind::Two).unwrap();
     let (table, qp, va) = (s.table(), s.qp, s.at(0));
     std::thread::scope(|scope| {
@@ -199,7 +199,7 @@ fn invalidated_window_is_not_written() {
 // clause: WINDOW-QP-GONE
 #[test]
 fn destroyed_qp_closes_its_type_2_windows() {
-    let s = Setup::new();
+    let s = MwSetup::new();
     let [one, two, other] = [MwKind::One, MwKind::Two, MwKind::Two].map(|kind| s.pd.alloc_mw(kind).unwrap());
     let [first, second, third] = [&one, &two, &other].map(|mw| s.bind(mw, 5));
     s.table().bind(s.qp, &first).unwrap();
@@ -216,7 +216,7 @@ fn destroyed_qp_closes_its_type_2_windows() {
 // clause: WINDOW-HOLDS
 #[test]
 fn dropped_region_closes_its_windows() {
-    let Setup { pages, pd, mr, qp } = Setup::new();
+    let MwSetup { pages, pd, mr, qp } = MwSetup::new();
     let windows = [MwKind::One, MwKind::Two].map(|kind| pd.alloc_mw(kind).unwrap());
     let bindings = [&windows[0], &windows[1]].map(|mw| Bind {
         rkey: mw.rkey(),
@@ -240,7 +240,7 @@ fn dropped_region_closes_its_windows() {
 // clause: WINDOW-HOLDS
 #[test]
 fn region_and_domain_are_busy_while_they_have_windows() {
-    let s = Setup::new();
+    let s = MwSetup::new();
     let windows = [MwKind::One, MwKind::Two].map(|kind| s.pd.alloc_mw(kind).unwrap());
     for mw in &windows {
         s.table().bind(s.qp, &s.bind(mw, 9)).unwrap();

@@ -25,7 +25,7 @@ struct Conditions {
 
 /// Next action of a program on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Action {
+enum ProgramAction {
     Connect,
     Resolve,
     Answer,
@@ -40,7 +40,7 @@ enum Action {
 #[derive(Debug)]
 enum Occurrence {
     Arrival(usize, Route, Box<Mad>),
-    Program(usize, CommId, Action),
+    Program(usize, CommId, ProgramAction),
 }
 
 /// End of a connection for its program.
@@ -111,7 +111,7 @@ impl Simulation {
         self.schedule.insert((self.now.after(delay), self.scheduled), occurrence);
     }
 
-    fn schedule_action(&mut self, end: usize, id: CommId, action: Action) {
+    fn schedule_action(&mut self, end: usize, id: CommId, action: ProgramAction) {
         self.schedule_within(self.conditions.program_delay, Occurrence::Program(end, id, action));
     }
 
@@ -179,28 +179,28 @@ impl Simulation {
         match &kind {
             EventKind::ConnectRequest(_, req, _) => {
                 history.peer_id = Some(req.local_comm_id);
-                self.schedule_action(end, id, Action::Answer);
+                self.schedule_action(end, id, ProgramAction::Answer);
             }
             EventKind::ConnectReply(rep, _) => {
                 history.peer_id = Some(rep.local_comm_id);
-                self.schedule_action(end, id, Action::Confirm);
+                self.schedule_action(end, id, ProgramAction::Confirm);
             }
             EventKind::Established => self.on_established(end, id),
             EventKind::Disconnected(ending) => {
                 history.ends.push(End::Event(kind.clone()));
                 if *ending == Ending::Requested {
-                    self.schedule_action(end, id, Action::Disconnect);
+                    self.schedule_action(end, id, ProgramAction::Disconnect);
                 }
             }
             EventKind::Rejected(_) | EventKind::Unreachable | EventKind::Stale => history.ends.push(End::Event(kind)),
             EventKind::TimeWaitExit => assert_eq!(history.ends.len(), 1, "{history:?}"),
-            EventKind::AlternateRequest(_) => self.schedule_action(end, id, Action::AnswerProposal),
+            EventKind::AlternateRequest(_) => self.schedule_action(end, id, ProgramAction::AnswerProposal),
             EventKind::AlternateReply(apr) => {
                 history.proposed -= 1;
                 history.loaded += u32::from(apr.status == AprStatus::Success);
             }
             EventKind::AlternateUnanswered => history.proposed -= 1,
-            EventKind::LookupRequest(..) => self.schedule_action(end, id, Action::AnswerLookup),
+            EventKind::LookupRequest(..) => self.schedule_action(end, id, ProgramAction::AnswerLookup),
             EventKind::LookupReply(..) => history.ends.push(End::Answered),
         }
     }
@@ -211,34 +211,41 @@ impl Simulation {
         (history.established, history.terms) = (true, terms);
         self.ends[end].enable_alternate_events(id, self.rng.chance_per_mille(700)).unwrap();
         if self.rng.chance_per_mille(self.conditions.refusals) {
-            self.schedule_action(end, id, Action::Propose);
+            self.schedule_action(end, id, ProgramAction::Propose);
         }
         // Usually one program ends the connection long before the other.
-        let action =
-            if self.rng.chance_per_mille(self.conditions.refusals) { Action::Destroy } else { Action::Disconnect };
+        let action = if self.rng.chance_per_mille(self.conditions.refusals) {
+            ProgramAction::Destroy
+        } else {
+            ProgramAction::Disconnect
+        };
         let factor = self.rng.pick(&[1, 1, 20]);
         self.schedule_within(self.conditions.program_delay * factor, Occurrence::Program(end, id, action));
     }
 
     /// Executes an action of a program, unless it has become impossible.
-    fn act(&mut self, end: usize, id: CommId, action: Action) {
+    fn act(&mut self, end: usize, id: CommId, action: ProgramAction) {
         let refuses = self.rng.chance_per_mille(self.conditions.refusals);
         match action {
-            Action::Connect if self.rng.chance_per_mille(self.conditions.lookups) => self.act(end, id, Action::Resolve),
-            Action::Connect => self.connect(end),
-            Action::Resolve => self.resolve(end),
-            Action::AnswerLookup => self.answer(end, id),
-            Action::Answer if refuses => self.refuse(end, id),
-            Action::Confirm if refuses => self.refuse(end, id),
-            Action::Answer => self.accept(end, id),
-            Action::Confirm if self.ends[end].confirm(id, &PrivateData::EMPTY).is_ok() => self.on_established(end, id),
-            Action::Confirm => {}
-            Action::Disconnect => {
+            ProgramAction::Connect if self.rng.chance_per_mille(self.conditions.lookups) => {
+                self.act(end, id, ProgramAction::Resolve)
+            }
+            ProgramAction::Connect => self.connect(end),
+            ProgramAction::Resolve => self.resolve(end),
+            ProgramAction::AnswerLookup => self.answer(end, id),
+            ProgramAction::Answer if refuses => self.refuse(end, id),
+            ProgramAction::Confirm if refuses => self.refuse(end, id),
+            ProgramAction::Answer => self.accept(end, id),
+            ProgramAction::Confirm if self.ends[end].confirm(id, &PrivateData::EMPTY).is_ok() => {
+                self.on_established(end, id)
+            }
+            ProgramAction::Confirm => {}
+            ProgramAction::Disconnect => {
                 let _ = self.call(end, |cm, cx| cm.disconnect(cx, id));
             }
-            Action::Destroy => self.destroy(end, id),
-            Action::Propose => self.propose(end, id),
-            Action::AnswerProposal => self.answer_proposal(end, id, refuses),
+            ProgramAction::Destroy => self.destroy(end, id),
+            ProgramAction::Propose => self.propose(end, id),
+            ProgramAction::AnswerProposal => self.answer_proposal(end, id, refuses),
         }
     }
 
@@ -246,7 +253,7 @@ impl Simulation {
         let route = Route { local: address(11 + end as u8), remote: address(12 - end as u8) };
         if self.call(end, |cm, cx| cm.load_alternate(cx, id, &Alternate::new(route))).is_ok() {
             self.histories[end].entry(id).or_default().proposed += 1;
-            self.schedule_action(end, id, Action::Propose);
+            self.schedule_action(end, id, ProgramAction::Propose);
         }
     }
 
@@ -268,7 +275,7 @@ impl Simulation {
         let id = self.call(end, |cm, cx| cm.connect(cx, &connect)).unwrap();
         self.histories[end].insert(id, History { is_active: true, ..History::default() });
         if self.rng.chance_per_mille(self.conditions.refusals / 2) {
-            self.schedule_action(end, id, Action::Destroy);
+            self.schedule_action(end, id, ProgramAction::Destroy);
         }
     }
 
@@ -352,7 +359,7 @@ impl Simulation {
 fn simulate(conditions: Conditions, seed: u64, connections: u32) -> Simulation {
     let mut simulation = Simulation::new(conditions, seed);
     for n in 0..connections {
-        simulation.schedule_within(20_000, Occurrence::Program(n as usize % 2, CommId::NONE, Action::Connect));
+        simulation.schedule_within(20_000, Occurrence::Program(n as usize % 2, CommId::NONE, ProgramAction::Connect));
     }
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         simulation.run();

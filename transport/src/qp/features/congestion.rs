@@ -1,9 +1,9 @@
 //! Congestion control (DCQCN) and rate limits.
 //!
 //! The *notification point* receives packets marked by a switch (ECN = CE) and sends congestion
-//! notification packets (CNP) to the peer, at most one per [`CNP_INTERVAL`]. It is always
-//! active, because a peer that sends ECN-capable packets expects notifications. The *reaction
-//! point* receives CNPs and slows down ([`Rate`]). It is active only with a line rate; only then
+//! notification packets (CNP) to the peer, at most one per [`CNP_INTERVAL`]. It is always active,
+//! because a peer that sends ECN-capable packets expects notifications. The *reaction point*
+//! receives CNPs and slows down ([`ReducedRate`]). It is active only with a line rate; only then
 //! are packets sent as ECN-capable.
 //!
 //! UD does neither: marks in datagrams of any host would trigger CNPs, and a UD queue pair has no
@@ -86,7 +86,7 @@ pub(crate) struct Congestion {
     cnp_at: Option<Instant>,
     pub(crate) cnp_due: bool,
     /// The DCQCN rate, while below the line rate; boxed because few queue pairs have one.
-    rate: Option<Box<Rate>>,
+    rate: Option<Box<ReducedRate>>,
     limit: Option<Limit>,
     pacer: Option<Pacer>,
     /// End of the current pause, when [`Congestion::on_timeout`] is due; nothing is sent before.
@@ -131,7 +131,7 @@ impl Congestion {
         match &mut self.rate {
             Some(rate) => rate.on_cnp(now),
             // At line rate, the next CNP counts as the first.
-            rate => *rate = Some(Box::new(Rate::new(line, now))),
+            rate => *rate = Some(Box::new(ReducedRate::new(line, now))),
         }
         self.set_pace(now);
         true
@@ -149,7 +149,7 @@ impl Congestion {
 
     /// Paces at the lower of rate and limit; removes the pacer if there is neither.
     fn set_pace(&mut self, now: Instant) {
-        let (rate, limit) = (self.rate.as_deref().map(Rate::current), self.limit);
+        let (rate, limit) = (self.rate.as_deref().map(ReducedRate::current), self.limit);
         let Some(speed) = rate.into_iter().chain(limit.map(|limit| limit.speed)).min() else {
             self.pacer = None;
             return;
@@ -299,7 +299,7 @@ const MAX_LINE: u64 = 1 << 46;
 
 /// A rate below the line rate; all rates in bit/s.
 #[derive(Debug)]
-struct Rate {
+struct ReducedRate {
     line: u64,
     current: u64,
     target: u64,
@@ -318,7 +318,7 @@ struct Rate {
     raise_at: Option<Instant>,
 }
 
-impl Rate {
+impl ReducedRate {
     /// Starts at the first CNP with alpha 1 and line rate.
     // clause: DCQCN-FIRST
     fn new(line: NonZeroU64, now: Instant) -> Self {

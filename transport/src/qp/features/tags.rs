@@ -50,7 +50,7 @@ struct Posted {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Slot {
+struct TagSlot {
     wr_id: u64,
     handle: TagHandle,
     num_sge: u32,
@@ -62,7 +62,7 @@ pub struct TagList {
     order: VecDeque<Posted>,
     /// Number of entries of `order` that match messages; the others wait for [`TagList::sync`].
     enabled: usize,
-    slots: Vec<Slot>,
+    slots: Vec<TagSlot>,
     sges: Vec<Sge>,
     free: Vec<u32>,
     max_sge: usize,
@@ -78,7 +78,7 @@ impl TagList {
     /// allocate.
     pub fn new(max_tags: u32, max_sge: u32) -> Self {
         let (max_tags, max_sge) = (max_tags as usize, max_sge as usize);
-        let slot = Slot { wr_id: 0, handle: TagHandle(0), num_sge: 0 };
+        let slot = TagSlot { wr_id: 0, handle: TagHandle(0), num_sge: 0 };
         Self {
             order: VecDeque::with_capacity(max_tags),
             enabled: 0,
@@ -118,7 +118,7 @@ impl TagList {
         self.next_handle = self.next_handle.wrapping_add(1);
         let at = slot as usize;
         // The length is at most `max_sge`, a `u32`.
-        self.slots[at] = Slot { wr_id: recv.wr_id, handle, num_sge: recv.sges.len() as u32 };
+        self.slots[at] = TagSlot { wr_id: recv.wr_id, handle, num_sge: recv.sges.len() as u32 };
         self.sges[at * self.max_sge..][..recv.sges.len()].copy_from_slice(recv.sges);
         self.order.push_back(Posted { tag: recv.tag, mask: recv.mask, slot });
         self.enable_if_synchronous();
@@ -143,7 +143,7 @@ impl TagList {
     pub fn take(&mut self, tag: u64, sges: &mut Vec<Sge>) -> Option<u64> {
         let at = self.order.iter().take(self.enabled).position(|posted| tag & posted.mask == posted.tag)?;
         let slot = self.take_out(at)?;
-        let Slot { wr_id, num_sge, .. } = self.slots[slot as usize];
+        let TagSlot { wr_id, num_sge, .. } = self.slots[slot as usize];
         sges.clear();
         sges.extend_from_slice(&self.sges[slot as usize * self.max_sge..][..num_sge as usize]);
         Some(wr_id)

@@ -27,12 +27,12 @@ const MTU: usize = 256;
 const SEND: Request = Request::SendOnly(SendTail::Plain);
 
 /// A batch of at most `room` packets.
-struct Outbox {
+struct PacketBatch {
     room: usize,
     packets: Vec<Vec<u8>>,
 }
 
-impl TxBatch for Outbox {
+impl TxBatch for PacketBatch {
     fn slot(&mut self, _av: &Av, _to: Qpn, len: usize, _note: &PacketNote) -> Option<TxRoom<'_>> {
         if self.packets.len() == self.room {
             return None;
@@ -122,7 +122,7 @@ impl Script {
 
     /// Polls up to `room` packets.
     fn poll(&mut self, room: usize) -> (Vec<Out>, TxState) {
-        let mut tx = Outbox { room, packets: Vec::new() };
+        let mut tx = PacketBatch { room, packets: Vec::new() };
         let state =
             self.responder.replies.poll_transmit(&mut self.sh, &mut self.host, &mut tx, self.responder.progress);
         self.settle();

@@ -24,7 +24,7 @@ const QUERY_TIMEOUT: Duration = Duration::from_millis(200);
 /// A report of the thread that reads the output of a host. The first field is the index of the
 /// host.
 #[derive(Debug)]
-enum Report {
+enum HostReport {
     /// The expected text was printed.
     Printed(usize),
     /// The host has ended with this exit status.
@@ -50,7 +50,7 @@ pub(super) struct Director {
     states: Vec<HostState>,
     /// Future events, the next one last.
     events: Vec<LinkEvent>,
-    reports: (Sender<Report>, Receiver<Report>),
+    reports: (Sender<HostReport>, Receiver<HostReport>),
 }
 
 impl Director {
@@ -80,15 +80,15 @@ impl Director {
                 return Ok(TIMED_OUT);
             }
             match self.next_report(begun) {
-                Some(Report::Printed(at)) => self.states[at].is_ready = true,
-                Some(Report::Ended(at, 0)) => {
+                Some(HostReport::Printed(at)) => self.states[at].is_ready = true,
+                Some(HostReport::Ended(at, 0)) => {
                     if let Some(error) = self.missing_sign(at) {
                         eprintln!("roxe lab: {error}; the other hosts are ended");
                         return Ok(1);
                     }
                     (self.states[at].is_ready, self.states[at].has_ended) = (true, true);
                 }
-                Some(Report::Ended(at, status)) => {
+                Some(HostReport::Ended(at, status)) => {
                     let name = Net::name(at as u8 + 1);
                     eprintln!("roxe lab: {name} failed with exit status {status}; the other hosts are ended");
                     return Ok(status);
@@ -117,7 +117,7 @@ impl Director {
 
     /// Waits for a report. Returns `None` when the next event, the next check of ports or the time
     /// limit is due.
-    fn next_report(&self, begun: Instant) -> Option<Report> {
+    fn next_report(&self, begun: Instant) -> Option<HostReport> {
         let polls_ports = self.awaits_port().next().is_some();
         let left = |at: Duration| at.saturating_sub(begun.elapsed());
         let times = [
@@ -227,14 +227,14 @@ fn listens_by_rdma(answers: &[Answer], namespace: u64, port: u16) -> bool {
 
 /// Prints the output of a host, each line prefixed with its name, and reports the exit status when
 /// it ends. Reports the first line that contains `text`.
-fn print(mut host: Host, at: usize, text: Option<String>, report: Sender<Report>) -> Result<()> {
+fn print(mut host: Host, at: usize, text: Option<String>, report: Sender<HostReport>) -> Result<()> {
     let (name, errors) = (host.name.clone(), host.child.stderr.take());
-    let note = |text: Option<String>, report: Sender<Report>| {
+    let note = |text: Option<String>, report: Sender<HostReport>| {
         let mut awaited = text;
         move |line: &str| {
             if awaited.take_if(|text| line.contains(text.as_str())).is_some() {
                 // Fails once another host has failed: the receiver no longer exists.
-                let _ = report.send(Report::Printed(at));
+                let _ = report.send(HostReport::Printed(at));
             }
         }
     };
@@ -254,7 +254,7 @@ fn print(mut host: Host, at: usize, text: Option<String>, report: Sender<Report>
             println!("{name} | {line}");
         }
         let _ = copy_errors.join();
-        let _ = report.send(Report::Ended(at, child.wait().map_or(1, status_of)));
+        let _ = report.send(HostReport::Ended(at, child.wait().map_or(1, status_of)));
         // An idle host ends when its standard input closes.
         drop(input);
     })?;

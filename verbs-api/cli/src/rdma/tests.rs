@@ -106,7 +106,7 @@ fn summary_adds_up_processes_of_this_device() {
 fn filters_take_values_ranges_and_lists() {
     let card = card();
     let chosen = |kind: ObjectKind, lines: &str, words: &[&str]| {
-        let (_, filters) = Filter::parse(words, allowed(kind)).unwrap();
+        let (_, filters) = KeyFilter::parse(words, allowed(kind)).unwrap();
         let found = card.objects(kind, &answer(&card, lines), &answer(&card, QPS));
         found.iter().filter(|record| filters.iter().all(|filter| filter.takes(record))).count()
     };
@@ -118,23 +118,23 @@ fn filters_take_values_ranges_and_lists() {
     assert_eq!([ids(&["src-port", "7000-8000"]), ids(&["dst-addr", "10.0.0.2"]), ids(&["dst-addr", "::1"])], [1, 1, 0]);
     let srqs = |words: &[&str]| chosen(ObjectKind::Srq, "srq n=1 type=BASIC pd=3\n", words);
     assert_eq!([srqs(&["lqpn", "10-20"]), srqs(&["lqpn", "18"])], [1, 0]);
-    assert!(Filter::parse(&["lqpn"], &["lqpn"]).unwrap_err().to_string().contains("no value"));
-    assert!(Filter::parse(&["odd", "1"], &["lqpn"]).unwrap_err().to_string().contains("there are: lqpn"));
-    assert_eq!(Filter::parse(&["link", "roxe0/1"], &[]).unwrap().0, Some("roxe0/1"));
+    assert!(KeyFilter::parse(&["lqpn"], &["lqpn"]).unwrap_err().to_string().contains("no value"));
+    assert!(KeyFilter::parse(&["odd", "1"], &["lqpn"]).unwrap_err().to_string().contains("there are: lqpn"));
+    assert_eq!(KeyFilter::parse(&["link", "roxe0/1"], &[]).unwrap().0, Some("roxe0/1"));
 }
 
 #[test]
 fn options_are_letters_and_long_words() {
     let parse = |words: &[&'static str]| {
-        let (options, rest) = Options::parse(words).unwrap();
+        let (options, rest) = RdmaOptions::parse(words).unwrap();
         (options, rest.join(" "))
     };
     let (options, rest) = parse(&["-p", "--details", "link", "show", "-j", "--", "-x"]);
     assert_eq!((options.json, options.pretty, options.details, rest.as_str()), (true, true, true, "link show -x"));
     assert_eq!(parse(&["-b", "file"]).0.batch, Some("file"));
-    assert_eq!(parse(&["-fbfile"]).0, Options { force: true, batch: Some("file"), ..Options::default() });
+    assert_eq!(parse(&["-fbfile"]).0, RdmaOptions { force: true, batch: Some("file"), ..RdmaOptions::default() });
     for wrong in [&["-x"][..], &["--jsn"], &["-b"], &["-r"]] {
-        assert!(Options::parse(wrong).is_err(), "{wrong:?}");
+        assert!(RdmaOptions::parse(wrong).is_err(), "{wrong:?}");
     }
 }
 

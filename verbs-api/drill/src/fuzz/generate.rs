@@ -58,14 +58,14 @@ impl Random {
 }
 
 #[derive(Clone, Debug)]
-struct Line {
+struct PacketLine {
     opcode: &'static str,
     psn: u64,
     fields: Vec<(&'static str, String)>,
     flags: Vec<&'static str>,
 }
 
-impl Line {
+impl PacketLine {
     fn new(opcode: &'static str, psn: u64) -> Self {
         Self { opcode, psn, fields: Vec::new(), flags: Vec::new() }
     }
@@ -340,12 +340,12 @@ impl Stream {
     }
 
     /// Returns a valid request and advances the connection.
-    fn next(&mut self, random: &mut Random) -> Line {
+    fn next(&mut self, random: &mut Random) -> PacketLine {
         let psn = self.psn;
         self.psn = self.psn.wrapping_add(1);
         if self.service == "UD" {
             let opcode = random.pick(&["SEND_ONLY", "SEND_ONLY_IMM"]);
-            let mut line = with_imm(Line::new(opcode, psn), random).with("len", random.below(self.mtu + 1));
+            let mut line = with_imm(PacketLine::new(opcode, psn), random).with("len", random.below(self.mtu + 1));
             // The receiver copies these fields into the completion and the GRH.
             if random.percent(10) {
                 line.set("sqpn", random.pick(&[0_u64, 1, 5, 0xff_ffff]));
@@ -370,7 +370,7 @@ impl Stream {
                 (false, false, false) => "SEND_LAST",
                 (false, false, true) => "SEND_LAST_IMM",
             };
-            return self.with_payload(with_imm(Line::new(opcode, psn), random), len);
+            return self.with_payload(with_imm(PacketLine::new(opcode, psn), random), len);
         }
         let all = if self.service == "RC" { 9 } else { 6 };
         let len = random.pick(&[0, 1, 3, 64, self.mtu]);
@@ -379,27 +379,28 @@ impl Stream {
             0 => few,
             longest => random.pick(&[few, longest, longest, longest - 1, longest / 2 + 1, 8 * self.mtu]),
         };
-        let place = |line: Line, dmalen: u64| line.with("va", "@.addr").with("rkey", "@.rkey").with("dmalen", dmalen);
+        let place =
+            |line: PacketLine, dmalen: u64| line.with("va", "@.addr").with("rkey", "@.rkey").with("dmalen", dmalen);
         match random.below(all) {
-            0 => Line::new("SEND_ONLY", psn).with("len", len),
-            1 => with_imm(Line::new("SEND_ONLY_IMM", psn), random).with("len", len),
-            2 => place(Line::new("WRITE_ONLY", psn), len).with("len", len),
-            3 => with_imm(place(Line::new("WRITE_ONLY_IMM", psn), len), random).with("len", len),
+            0 => PacketLine::new("SEND_ONLY", psn).with("len", len),
+            1 => with_imm(PacketLine::new("SEND_ONLY_IMM", psn), random).with("len", len),
+            2 => place(PacketLine::new("WRITE_ONLY", psn), len).with("len", len),
+            3 => with_imm(place(PacketLine::new("WRITE_ONLY_IMM", psn), len), random).with("len", len),
             4 | 5 => {
                 let is_write = random.percent(50);
                 self.begun = Some(OpenMessage { is_write, left: long - self.mtu });
-                let line = Line::new(if is_write { "WRITE_FIRST" } else { "SEND_FIRST" }, psn);
+                let line = PacketLine::new(if is_write { "WRITE_FIRST" } else { "SEND_FIRST" }, psn);
                 let line = if is_write { place(line, long) } else { line };
                 self.with_payload(line, self.mtu)
             }
             6 => {
                 let dmalen = random.pick(&[0, 1, self.mtu, long.min(LONG_MESSAGE_LEN)]);
                 self.psn = psn.wrapping_add(dmalen.div_ceil(self.mtu).max(1));
-                place(Line::new("READ_REQUEST", psn), dmalen)
+                place(PacketLine::new("READ_REQUEST", psn), dmalen)
             }
-            7 => Line::new("FETCH_ADD", psn).with("va", "@.addr+8").with("rkey", "@.rkey").with("add", 3),
+            7 => PacketLine::new("FETCH_ADD", psn).with("va", "@.addr+8").with("rkey", "@.rkey").with("add", 3),
             _ => {
-                let line = Line::new("COMPARE_SWAP", psn).with("va", "@.addr+16").with("rkey", "@.rkey");
+                let line = PacketLine::new("COMPARE_SWAP", psn).with("va", "@.addr+16").with("rkey", "@.rkey");
                 line.with("compare", "0x0707070707070707").with("swap", 1)
             }
         }
@@ -407,14 +408,14 @@ impl Stream {
 
     /// Adds payload. In a case with long messages, all bytes of a packet are equal, so that an
     /// agent can report memory as few runs.
-    fn with_payload(&self, line: Line, len: u64) -> Line {
+    fn with_payload(&self, line: PacketLine, len: u64) -> PacketLine {
         let fill = 8 + line.psn % 240;
         let line = line.with("len", len);
         if self.longest > 0 { line.with("fill", fill) } else { line }
     }
 
     /// Mutates one property of a packet.
-    fn mutate(&mut self, line: &mut Line, random: &mut Random) {
+    fn mutate(&mut self, line: &mut PacketLine, random: &mut Random) {
         let has = |name: &str| line.fields.iter().any(|(known, _)| *known == name);
         match random.below(16) {
             0..3 if self.service == "UC" => {
@@ -461,15 +462,17 @@ impl Stream {
             self.answer += 1;
         }
         let mut line = match random.below(10) {
-            0..4 => Line::new("ACK", psn).with("msn", psn - 499),
-            4 => Line::new("NAK psn_sequence", psn),
-            5 => Line::new("RNR timer=1", psn),
-            6 => Line::new(random.pick(&["NAK invalid_request", "NAK remote_access", "NAK remote_operation"]), psn),
-            7 => Line::new("ATOMIC_ACK", psn).with("original", random.below(1 << 40)),
+            0..4 => PacketLine::new("ACK", psn).with("msn", psn - 499),
+            4 => PacketLine::new("NAK psn_sequence", psn),
+            5 => PacketLine::new("RNR timer=1", psn),
+            6 => {
+                PacketLine::new(random.pick(&["NAK invalid_request", "NAK remote_access", "NAK remote_operation"]), psn)
+            }
+            7 => PacketLine::new("ATOMIC_ACK", psn).with("original", random.below(1 << 40)),
             _ => {
                 let opcodes =
                     ["READ_RESPONSE_ONLY", "READ_RESPONSE_FIRST", "READ_RESPONSE_MIDDLE", "READ_RESPONSE_LAST"];
-                Line::new(random.pick(&opcodes), psn).with("len", random.pick(&[0, 1, 64, self.mtu]))
+                PacketLine::new(random.pick(&opcodes), psn).with("len", random.pick(&[0, 1, 64, self.mtu]))
             }
         };
         if random.percent(self.wrong) {
@@ -487,7 +490,7 @@ impl Stream {
 }
 
 /// Adds immediate data, if the opcode has it.
-fn with_imm(line: Line, random: &mut Random) -> Line {
+fn with_imm(line: PacketLine, random: &mut Random) -> PacketLine {
     if line.opcode.ends_with("_IMM") { line.with("imm", random.below(1 << 32)) } else { line }
 }
 

@@ -43,7 +43,7 @@ struct Values {
 
 /// A figure of a case, before and now.
 #[derive(Clone, Debug)]
-struct Row {
+struct FigureRow {
     figure: String,
     unit: Unit,
     script: String,
@@ -52,7 +52,7 @@ struct Row {
     values: [Option<Values>; 2],
 }
 
-impl Row {
+impl FigureRow {
     fn is_same(&self, other: &Self) -> bool {
         (&self.figure, self.unit, &self.script, &self.parameters)
             == (&other.figure, other.unit, &other.script, &other.parameters)
@@ -60,7 +60,7 @@ impl Row {
 }
 
 /// Returns the figures of a report; `place` is 0 for the old report and 1 for the new one.
-fn figures(report: &Value, place: usize) -> Vec<Row> {
+fn figures(report: &Value, place: usize) -> Vec<FigureRow> {
     let cases = report["cases"].as_array().map_or(&[][..], Vec::as_slice);
     let of_case = |case: &Value| {
         let text = |name: &str| case[name].as_str().map(printable).unwrap_or_default();
@@ -72,7 +72,7 @@ fn figures(report: &Value, place: usize) -> Vec<Row> {
                 Values { count: number("count")?, range: [number("least")?, number("median")?, number("most")?] };
             let mut values = [None; 2];
             values[place] = Some(cell);
-            Some(Row {
+            Some(FigureRow {
                 figure: printable(figure["name"].as_str()?),
                 unit: Unit::of(figure["unit"].as_str()?)?,
                 script: script.clone(),
@@ -87,7 +87,7 @@ fn figures(report: &Value, place: usize) -> Vec<Row> {
 }
 
 /// Returns the figures of both reports by name, each in the order of its cases.
-fn rows(now: &Value, before: Option<&Value>) -> Vec<Row> {
+fn rows(now: &Value, before: Option<&Value>) -> Vec<FigureRow> {
     let mut rows = figures(now, 1);
     for old in before.map(|before| figures(before, 0)).unwrap_or_default() {
         match rows.iter_mut().find(|row| row.is_same(&old)) {
@@ -119,12 +119,12 @@ fn loops(parameters: &str) -> Vec<(&str, String)> {
 struct Plot<'r> {
     title: String,
     axis: String,
-    points: Vec<(String, &'r Row)>,
+    points: Vec<(String, &'r FigureRow)>,
 }
 
 /// Returns the plots of a figure: one for each combination of the outer loops. A loop whose values
 /// are paired with those of the axis does not count as an outer loop.
-fn plots<'r>(rows: &[&'r Row]) -> Vec<Plot<'r>> {
+fn plots<'r>(rows: &[&'r FigureRow]) -> Vec<Plot<'r>> {
     let cases: Vec<_> = rows.iter().map(|row| (loops(&row.parameters), *row)).collect();
     let mut plots: Vec<(String, Plot<'r>)> = Vec::new();
     for (loops, row) in &cases {
@@ -188,7 +188,7 @@ pub(super) fn section(now: &Value, before: Option<&Value>, page: &mut String) {
         return;
     }
     page.push_str("<h2 id=\"figures\">Figures</h2>\n");
-    let figures: Vec<Vec<&Row>> =
+    let figures: Vec<Vec<&FigureRow>> =
         rows.chunk_by(|a, b| a.figure == b.figure).map(|figure| figure.iter().collect()).collect();
     let plotted: Vec<_> =
         figures.iter().map(|rows| (rows, plots(rows))).filter(|(_, plots)| !plots.is_empty()).collect();
@@ -264,7 +264,7 @@ fn draw(plot: &Plot<'_>, scale: &Scale, page: &mut String) {
     page.push_str("</svg></figure>\n");
 }
 
-fn table(rows: &[Row], is_compared: bool, page: &mut String) {
+fn table(rows: &[FigureRow], is_compared: bool, page: &mut String) {
     let reports: &[(usize, &str)] = if is_compared { &[(0, " before"), (1, " now")] } else { &[(1, "")] };
     page.push_str("<h3>All figures</h3>\n<div class=\"wide\"><table><tr><th>Figure</th><th>Case</th>");
     for (_, when) in reports {

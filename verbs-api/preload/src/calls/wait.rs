@@ -118,7 +118,7 @@ unsafe extern "C" fn select(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    let sets = [Set(read), Set(write), Set(except)];
+    let sets = [FdSet(read), FdSet(write), FdSet(except)];
     let Some(rdma) = rdma_if_needed(count, &sets) else {
         return call!(real.select(count, read, write, except, timeout));
     };
@@ -139,7 +139,7 @@ unsafe extern "C" fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    let sets = [Set(read), Set(write), Set(except)];
+    let sets = [FdSet(read), FdSet(write), FdSet(except)];
     let Some(rdma) = rdma_if_needed(count, &sets) else {
         return call!(real.pselect(count, read, write, except, timeout, mask));
     };
@@ -150,12 +150,12 @@ unsafe extern "C" fn pselect(
 
 /// One of the program's sets, or NULL. It has at least as many bits as the call's `count`, which
 /// may be more than an `fd_set` has.
-struct Set(*mut fd_set);
+struct FdSet(*mut fd_set);
 
 /// Bits of a word of a set.
 const BITS: usize = c_ulong::BITS as usize;
 
-impl Set {
+impl FdSet {
     /// Returns a pointer to the word with the bit of `fd`; NULL without a set.
     fn word(&self, fd: usize) -> *mut c_ulong {
         self.0.cast::<c_ulong>().wrapping_add(if self.0.is_null() { 0 } else { fd / BITS })
@@ -177,7 +177,7 @@ impl Set {
 }
 
 /// Returns the RDMA library, if any set contains an rsocket.
-fn rdma_if_needed(count: c_int, sets: &[Set; 3]) -> Option<&'static Rdma> {
+fn rdma_if_needed(count: c_int, sets: &[FdSet; 3]) -> Option<&'static Rdma> {
     (0..count).filter(|fd| sets.iter().any(|set| set.has(*fd as usize))).find_map(rsocket_of).map(|(rdma, _)| rdma)
 }
 
@@ -185,7 +185,7 @@ fn rdma_if_needed(count: c_int, sets: &[Set; 3]) -> Option<&'static Rdma> {
 const READY: [i16; 3] = [POLLIN | POLLHUP | POLLERR, POLLOUT | POLLERR, POLLPRI];
 
 /// Does `select` by `rpoll`.
-fn select_by_poll(rdma: &Rdma, count: c_int, sets: &[Set; 3], timeout: c_int) -> c_int {
+fn select_by_poll(rdma: &Rdma, count: c_int, sets: &[FdSet; 3], timeout: c_int) -> c_int {
     let interest = |fd: &c_int| {
         let wanted = sets.iter().zip([POLLIN, POLLOUT, POLLPRI]).filter(|(set, _)| set.has(*fd as usize));
         let events = wanted.fold(0, |events, (_, event)| events | event);
@@ -300,7 +300,7 @@ mod tests {
     #[test]
     fn set_has_the_layout_of_fd_set() {
         let mut bits = MaybeUninit::<fd_set>::zeroed();
-        let set = Set(bits.as_mut_ptr());
+        let set = FdSet(bits.as_mut_ptr());
         for fd in [0, 63, 64, 1023] {
             set.set(fd, true);
             // SAFETY: `bits` was initialised with zeros, an empty set.
@@ -308,6 +308,6 @@ mod tests {
             set.set(fd, false);
             assert!(!set.has(fd));
         }
-        assert!(!Set(ptr::null_mut()).has(3));
+        assert!(!FdSet(ptr::null_mut()).has(3));
     }
 }

@@ -40,11 +40,11 @@ pub(crate) struct Datagram {
     /// Non-blocking. The number of its descriptor identifies the socket.
     udp: UdpSocket,
     domain: i32,
-    inner: Mutex<lock::Datagram, Inner>,
+    inner: Mutex<lock::Datagram, DatagramState>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct DatagramState {
     settings: Config,
     /// One queue pair for each local address that the socket has used.
     ud_qps: Vec<UdQp>,
@@ -52,7 +52,7 @@ struct Inner {
     /// The peer that `connect` has set.
     connected: Option<SocketAddr>,
     /// Datagrams that the program has not received.
-    inbox: VecDeque<Message>,
+    inbox: VecDeque<InboxEntry>,
     /// True if the program has shut down receiving.
     shut_read: bool,
     /// True if the program has shut down sending.
@@ -72,14 +72,14 @@ struct Peer {
 }
 
 #[derive(Debug)]
-enum Message {
+enum InboxEntry {
     /// In the receive buffer of a queue pair.
     OverQp { ud_qp: usize, received: Received },
     /// Received over UDP.
     OverUdp { from: SocketAddr, bytes: Vec<u8> },
 }
 
-impl Message {
+impl InboxEntry {
     const fn sender(&self) -> SocketAddr {
         match self {
             Self::OverQp { received, .. } => received.from,
@@ -92,7 +92,7 @@ impl Datagram {
     pub(crate) fn new(domain: i32) -> io::Result<Self> {
         let socket = Socket::new(Domain::from(domain), Type::DGRAM, None)?;
         socket.set_nonblocking(true)?;
-        let inner = Inner {
+        let inner = DatagramState {
             settings: *Config::get(),
             ud_qps: Vec::new(),
             peers: HashMap::new(),
@@ -135,7 +135,7 @@ impl Datagram {
 
     /// Closes the socket. First waits until posted sends are complete, at most one second.
     pub(crate) fn close(&self) {
-        let has_sent_all = |inner: &Inner| inner.ud_qps.iter().all(UdQp::has_sent_all);
+        let has_sent_all = |inner: &DatagramState| inner.ud_qps.iter().all(UdQp::has_sent_all);
         // Datagrams that are still posted after the wait may get lost.
         let _ = wait::until(self, Instant::now().checked_add(CLOSE_TIMEOUT), || has_sent_all(&self.lock_updated()));
         let mut inner = self.inner.lock();
@@ -192,7 +192,7 @@ impl Datagram {
             peer.qp = Some((handle, qpn));
         }
         if header.data && inner.accepts_from(from) {
-            inner.inbox.push_back(Message::OverUdp { from, bytes: data.to_vec() });
+            inner.inbox.push_back(InboxEntry::OverUdp { from, bytes: data.to_vec() });
             inner.watchers.wake();
         }
     }
@@ -235,7 +235,7 @@ impl Datagram {
             return Err(os(libc::EPIPE));
         }
         let at = self.qp_towards(&mut inner, to)?;
-        let Inner { ud_qps, peers, .. } = &mut *inner;
+        let DatagramState { ud_qps, peers, .. } = &mut *inner;
         let ud_qp = &mut ud_qps[at];
         let source = SocketAddr::new(ud_qp.ip(), self.udp.local_addr()?.port());
         let header = datagram::encode_source(source);
@@ -252,7 +252,7 @@ impl Datagram {
     }
 
     /// Returns the index of the queue pair that reaches `to`; records the peer.
-    fn qp_towards(&self, inner: &mut Inner, to: SocketAddr) -> io::Result<usize> {
+    fn qp_towards(&self, inner: &mut DatagramState, to: SocketAddr) -> io::Result<usize> {
         if let Some(peer) = inner.peers.get(&to) {
             return Ok(peer.ud_qp);
         }
@@ -282,14 +282,14 @@ impl Datagram {
     }
 
     /// Processes pending completions, and returns the state.
-    fn lock_updated(&self) -> MutexGuard<'_, lock::Datagram, Inner> {
+    fn lock_updated(&self) -> MutexGuard<'_, lock::Datagram, DatagramState> {
         let mut inner = self.inner.lock();
         inner.progress();
         inner
     }
 }
 
-impl Inner {
+impl DatagramState {
     /// Returns the index of the queue pair on `ip`; creates it if there is none.
     fn qp_on(&mut self, ip: IpAddr) -> io::Result<usize> {
         if let Some(at) = self.ud_qps.iter().position(|ud_qp| ud_qp.ip() == ip) {
@@ -315,7 +315,7 @@ impl Inner {
             changed |= ud_qp.take_completions(|received| {
                 let accepted = self.accepts_from(received.from);
                 if accepted {
-                    self.inbox.push_back(Message::OverQp { ud_qp: at, received });
+                    self.inbox.push_back(InboxEntry::OverQp { ud_qp: at, received });
                 }
                 accepted
             });
@@ -338,12 +338,12 @@ impl Inner {
         };
         let from = message.sender();
         match message {
-            Message::OverUdp { bytes, .. } => room.put(bytes),
-            Message::OverQp { ud_qp, received } => {
+            InboxEntry::OverUdp { bytes, .. } => room.put(bytes),
+            InboxEntry::OverQp { ud_qp, received } => {
                 room.put(&self.ud_qps[*ud_qp].bytes(received).map_err(errno::io_error)?)
             }
         }
-        if !peek && let Some(Message::OverQp { ud_qp, received }) = self.inbox.pop_front() {
+        if !peek && let Some(InboxEntry::OverQp { ud_qp, received }) = self.inbox.pop_front() {
             self.ud_qps[ud_qp].repost(received.slot);
         }
         Ok(Some((room.moved(), Some(from))))

@@ -33,7 +33,7 @@ use std::time::Instant;
 pub(crate) struct Stream {
     /// Channel of connection events. The number of its descriptor identifies the socket.
     channel: EventChannel,
-    inner: Mutex<lock::Stream, Inner>,
+    inner: Mutex<lock::Stream, StreamState>,
     /// Held by the thread that sends.
     send_turn: Mutex<lock::SendTurn, ()>,
     /// Held by the thread that receives.
@@ -41,7 +41,7 @@ pub(crate) struct Stream {
 }
 
 #[derive(Debug)]
-struct Inner {
+struct StreamState {
     phase: Phase,
     settings: Settings,
     watchers: Watchers,
@@ -134,7 +134,7 @@ impl Stream {
 
     fn with_phase(channel: EventChannel, phase: Phase, settings: Settings) -> Self {
         let (watchers, next_probe) = (Watchers::default(), settings.first_probe());
-        let inner = Inner { phase, settings, watchers, error: 0, next_probe, break_reported: false };
+        let inner = StreamState { phase, settings, watchers, error: 0, next_probe, break_reported: false };
         Self { channel, inner: Mutex::new(inner), send_turn: Mutex::default(), recv_turn: Mutex::default() }
     }
 
@@ -238,19 +238,19 @@ impl Stream {
     }
 
     /// Waits until `done` is true of the current state.
-    fn wait_until(&self, deadline: Option<Instant>, mut done: impl FnMut(&mut Inner) -> bool) -> io::Result<()> {
+    fn wait_until(&self, deadline: Option<Instant>, mut done: impl FnMut(&mut StreamState) -> bool) -> io::Result<()> {
         wait::until(self, deadline, || done(&mut self.lock_updated()))
     }
 
     /// Processes pending completions and events, and returns the state.
-    fn lock_updated(&self) -> MutexGuard<'_, lock::Stream, Inner> {
+    fn lock_updated(&self) -> MutexGuard<'_, lock::Stream, StreamState> {
         let mut inner = self.inner.lock();
         inner.progress(&self.channel);
         inner
     }
 }
 
-impl Inner {
+impl StreamState {
     /// Processes completions and events; wakes waiting threads if there were any.
     fn progress(&mut self, channel: &EventChannel) {
         let watched = !self.watchers.is_empty();
@@ -386,7 +386,7 @@ impl Stream {
     /// Accepts connection requests until the backlog is full.
     fn accept_requests(&self) {
         let mut inner = self.inner.lock();
-        let Inner { phase: Phase::Listening(listening), settings, watchers, .. } = &mut *inner else { return };
+        let StreamState { phase: Phase::Listening(listening), settings, watchers, .. } = &mut *inner else { return };
         while listening.has_room()
             && let Some(mut event) = self.channel.try_next()
         {
@@ -536,7 +536,7 @@ fn lock_turn<R: Rank>(turns: &Mutex<R, ()>, wait: bool) -> io::Result<MutexGuard
     if wait { Ok(turns.lock()) } else { turns.try_lock().ok_or_else(|| os(libc::EAGAIN)) }
 }
 
-impl Inner {
+impl StreamState {
     /// Returns the connection to send on; `None` while it is not established.
     ///
     /// # Errors

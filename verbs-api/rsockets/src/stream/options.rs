@@ -2,7 +2,7 @@
 //! and ignored. `RDMA_ROUTE` is the path of the connection as `struct ibv_path_data`.
 
 use super::settings::clamp_queue_len;
-use super::{Inner, Phase, Stream};
+use super::{Phase, Stream, StreamState};
 use crate::errno::os;
 use crate::{RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_ROUTE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA};
 use roxe::cm::{CmId, IdOption, Path};
@@ -55,7 +55,7 @@ impl Stream {
     }
 }
 
-impl Inner {
+impl StreamState {
     fn set_socket(&mut self, name: i32, value: &[u8]) -> io::Result<()> {
         match name {
             libc::SO_REUSEADDR => {

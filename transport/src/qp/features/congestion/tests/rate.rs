@@ -5,8 +5,8 @@ use super::*;
 const GIGA: u64 = 1_000_000_000;
 
 /// Returns a rate below a line of 10 Gbit/s, with its first CNP at 0.
-fn rate() -> Rate {
-    Rate::new(NonZeroU64::new(10 * GIGA).expect("not zero"), Instant(0))
+fn rate() -> ReducedRate {
+    ReducedRate::new(NonZeroU64::new(10 * GIGA).expect("not zero"), Instant(0))
 }
 
 const fn us(us: u64) -> Instant {
@@ -14,7 +14,7 @@ const fn us(us: u64) -> Instant {
 }
 
 /// Returns the rate at `at`, in kbit/s.
-fn kbits(rate: &mut Rate, at: Instant) -> u64 {
+fn kbits(rate: &mut ReducedRate, at: Instant) -> u64 {
     rate.advance(at);
     rate.current / 1000
 }
@@ -135,10 +135,10 @@ fn rate_does_not_depend_on_poll_times() {
 
 #[test]
 fn line_below_minimum_rate_is_never_cut() {
-    let mut rate = Rate::new(NonZeroU64::MIN, Instant(0));
+    let mut rate = ReducedRate::new(NonZeroU64::MIN, Instant(0));
     rate.advance(us(4));
     assert_eq!(rate.current, 1);
-    let mut fastest = Rate::new(NonZeroU64::MAX, Instant(0));
+    let mut fastest = ReducedRate::new(NonZeroU64::MAX, Instant(0));
     fastest.advance(us(1504));
     assert_eq!(fastest.current, MAX_LINE / 4 * 3);
 }
