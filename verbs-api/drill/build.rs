@@ -1,5 +1,5 @@
 //! Lists the scripts in `conform` for `src/conform.rs`, which embeds them. The folder is a link to
-//! `tests/conform`, because Cargo packages no file outside of the crate's folder.
+//! `tests/conform`, because Cargo packages no file outside the crate's folder.
 
 use std::path::PathBuf;
 use std::{env, fs, io};

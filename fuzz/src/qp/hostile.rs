@@ -169,7 +169,7 @@ impl<'a> Target<'a> {
         let _ = self.lone.receive(net, header, &PATTERN[..len]);
     }
 
-    /// Returns any header, with a PSN near the valid ones.
+    /// Returns a header of any kind, with a PSN near the valid ones.
     fn header(&mut self) -> Header {
         let kind = self.kind();
         // Requests have a PSN near the expected one, responses near the first of this queue pair.
@@ -192,7 +192,7 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Returns any kind, mostly one of the queue pair's service.
+    /// Returns a kind of packet, mostly one of the queue pair's service.
     fn kind(&mut self) -> Kind {
         let service = self.lone.setup.service;
         match (service, self.any_kind()) {

@@ -1,4 +1,4 @@
-//! Limits on the bytes under way to one receiving socket.
+//! Limits on the bytes in flight to one receiving socket.
 //!
 //! A loopback socket drops silently when its buffer is full, so all queue pairs of this process
 //! share one window per destination: an address and a slot, which is one process. RC releases its

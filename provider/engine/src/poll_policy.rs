@@ -29,7 +29,7 @@ pub(crate) const SHORT_TICK: Duration = Duration::from_millis(1);
 const SHARE: u32 = 16;
 const LONGEST_TICK: Duration = Duration::from_millis(8);
 /// While the thread is muted, a program that polled within this time counts as polling although it
-/// is outside of the engine. If the two share a CPU, the timer interrupt that wakes the thread has
+/// is outside the engine. If the two share a CPU, the timer interrupt that wakes the thread has
 /// preempted the program, which cannot enter the engine while the thread runs.
 pub(crate) const RECENT: Duration = Duration::from_micros(50);
 /// A program that polls more often than this after arming is not waiting for the event.

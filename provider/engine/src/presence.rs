@@ -134,7 +134,7 @@ impl Presence {
     }
 
     /// Called when the background thread has received. A program that armed and waits in `poll(2)`
-    /// outside of roxe needs the thread to be woken the next time.
+    /// outside roxe needs the thread to be woken the next time.
     pub(crate) fn note_served(&self) {
         let waits = self.armed();
         if self.waits_for_event() && waits.threads.load(Relaxed) == 0 {

@@ -1,5 +1,5 @@
 //! Reachability of peers: resolution of the next hop before a queue pair or an address handle gets
-//! an address, as the kernel does for hardware, and reasons for which a peer does not answer.
+//! an address, as the kernel does for hardware, and reasons why a peer does not answer.
 //!
 //! None of this is on the data path. Waits only where stated, without a lock.
 

@@ -22,7 +22,7 @@ const MAX_LIST: usize = 1 << 20;
 impl Engine {
     /// Answers pending requests. Background thread only.
     pub(crate) fn answer_status(&self) {
-        // The lists take locks that rank outside of this one.
+        // The lists take locks that rank outside this one.
         let socket = self.starting.lock().as_ref().and_then(|control| control.status.clone());
         if let Some(socket) = socket {
             socket.answer(|query| self.text(query));

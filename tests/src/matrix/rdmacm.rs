@@ -49,7 +49,7 @@ struct Limit {
     output: &'static str,
 }
 
-/// Reason for which perftest fails with `-R` if a lost message delays its server.
+/// Reason why perftest fails with `-R` if a lost message delays its server.
 const PERFTEST_RACE: &str =
     "perftest's client connects before its server listens, and retries with objects that it has freed";
 

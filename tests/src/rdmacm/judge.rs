@@ -40,7 +40,7 @@ const CLIENT_LEFT: &str = "server DISCONNECT EVENT";
 /// Words in lines that report an error.
 const ERROR_WORDS: [&str; 6] = ["mismatch", "bogus", "error:", "Error", "failed", "failure"];
 
-/// Reasons for which perftest refuses to start.
+/// Reasons why perftest refuses to start.
 const REFUSALS: [&str; 3] =
     ["UC is not supported in librdmacm", "XRC does not support RDMA_CM", "Address family for hostname not supported"];
 
@@ -54,7 +54,7 @@ pub fn lacks_only_last_ack(end: &Outcome) -> bool {
     (end.ok || end.output.ends_with(KILLED)) && error_lines(end).all(unacknowledged)
 }
 
-/// Returns the reason for which perftest refused to start.
+/// Returns the reason why perftest refused to start.
 pub fn refusal(end: &Outcome) -> Option<&'static str> {
     REFUSALS.into_iter().find(|words| end.output.contains(words))
 }

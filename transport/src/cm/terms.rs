@@ -337,7 +337,7 @@ pub enum CmError {
 }
 
 reasons! {
-    /// Reason for which a message was ignored.
+    /// Reason why a message was ignored.
     Ignored:
     /// The communication id is unknown, or does not belong to the sender.
     UnknownId => "cm_unknown_id",
@@ -421,7 +421,7 @@ pub struct Origin {
     pub route: Route,
 }
 
-/// Reason for which a connection ended.
+/// Reason why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// The peer sent a DREQ.

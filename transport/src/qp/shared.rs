@@ -472,7 +472,7 @@ pub enum PostError {
 }
 
 reasons! {
-    /// Reason for which a packet was dropped. Only counters record it, because a dropped packet
+    /// Reason why a packet was dropped. Only counters record it, because a dropped packet
     /// must have no effect on the connection.
     DropReason:
     /// The state of the QP does not allow this kind of packet.

@@ -1,4 +1,4 @@
-//! The lock ranks of this crate, outermost first. All are outside of the provider's
+//! The lock ranks of this crate, outermost first. All are outside the provider's
 //! ([`roxe_provider::lock`]).
 //!
 //! Two kinds of locks have no rank: those that a program locks with `ibv_start_poll` and

@@ -285,7 +285,7 @@ fn bypass_text(program: &Path, process: u32, path: &Path, why: &str) -> String {
     format!("{} (process {process}) has loaded {} instead of roxe: {why}", program.display(), path.display())
 }
 
-/// Returns the libraries outside of the system's folders whose code a process has mapped. Returns
+/// Returns the libraries outside the system's folders whose code a process has mapped. Returns
 /// none while the process becomes another program.
 fn modules(process: u32) -> BTreeSet<PathBuf> {
     let program = || fs::read_link(format!("/proc/{process}/exe")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The lock ranks of this crate, outermost first. All are outside of the provider's
+//! The lock ranks of this crate, outermost first. All are outside the provider's
 //! ([`roxe_provider::lock`]).
 
 roxe_provider::ranks! { pub(crate), 8_000.. ;

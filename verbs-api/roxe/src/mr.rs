@@ -283,7 +283,7 @@ impl Bytes {
     fn byte(&self, offset: usize) -> &AtomicU8 {
         debug_assert!(offset < self.len && !self.words().contains(&offset));
         // SAFETY: the offset is inside the region, whose bytes are valid as long as `self`. This
-        // module accesses bytes outside of words singly only.
+        // module accesses bytes outside words singly only.
         unsafe { AtomicU8::from_ptr(self.ptr.as_ptr().wrapping_add(offset)) }
     }
 

@@ -21,7 +21,7 @@ impl Bits {
     /// # Panics
     /// If the bits exceed `room` bytes. All calls are evaluated at compile time.
     pub(super) const fn new(room: usize, byte: usize, bit: usize, width: usize) -> Self {
-        assert!(bit < 8 && width > 0 && byte * 8 + bit + width <= room * 8, "a field outside of its message");
+        assert!(bit < 8 && width > 0 && byte * 8 + bit + width <= room * 8, "a field outside its message");
         Self { byte, bit, width }
     }
 

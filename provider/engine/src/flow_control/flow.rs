@@ -1,4 +1,4 @@
-//! The window to one receiving process: RC bytes under way, and datagram bytes without credit.
+//! The window to one receiving process: RC bytes in flight, and datagram bytes without credit.
 
 use super::used::Used;
 use super::waiters::{Pool, RoomQueue};
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// Time without credits after which a sender of datagrams assumes that they are lost.
 pub const STALL: Duration = Duration::from_millis(100);
-/// Time without releases after which a sender of RC with nothing under way assumes that others'
+/// Time without releases after which a sender of RC with nothing in flight assumes that others'
 /// bytes will never be released.
 pub const STREAM_STALL: Duration = Duration::from_secs(1);
 /// Maximum size in bytes of the packet of a short message.

@@ -78,7 +78,7 @@ impl Engine {
         self.set_retry(waits.then(|| now.after(RETRY_INTERVAL)).into_iter().chain(later).min());
     }
 
-    /// Sends credits that became due outside of a visit to the sockets.
+    /// Sends credits that became due outside a visit to the sockets.
     pub fn send_credits(&self, now: Instant) {
         match self.rx.try_lock() {
             Some(mut rx) => self.serve_processes(&mut rx.state, now),

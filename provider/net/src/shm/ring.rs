@@ -549,7 +549,7 @@ impl Writer {
     }
 }
 
-/// Fuzz target: puts `bytes` into a ring and reads it until it is empty. Nothing outside of a
+/// Fuzz target: puts `bytes` into a ring and reads it until it is empty. Nothing outside a
 /// record may be read, and once around the ring must be empty.
 #[cfg(any(test, feature = "fuzz"))]
 pub fn check_ring(bytes: &[u8]) {

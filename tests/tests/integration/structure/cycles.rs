@@ -51,7 +51,7 @@ impl Target {
     }
 
     /// Records the definitions, imports and uses in `tokens`, except those that only test builds
-    /// have. Records definitions only if `has_items`: those inside of a function are no items of
+    /// have. Records definitions only if `has_items`: those inside a function are no items of
     /// `module`.
     fn read_tokens(&mut self, texts: &Files, tokens: TokenStream, folder: &Path, module: &str, has_items: bool) {
         let tokens: Vec<_> = tokens.into_iter().collect();
@@ -151,7 +151,7 @@ impl Target {
     }
 
     /// Returns the index of the file that defines the item which `path` names in `module`. Returns
-    /// none for the path of a module and for a path outside of the target.
+    /// none for the path of a module and for a path outside the target.
     ///
     /// Follows re-exports through at most `max_levels` levels. If `allows_macros`, assumes that a
     /// macro in the last module of the path defines a name that is found nowhere else.

@@ -1,4 +1,4 @@
-//! Tests an installed roxe: the single program, which contains its libraries, outside of its build
+//! Tests an installed roxe: the single program, which contains its libraries, outside its build
 //! folder and with an empty environment.
 //!
 //! `cargo test -p roxe-tests --test suites -- install [--all] [WORD...]`: `--all` also tests `cargo

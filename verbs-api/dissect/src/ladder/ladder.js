@@ -104,7 +104,7 @@
   // Wide enough for the text of an arrow, and narrow enough for the description next to it.
   const laneWidth = () => Math.max(90, Math.min(230, Math.floor(460 / Math.max(1, lanes.length))));
   const CHAR = 6.7;
-  // The text of an arrow, around `middle` or from `start` on: it stays inside of the lanes, and what
+  // The text of an arrow, around `middle` or from `start` on: it stays inside the lanes, and what
   // has no room there is shortened; the description and the details have all of it.
   const labelOf = (text, middle, y, start) => {
     const room = laneWidth() * lanes.length - (start || 0);
