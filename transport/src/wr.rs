@@ -123,14 +123,14 @@ pub enum SendOp {
     SendInvalidate(RKey),
     /// RDMA WRITE to `remote_addr` under `rkey`.
     Write {
-        /// Remote address.
+        /// First address in the memory of the peer.
         remote_addr: u64,
         /// Remote key.
         rkey: RKey,
     },
     /// RDMA WRITE with immediate data.
     WriteImm {
-        /// Remote address.
+        /// First address in the memory of the peer.
         remote_addr: u64,
         /// Remote key.
         rkey: RKey,
@@ -139,7 +139,7 @@ pub enum SendOp {
     },
     /// RDMA READ into the local list.
     Read {
-        /// Remote address.
+        /// First address in the memory of the peer.
         remote_addr: u64,
         /// Remote key.
         rkey: RKey,
@@ -147,7 +147,7 @@ pub enum SendOp {
     /// Store `swap` if the remote word equals `compare`; the old value is written to the local
     /// list.
     CompareSwap {
-        /// Remote address.
+        /// First address in the memory of the peer.
         remote_addr: u64,
         /// Remote key.
         rkey: RKey,
@@ -158,7 +158,7 @@ pub enum SendOp {
     },
     /// Add `add` to the remote word; the old value is written to the local list.
     FetchAdd {
-        /// Remote address.
+        /// First address in the memory of the peer.
         remote_addr: u64,
         /// Remote key.
         rkey: RKey,
@@ -168,14 +168,14 @@ pub enum SendOp {
     /// Store the 8 payload bytes atomically at an aligned remote address; completes after the
     /// store.
     AtomicWrite {
-        /// Remote address.
+        /// First address in the memory of the peer.
         remote_addr: u64,
         /// Remote key.
         rkey: RKey,
     },
     /// Complete when earlier writes to the peer have reached `feth.placement`. No payload.
     Flush {
-        /// Remote address.
+        /// First address in the memory of the peer.
         remote_addr: u64,
         /// Remote key.
         rkey: RKey,

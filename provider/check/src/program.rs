@@ -17,7 +17,6 @@ use std::fmt;
 /// Maximum number of destroyed objects that are remembered.
 const MAX_DESTROYED: usize = 4096;
 
-/// A live object.
 #[derive(Clone, Debug)]
 pub(crate) struct LiveObject {
     pub(crate) object: Object,

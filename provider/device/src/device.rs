@@ -189,7 +189,7 @@ pub struct DeviceAttr {
     pub local_ca_ack_delay: u8,
     /// Number of ports.
     pub phys_port_cnt: u8,
-    /// Completion vectors.
+    /// Number of completion vectors.
     pub num_comp_vectors: u32,
     /// Bytes of inline data.
     pub max_inline_data: u32,

@@ -112,7 +112,7 @@ pub enum RxFilter {
     Everything,
 }
 
-/// Receives frames.
+/// Packet socket that receives Ethernet frames.
 #[derive(Debug)]
 pub struct FrameReceiver {
     socket: Socket,

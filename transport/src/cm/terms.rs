@@ -278,7 +278,7 @@ pub struct QpTerms {
     pub max_rd_atomic: u8,
     /// Retries after a timeout or a PSN sequence NAK.
     pub retry_cnt: Uint<3>,
-    /// RNR retries.
+    /// Retries after an RNR NAK; 7 is unlimited.
     pub rnr_retry: Uint<3>,
     /// Local ACK timeout, a code.
     pub timeout: TimeCode,
@@ -286,7 +286,7 @@ pub struct QpTerms {
     pub flow_label: FlowLabel,
     /// Traffic class or TOS.
     pub traffic_class: u8,
-    /// Hop limit.
+    /// IPv6 hop limit or IPv4 TTL.
     pub hop_limit: u8,
 }
 

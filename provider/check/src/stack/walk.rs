@@ -21,7 +21,6 @@ thread_local! {
     static CACHE: RefCell<Vec<CachedStack>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A cached stack.
 struct CachedStack {
     /// Address in the frame of [`addresses`].
     mark: usize,

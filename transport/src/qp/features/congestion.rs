@@ -66,9 +66,9 @@ impl Limit {
 pub struct CongestionCounts {
     /// Packets received with a congestion mark.
     pub np_ecn_marked_roce_packets: u32,
-    /// CNPs sent.
+    /// Number of sent CNPs.
     pub np_cnp_sent: u32,
-    /// CNPs handled.
+    /// Number of received CNPs that reduced the rate.
     pub rp_cnp_handled: u32,
 }
 
