@@ -5,7 +5,7 @@ use crate::judge::Broken;
 use crate::links::Topology;
 use crate::rng::{Choices, Rng};
 use crate::setup::{Peer, Setup, random_setup};
-pub use crate::world::Logged;
+pub use crate::world::LoggedPacket;
 use crate::world::{End, START, World};
 use core::ops::{Deref, DerefMut};
 use core::time::Duration;
@@ -136,7 +136,7 @@ impl<C: Choices> Pair<C> {
 
     /// Calls `action` after the test may have called any method of its ends.
     fn act<T>(&mut self, action: impl FnOnce(&mut World<C>) -> Result<T, Broken>) -> T {
-        self.world.touch_all();
+        self.world.mark_all_ready();
         let result = action(&mut self.world).unwrap_or_else(|broken| panic!("{broken}"));
         self.world.sync_clocks();
         result
