@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Work requests under way at a time.
+/// Work requests in flight at a time.
 const DEPTH: usize = 32;
 
 struct End {

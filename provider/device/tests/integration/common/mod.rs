@@ -93,7 +93,7 @@ impl Node {
     }
 
     pub(crate) fn bytes(&self, offset: usize, length: usize) -> Vec<u8> {
-        // SAFETY: inside the leaked buffer; no operation that writes there is under way when a test
+        // SAFETY: inside the leaked buffer; no operation that writes there is in flight when a test
         // looks.
         (0..length).map(|i| unsafe { self.memory.add(offset + i).read_volatile() }).collect()
     }
