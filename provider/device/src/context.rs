@@ -147,7 +147,7 @@ impl Context {
     }
 
     pub(crate) fn raise(&self, kind: AsyncEventKind, user: u64, source: ObjectId) {
-        emit(|| Event::Raised { source, kind: &kind });
+        emit(|| Event::AsyncEventQueued { source, kind: &kind });
         outcome::raised_event();
         let fatal = kind.is_fatal().then_some((source, kind));
         let watch = watch_unread(&self.engine, (&self.events, self.id()), fatal);

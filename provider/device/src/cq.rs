@@ -328,7 +328,7 @@ impl Cq {
     #[inline(never)]
     fn report_fill_level(&self, state: &State) {
         if !state.ignore_overrun {
-            emit(|| Event::Held { cq: self.id, held: state.ring.len(), capacity: state.capacity });
+            emit(|| Event::CqFillLevel { cq: self.id, unpolled: state.ring.len(), capacity: state.capacity });
         }
     }
 
@@ -353,7 +353,7 @@ impl Cq {
     pub(crate) fn notify(&self) {
         let held = self.held.lock();
         if let (Some(channel), Some(_)) = (&self.channel, held.as_ref()) {
-            emit(|| Event::Announced { cq: self.id });
+            emit(|| Event::CqEventQueued { cq: self.id });
             channel.announce(self.id, self.user());
         }
     }
@@ -624,10 +624,10 @@ impl Deadline for SleepWatch {
             }
             (clock::now(), state.polled_at.after(LONG_WAIT))
         };
-        // With an event pending a thread is awake or waits for an edge, which `Unread` reports.
+        // With an event pending a thread is awake or waits for an edge, which `EventsUnread` reports.
         if now >= due && channel.has_no_events() {
             for Sleeper { thread, call, .. } in sleepers(channel.fd()) {
-                emit(|| Event::Sleeps { cq: queue.id, thread, call });
+                emit(|| Event::SleepsWithCompletions { cq: queue.id, thread, call });
             }
         }
         let next = if now < due { due } else { now.after(LONG_WAIT) };

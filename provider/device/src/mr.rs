@@ -8,7 +8,7 @@ use roxe_base::error::Error;
 use roxe_base::limits::MAX_MR_SIZE;
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use};
-use roxe_check::{Event, Memory, Object, Tracked, emit, is_checking};
+use roxe_check::{Event, MrInfo, Object, Tracked, emit, is_checking};
 use roxe_memory::guard;
 use roxe_memory::mapped::{self, Mapping, page_size};
 use roxe_memory::region::{Region, Role, Users};
@@ -140,10 +140,10 @@ impl MrAttr {
         Region { addr, base: self.base(), length, access, users, role }
     }
 
-    fn for_checker(self, pd: &Pd, keys: Keys) -> Memory {
+    fn for_checker(self, pd: &Pd, keys: Keys) -> MrInfo {
         let Self { addr, length, access, .. } = self;
         let (context, pd) = (pd.context().id(), pd.object());
-        Memory { context, pd, lkey: keys.local, rkey: keys.remote, addr, base: self.base(), length, access }
+        MrInfo { context, pd, lkey: keys.local, rkey: keys.remote, addr, base: self.base(), length, access }
     }
 
     fn base(self) -> u64 {

@@ -59,11 +59,11 @@ impl<T: fmt::Debug + Send + 'static> Unread<T> {
 impl<T: fmt::Debug + Send + 'static> Deadline for Unread<T> {
     fn on_deadline(&self, _: Instant) {
         if let Some((source, kind)) = self.fatal.filter(|_| !self.is_told.swap(true, Ordering::Relaxed)) {
-            emit(|| Event::AsyncUnread { source, kind: &kind });
+            emit(|| Event::AsyncEventUnread { source, kind: &kind });
         }
         let Some((events, engine)) = self.events.upgrade().zip(self.engine.upgrade()) else { return };
         match events.oldest_of(self).filter(|_| sleepers(events.fd()).iter().any(|sleeper| sleeper.by_edges)) {
-            Some((source, count)) => emit(|| Event::Unread { channel: self.channel, source, count }),
+            Some((source, count)) => emit(|| Event::EventsUnread { channel: self.channel, source, count }),
             None => self.look_later(&engine),
         }
     }

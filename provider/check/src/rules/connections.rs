@@ -4,7 +4,7 @@
 //! shown a mismatch. Between two processes only packets show it; two ends in this process are
 //! compared directly.
 
-use crate::event::{Arrived, Event};
+use crate::event::{DroppedPacket, Event};
 use crate::id_map::{IdMap, IdSet};
 use crate::program::{Attributes, Observer, Program};
 use crate::report::Report;
@@ -89,7 +89,7 @@ const GID_ADVICE: &str = "Set ah_attr.grh.sgid_index to the index of the address
 type QpReport = Option<(ObjectId, Report)>;
 
 impl Connections {
-    fn dropped(&mut self, end: End<'_>, reason: DropReason, packet: &Arrived) -> QpReport {
+    fn dropped(&mut self, end: End<'_>, reason: DropReason, packet: &DroppedPacket) -> QpReport {
         let report = match reason {
             DropReason::OutOfSequence | DropReason::DuplicateRequest => self.psn(end, packet),
             DropReason::InvalidRequest if end.is_new(packet) && continues_message(&packet.header.kind) => {
@@ -104,7 +104,7 @@ impl Connections {
 
     /// Reports a peer that starts with another PSN. A lost packet is retransmitted; a missing start
     /// is not.
-    fn psn(&mut self, end: End<'_>, packet: &Arrived) -> Option<Report> {
+    fn psn(&mut self, end: End<'_>, packet: &DroppedPacket) -> Option<Report> {
         let End { qp, own, program } = end;
         let (psn, expected) = (packet.header.bth.psn, packet.expected);
         if !matches!(packet.header.kind, Kind::RcRequest(_)) || !end.is_new(packet) {
@@ -147,7 +147,7 @@ const PSN_ADVICE: &str = "Set rq_psn of each end to the sq_psn of the other.";
 
 impl End<'_> {
     /// Returns true if the packet is a request and none of the peer was accepted yet.
-    fn is_new(&self, packet: &Arrived) -> bool {
+    fn is_new(&self, packet: &DroppedPacket) -> bool {
         let is_request = matches!(packet.header.kind, Kind::RcRequest(_) | Kind::XrcRequest(..) | Kind::UcRequest(_));
         self.own.has(AttrMask::RQ_PSN) && self.own.values.rq_psn == packet.expected && is_request
     }
@@ -244,7 +244,7 @@ fn depth(end: End<'_>) -> Report {
 }
 
 /// Reports a first request that has other addresses than the connection.
-fn gid(end: End<'_>, packet: &Arrived) -> Option<Report> {
+fn gid(end: End<'_>, packet: &DroppedPacket) -> Option<Report> {
     let End { qp, own, program } = end;
     if !end.is_new(packet) || packet.header.bth.psn != packet.expected {
         return None;
@@ -260,7 +260,7 @@ fn gid(end: End<'_>, packet: &Arrived) -> Option<Report> {
     Some(report.at("set at", &own.call(AttrMask::AV)).advice(GID_ADVICE))
 }
 
-fn qkey(end: End<'_>, packet: &Arrived) -> Option<Report> {
+fn qkey(end: End<'_>, packet: &DroppedPacket) -> Option<Report> {
     let End { qp, own, program } = end;
     let Kind::Ud { deth, .. } = packet.header.kind else { return None };
     let (actual, ours) = (deth.qkey.0, own.values.qkey.0);

@@ -72,8 +72,8 @@ impl Observer for UnreadEvents {
                     _ => self.failed.remove(&qp),
                 };
             }
-            Event::Unread { channel, source, count } => reports.extend(self.unread(channel, source, count, program)),
-            Event::AsyncUnread { source, kind } if !self.failed.contains(&source) => {
+            Event::EventsUnread { channel, source, count } => reports.extend(self.unread(channel, source, count, program)),
+            Event::AsyncEventUnread { source, kind } if !self.failed.contains(&source) => {
                 reports.push(async_unread(source, kind, program));
             }
             Event::Destroyed(id) => {
@@ -143,10 +143,10 @@ mod tests {
         card.emit(Event::Created(channel, Object::Channel { context }));
         card.emit(Event::Armed { cq, any: true, missed: 0 });
         for channel in [channel, context] {
-            assert_eq!(card.emit(Event::Unread { channel, source: cq, count: 1 }), [Rule::EventUnread]);
+            assert_eq!(card.emit(Event::EventsUnread { channel, source: cq, count: 1 }), [Rule::EventUnread]);
         }
         card.emit(Event::Destroyed(channel));
-        assert_eq!(card.emit(Event::Unread { channel, source: cq, count: 1 }), [], "the channel is destroyed");
+        assert_eq!(card.emit(Event::EventsUnread { channel, source: cq, count: 1 }), [], "the channel is destroyed");
     }
 
     #[test]
@@ -159,14 +159,14 @@ mod tests {
         let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
         card.emit(Event::Modified { qp: moved, attr: &attr, mask: AttrMask::STATE });
         for (source, expected) in [(unknown, &[Rule::AsyncUnread][..]), (polled, &[]), (moved, &[])] {
-            assert_eq!(card.emit(Event::AsyncUnread { source, kind: &"QpAccessErr" }), expected);
+            assert_eq!(card.emit(Event::AsyncEventUnread { source, kind: &"QpAccessErr" }), expected);
         }
     }
 
     #[test]
     fn unread_device_event_is_reported_without_an_object() {
         let mut card = Card::new();
-        let event = Event::AsyncUnread { source: ObjectId::next(), kind: &"DeviceFatal" };
+        let event = Event::AsyncEventUnread { source: ObjectId::next(), kind: &"DeviceFatal" };
         assert_eq!(card.emit(event), [Rule::AsyncUnread]);
     }
 }

@@ -4,7 +4,7 @@
 //! The mistake follows from the refused attempt and the known objects: a confused key, another
 //! domain, a dead key, a bad range or a missing right.
 
-use crate::event::{Event, Memory, Object};
+use crate::event::{Event, MrInfo, Object};
 use crate::id_map::IdMap;
 use crate::program::{DestroyedObject, LiveObject, Observer, Program, Work, describe};
 use crate::report::Report;
@@ -197,11 +197,11 @@ struct Target<'a> {
 /// Finds the mistake, if it is certain.
 fn explain(attempt: &Attempt<'_>, windows: &Windows, program: &Program) -> Option<Report> {
     let context = program.qp(attempt.qp)?.context;
-    let key_of = |memory: &Memory| if attempt.by == KeyUser::List { memory.lkey } else { memory.rkey };
-    let other_of = |memory: &Memory| if attempt.by == KeyUser::List { memory.rkey } else { memory.lkey };
+    let key_of = |memory: &MrInfo| if attempt.by == KeyUser::List { memory.lkey } else { memory.rkey };
+    let other_of = |memory: &MrInfo| if attempt.by == KeyUser::List { memory.rkey } else { memory.lkey };
     let region = program.regions().find(|(_, memory, _)| memory.context == context && key_of(memory) == attempt.key);
     if let Some((id, memory, registered)) = region {
-        let Memory { pd, base, length, access, .. } = *memory;
+        let MrInfo { pd, base, length, access, .. } = *memory;
         let name = format!("the {}", program.name(id));
         let origin = ("registered at", registered);
         return attempt.fault(&Target { name, pd: Some(pd), base, length, access, origin }, program);
@@ -312,8 +312,8 @@ impl Attempt<'_> {
         };
         let sentence = format!("The {} bytes at {:#x} of {} {by} {}.", self.len, self.va, self.whose(), target.name);
         let report = self.report(Rule::KeyOutOfRange, sentence, program).at(target.origin.0, target.origin.1);
-        let overlaps = |memory: &Memory| memory.base < last && self.va < memory.base.saturating_add(memory.length);
-        let is_match = |memory: &Memory| (memory.base, memory.length) == (target.base, target.length);
+        let overlaps = |memory: &MrInfo| memory.base < last && self.va < memory.base.saturating_add(memory.length);
+        let is_match = |memory: &MrInfo| (memory.base, memory.length) == (target.base, target.length);
         let neighbour = program.regions().find(|(_, memory, _)| overlaps(memory) && !is_match(memory));
         let report = match neighbour {
             Some((id, ..)) => report.fact("would reach", program.name(id)),

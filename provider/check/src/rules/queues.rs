@@ -2,7 +2,7 @@
 //! limit, posts in the error state) and for receives (posted too late, or too short for a datagram
 //! with its GRH).
 
-use crate::event::{Arrived, Event};
+use crate::event::{DroppedPacket, Event};
 use crate::id_map::{IdMap, IdSet};
 use crate::program::{Observer, Program, Work, length};
 use crate::report::Report;
@@ -259,7 +259,7 @@ impl Receives {
     }
 
     /// Reports a datagram that was dropped because its receive is too short.
-    fn too_small(&mut self, qp: ObjectId, packet: &Arrived, program: &Program) -> Option<Report> {
+    fn too_small(&mut self, qp: ObjectId, packet: &DroppedPacket, program: &Program) -> Option<Report> {
         if program.qp(qp)?.service != Service::Ud {
             return None;
         }

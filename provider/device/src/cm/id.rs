@@ -409,7 +409,7 @@ impl Id {
     /// Raises an event; `inner` shows that the id is locked.
     pub(super) fn raise_in(&self, inner: &Inner, kind: EventKind, status: i32, data: EventData) {
         if let Some(id) = self.me.upgrade().filter(|_| inner.state != State::Destroyed) {
-            emit(|| CheckEvent::Connection { id: self.name, kind: &kind, status });
+            emit(|| CheckEvent::CmEventQueued { id: self.name, kind: &kind, status });
             let channel = self.channel.lock();
             if let Some(DeviceAddr { runtime, .. }) = &inner.device_addr {
                 channel.engine.get_or_init(|| Arc::clone(runtime.engine()));
@@ -430,7 +430,7 @@ impl Id {
         let (kind, id, channel) = (EventKind::ConnectRequest, Arc::clone(id), self.channel());
         // The listener may have moved to another channel.
         *id.channel.lock() = Arc::clone(&channel);
-        emit(|| CheckEvent::Connection { id: id.name, kind: &kind, status: 0 });
+        emit(|| CheckEvent::CmEventQueued { id: id.name, kind: &kind, status: 0 });
         channel.events.push(self.name, Event { kind, status: 0, id, listener: Some(me), data }, None);
         true
     }

@@ -212,10 +212,10 @@ impl QpHost<'_> {
         }
         let done = self.on_regions(|regions, scope| weakest::atomic(regions, scope, rkey, va, op));
         if is_checking()
-            && let Ok(found) = done
+            && let Ok(old) = done
             && let Ok(addr) = self.on_regions(|regions, scope| regions.locate_remote(scope, rkey, va, 8))
         {
-            emit(|| Event::Atomic { qp: self.qp.id, rkey, va, addr, found, left: op.applied(found) });
+            emit(|| Event::Atomic { qp: self.qp.id, rkey, va, addr, old, new: op.applied(old) });
         }
         Some(done)
     }

@@ -107,7 +107,7 @@ impl SendGuard<'_> {
             inner.machine.retract_sends(pushed);
             inner.state.watch.take_back(pushed);
             inner.state.weak.iter_mut().for_each(|weak| weak.take_back(pushed));
-            emit(|| Event::TakenBack { qp: self.core.resources.id, count: pushed as usize });
+            emit(|| Event::SendsWithdrawn { qp: self.core.resources.id, count: pushed as usize });
         }
     }
 }

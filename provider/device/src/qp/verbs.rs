@@ -13,7 +13,7 @@ use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use};
 use roxe_base::{clock, instruments};
 use roxe_check::explain::because;
-use roxe_check::{Event, Object, Pair, Tracked, emit, is_checking, is_on};
+use roxe_check::{Event, Object, QpInfo, Tracked, emit, is_checking, is_on};
 use roxe_engine::engine::Engine;
 use roxe_engine::queue_pair::QueuePair;
 use roxe_transport::cm::Route;
@@ -108,7 +108,7 @@ impl Qp {
             }
         }
         let flows = FlowUses::default();
-        let tracked = Tracked::new(core.resources.id, || Object::Qp(pair_for_checker(&core, pd, &init)));
+        let tracked = Tracked::new(core.resources.id, || Object::Qp(qp_for_checker(&core, pd, &init)));
         Ok(Arc::new(Self { core, pd: Arc::clone(pd), uses: Mutex::new(uses), flows, rss, tracked }))
     }
 
@@ -382,9 +382,9 @@ fn config(context: &Context, init: &QpInit, qpn: Qpn, is_xrc_target: bool) -> Qp
     }
 }
 
-fn pair_for_checker(core: &QpCore, pd: &Pd, init: &QpInit) -> Pair {
+fn qp_for_checker(core: &QpCore, pd: &Pd, init: &QpInit) -> QpInfo {
     let qp = &core.resources;
-    Pair {
+    QpInfo {
         context: pd.context().id(),
         pd: pd.object(),
         qpn: qp.qpn,
