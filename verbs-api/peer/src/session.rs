@@ -250,7 +250,7 @@ macro_rules! kinds {
             /// Destroys the object, which must not be shared.
             fn destroy(self) -> Result<()> {
                 match self {
-                    $(Self::$variant(object) => Rc::into_inner(object).map_or(Ok(()), |mut object| object.end()),)+
+                    $(Self::$variant(object) => Rc::into_inner(object).map_or(Ok(()), |mut object| object.destroy()),)+
                 }
             }
         }
