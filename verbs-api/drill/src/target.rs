@@ -288,7 +288,7 @@ pub struct Work {
     pub remote_addr: u64,
     /// R_Key of the remote memory, or the key to invalidate.
     pub rkey: u32,
-    /// Immediate data, in host order.
+    /// Immediate data, in host byte order.
     pub imm: u32,
     /// Operand of an atomic: to compare with, or to add.
     pub compare_add: u64,

@@ -29,7 +29,7 @@ pub enum Address {
     Ib(IbAddress),
 }
 
-/// An address with a service ID (`struct sockaddr_ib`); all fields in host order.
+/// An address with a service ID (`struct sockaddr_ib`); all fields are in host byte order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct IbAddress {
     /// P_Key; 0 and 0xffff mean the default one.
@@ -296,7 +296,7 @@ pub fn connections(device: &Arc<Device>) -> usize {
 /// Default packet lifetime code: that of Linux on RoCE.
 pub(super) const PACKET_LIFE_TIME: u8 = 16;
 
-/// A path (`struct ibv_sa_path_rec`), in host order.
+/// A path (`struct ibv_sa_path_rec`), in host byte order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
     /// Local GID.
