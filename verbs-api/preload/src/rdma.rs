@@ -71,18 +71,19 @@ static LIBRARY: OnceLock<Option<RdmaLibrary>> = OnceLock::new();
 /// Returns the RDMA library; `None` if there is no usable `librdmacm.so.1`, which the first call
 /// reports on standard error.
 pub(crate) fn rdma_library() -> Option<&'static RdmaLibrary> {
-    LIBRARY.get_or_init(|| {
-        let _inside = Inside::enter();
-        let loaded = open();
-        if loaded.is_none() {
-            eprintln!(
-                "librspreload: cannot load librdmacm.so.1: sockets stay in the kernel; \
+    LIBRARY
+        .get_or_init(|| {
+            let _inside = Inside::enter();
+            let loaded = open();
+            if loaded.is_none() {
+                eprintln!(
+                    "librspreload: cannot load librdmacm.so.1: sockets stay in the kernel; \
                  add the library's directory to LD_LIBRARY_PATH"
-            );
-        }
-        loaded
-    })
-    .as_ref()
+                );
+            }
+            loaded
+        })
+        .as_ref()
 }
 
 fn open() -> Option<RdmaLibrary> {

@@ -239,7 +239,13 @@ fn producers(cq: ObjectId, used: &IdSet<(ObjectId, Side)>, program: &Program) ->
     found
 }
 
-fn too_small(cq: ObjectId, unpolled: usize, capacity: usize, producers: &[Producer], program: &Program) -> Option<Report> {
+fn too_small(
+    cq: ObjectId,
+    unpolled: usize,
+    capacity: usize,
+    producers: &[Producer],
+    program: &Program,
+) -> Option<Report> {
     let max: u64 = producers.iter().map(|(_, _, max)| u64::from(*max)).sum();
     if max <= capacity as u64 {
         return None;

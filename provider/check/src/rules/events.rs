@@ -72,7 +72,9 @@ impl Observer for UnreadEvents {
                     _ => self.failed.remove(&qp),
                 };
             }
-            Event::EventsUnread { channel, source, count } => reports.extend(self.unread(channel, source, count, program)),
+            Event::EventsUnread { channel, source, count } => {
+                reports.extend(self.unread(channel, source, count, program))
+            }
             Event::AsyncEventUnread { source, kind } if !self.failed.contains(&source) => {
                 reports.push(async_unread(source, kind, program));
             }

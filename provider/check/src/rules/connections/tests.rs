@@ -128,7 +128,12 @@ fn first_packet_with_other_gid_is_reported() {
     let qp = end(&mut card);
     let stranger = DroppedPacket { src: Gid([3; 16]), ..packet(SEND, 7, 7, 64) };
     assert_eq!(
-        drop_packet(&mut card, qp, DropReason::Address, DroppedPacket { header: packet(SEND, 1, 7, 0).header, ..stranger }),
+        drop_packet(
+            &mut card,
+            qp,
+            DropReason::Address,
+            DroppedPacket { header: packet(SEND, 1, 7, 0).header, ..stranger }
+        ),
         []
     );
     assert_eq!(drop_packet(&mut card, qp, DropReason::Address, stranger), [Rule::GidMismatch]);
