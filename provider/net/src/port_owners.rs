@@ -55,7 +55,7 @@ impl LocalPort {
         Ok(Self::find(false)?.0)
     }
 
-    /// As [`LocalPort::get`], for any process: while the file is open, a sweep leaves it alone.
+    /// Like [`LocalPort::get`], for any process: while the file is open, a sweep leaves it alone.
     pub(super) fn get_held() -> io::Result<(Arc<Self>, Option<File>)> {
         Self::find(true)
     }

@@ -252,7 +252,7 @@ const MODEL_SETTLE: Duration = Duration::from_millis(5);
 
 /// Removes lines while `shows` returns true for the rest. Removes connections other than `qp`
 /// first, then the earlier packets of a connection, then halves, quarters and so on (delta
-/// debugging). Fails as `shows` does.
+/// debugging). Fails like `shows`.
 fn shorten(
     lines: &[String],
     qp: &str,

@@ -90,8 +90,8 @@ impl QpHost<'_> {
     #[inline(never)]
     pub(super) fn report_failed_bind(&mut self, bind: &Bind, error: MemError) {
         let key_states = self.on_regions(|regions, _| {
-            let now = regions.key_of(bind.rkey.0).unwrap_or(bind.rkey.0);
-            (regions.key_state(now), regions.key_state(bind.lkey.0))
+            let current = regions.current_key(bind.rkey.0).unwrap_or(bind.rkey.0);
+            (regions.key_state(current), regions.key_state(bind.lkey.0))
         });
         failure::note_local(&mut self.state.failed, || failure::failed_bind(bind, error, key_states));
     }
