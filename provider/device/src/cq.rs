@@ -74,8 +74,8 @@ pub struct Cq {
 }
 
 impl Context {
-    /// Creates a completion queue. EINVAL if the size is 0 or above `max_cqe`, or the vector is
-    /// unknown; ENOMEM beyond `max_cq` queues.
+    /// Creates a completion queue. Fails with EINVAL if the size is 0 or above `max_cqe`, or the
+    /// vector is unknown; ENOMEM beyond `max_cq` queues.
     pub fn create_cq(self: &Arc<Self>, init: CqInit) -> Result<Arc<Cq>, Error> {
         let capacity = check_size(init.cqe)?;
         if init.comp_vector >= NUM_COMP_VECTORS {
@@ -624,7 +624,8 @@ impl Deadline for SleepWatch {
             }
             (clock::now(), state.polled_at.after(LONG_WAIT))
         };
-        // With an event pending a thread is awake or waits for an edge, which `EventsUnread` reports.
+        // With an event pending a thread is awake or waits for an edge, which `EventsUnread`
+        // reports.
         if now >= due && channel.has_no_events() {
             for Sleeper { thread, call, .. } in sleepers(channel.fd()) {
                 emit(|| Event::SleepsWithCompletions { cq: queue.id, thread, call });

@@ -180,8 +180,9 @@ impl Pd {
     }
 
     /// Registers `length` bytes of device memory at `offset`; SGEs and peers address them from 0.
-    /// EINVAL if the range exceeds the buffer, the memory is freed or of another context, or the
-    /// rights lack `ZERO_BASED` or have `ON_DEMAND` or `HUGETLB`; errors of [`Pd::reg_mr`].
+    /// Fails with EINVAL if the range exceeds the buffer, the memory is freed or of another
+    /// context, or the rights lack `ZERO_BASED` or have `ON_DEMAND` or `HUGETLB`; errors of
+    /// [`Pd::reg_mr`].
     pub fn reg_dm_mr(self: &Arc<Self>, dm: &Dm, offset: u64, length: u64, access: Access) -> Result<Arc<Mr>, Error> {
         if !Arc::ptr_eq(dm.context(), self.context()) {
             return Err(Error::invalid("the device memory belongs to another context than the protection domain"));
@@ -225,9 +226,9 @@ impl Pd {
     }
 
     /// Applies `advice` to the whole list, and returns when it is done; also for `ON_DEMAND`
-    /// regions. EFAULT if a key is unknown, of another domain or without `LOCAL_WRITE` for
-    /// [`Advice::PrefetchWrite`], a range exceeds its region, or memory is not mapped with these
-    /// rights; then the advice may have been applied to some of the list.
+    /// regions. Fails with EFAULT if a key is unknown, of another domain or without `LOCAL_WRITE`
+    /// for [`Advice::PrefetchWrite`], a range exceeds its region, or memory is not mapped with
+    /// these rights; then the advice may have been applied to some of the list.
     pub fn advise_mr(&self, advice: Advice, list: &[Sge]) -> Result<(), Error> {
         let write = advice == Advice::PrefetchWrite;
         let ranges = list.iter().map(|sge| self.locate(sge, write)).collect::<Result<Vec<_>, _>>()?;
@@ -334,8 +335,8 @@ impl Mr {
         Ok(())
     }
 
-    /// Removes the keys; when it returns, no access is in progress. Later calls do nothing. EBUSY
-    /// while memory windows are bound to the region.
+    /// Removes the keys; when it returns, no access is in progress. Later calls do nothing. Fails
+    /// with EBUSY while memory windows are bound to the region.
     pub fn deregister(&self) -> Result<(), Error> {
         self.end(|keys, memory| {
             keys.remove(memory).inspect_err(|error| emit(|| Event::DestroyRefused(self.tracked.id(), error)))

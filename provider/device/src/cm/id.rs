@@ -52,7 +52,7 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Creates a channel. EMFILE without a free descriptor.
+    /// Creates a channel. Fails with EMFILE if no descriptor is free.
     pub fn create() -> Result<Arc<Self>, Error> {
         Ok(Arc::new(Self { events: EventQueue::new()?, engine: OnceLock::new() }))
     }
@@ -68,8 +68,8 @@ impl Channel {
         self.events.as_fd()
     }
 
-    /// Waits for the next event. EAGAIN if the descriptor is non-blocking and no event is pending;
-    /// EINTR as for `read(2)`.
+    /// Waits for the next event. Fails with EAGAIN if the descriptor is non-blocking and no event
+    /// is pending; EINTR as for `read(2)`.
     pub fn next(&self) -> Result<Event, Error> {
         let _wait = self.before_wait();
         Ok(count_fetched(self.events.next()?))
@@ -77,7 +77,7 @@ impl Channel {
 
     /// Prepares a wait by a caller that sleeps itself: receives what has arrived, and returns the
     /// descriptor to read a unit from (`None` if an event is pending) and a guard for the wait.
-    /// EAGAIN if [`Channel::fd`] is non-blocking and no event is pending.
+    /// Fails with EAGAIN if [`Channel::fd`] is non-blocking and no event is pending.
     pub fn before_wait(&self) -> io::Result<(Option<RawFd>, Option<Wait>)> {
         let sleep_on = self.events.sleep_on()?;
         let engine = self.engine.get().filter(|_| sleep_on.is_some());
@@ -297,7 +297,7 @@ impl Id {
     }
 
     /// Creates an id like [`Id::create`], for UC, the two sides of XRC, or UD in the IB port space.
-    /// EINVAL for raw packets, which have no connections.
+    /// Fails with EINVAL for raw packets, which have no connections.
     pub fn create_for(
         channel: &Arc<Channel>,
         port_space: PortSpace,

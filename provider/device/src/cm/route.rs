@@ -136,8 +136,8 @@ pub(super) struct DeviceAddr {
 }
 
 impl DeviceAddr {
-    /// Finds the device with the address `gid`. EADDRNOTAVAIL if it is not an address of this host;
-    /// ENODEV if no device has it.
+    /// Finds the device with the address `gid`. Fails with EADDRNOTAVAIL if it is not an address of
+    /// this host; ENODEV if no device has it.
     pub(super) fn of(gid: Gid) -> Result<Self, Error> {
         if let Some(device_addr) = Self::find(&known_devices(), |own| own == gid)? {
             return Ok(device_addr);
@@ -220,8 +220,8 @@ pub(super) struct HostRoute {
 }
 
 impl HostRoute {
-    /// Finds the route from `source` (`None`: by the system's routing table) to `to`. ENETUNREACH
-    /// and others as connect(2); EADDRNOTAVAIL, ENODEV as [`DeviceAddr::of`].
+    /// Finds the route from `source` (`None`: by the system's routing table) to `to`. Fails with
+    /// ENETUNREACH and others as connect(2); EADDRNOTAVAIL, ENODEV as [`DeviceAddr::of`].
     pub(super) fn find(source: Option<IpAddr>, to: &Address) -> Result<Self, Error> {
         let to = match to {
             Address::Ip(ip) => *ip,

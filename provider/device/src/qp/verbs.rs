@@ -196,10 +196,10 @@ impl Qp {
     }
 
     /// Changes attributes and state (`man ibv_modify_qp`). With an address it waits until the
-    /// neighbour is resolved. EINVAL if an attribute is not valid or not allowed in this state;
-    /// then nothing has changed. EOPNOTSUPP for a hash queue pair; ENETUNREACH, EHOSTUNREACH or
-    /// EACCES without a route to the address; ETIMEDOUT if the neighbour has not answered for a
-    /// second.
+    /// neighbour is resolved. Fails with EINVAL if an attribute is not valid or not allowed in this
+    /// state; then nothing has changed. Fails with EOPNOTSUPP for a hash queue pair; ENETUNREACH,
+    /// EHOSTUNREACH or EACCES without a route to the address; ETIMEDOUT if the neighbour has not
+    /// answered for a second.
     // clause: AV-NEXT-HOP
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
         let route = Route { local: attr.av.sgid, remote: attr.av.dgid };
@@ -283,9 +283,9 @@ impl Qp {
 
     /// Joins the multicast group `mgid` (`man ibv_attach_mcast`); joining twice changes nothing.
     /// For a raw packet queue pair the last six bytes of `mgid` are an Ethernet group address, the
-    /// others are 0. EINVAL if `mgid` is not a group, or for services other than UD and raw
-    /// packets; ENOMEM beyond the limit of groups or members; EADDRINUSE if another user listens
-    /// for the group.
+    /// others are 0. Fails with EINVAL if `mgid` is not a group, or for services other than UD and
+    /// raw packets; ENOMEM beyond the limit of groups or members; EADDRINUSE if another user
+    /// listens for the group.
     pub fn attach_mcast(&self, mgid: Gid) -> Result<(), Error> {
         if self.service() == Service::Raw {
             return self.flows.attach(&self.core, self.rss.as_ref(), mgid);
@@ -305,8 +305,8 @@ impl Qp {
     }
 
     /// Steers frames to the queue pair until the returned flow is dropped (`man ibv_create_flow`).
-    /// EINVAL for another service, or for a flow that passes frames on and is not of type NORMAL;
-    /// ENOMEM beyond the limit of flows.
+    /// Fails with EINVAL for another service, or for a flow that passes frames on and is not of
+    /// type NORMAL; ENOMEM beyond the limit of flows.
     pub fn create_flow(&self, init: FlowInit) -> Result<Flow, Error> {
         Flow::create(&self.core, self.rss.as_ref(), &self.flows, init)
     }
