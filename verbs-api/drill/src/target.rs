@@ -450,7 +450,7 @@ pub struct Card {
 
 /// A target of scripts.
 pub trait Target: FarSide + Extensions {
-    /// Returns facts for this address family; `None` if the card has no such address.
+    /// Returns the card as it is over this address family; `None` if the card has no such address.
     fn card(&self, ipv6: bool) -> Option<Card>;
     /// Returns names and values that identify the card in a report, such as its driver.
     fn identity(&self) -> Vec<(String, String)> {

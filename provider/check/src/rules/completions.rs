@@ -133,7 +133,7 @@ impl Observer for Completions {
                     return;
                 };
                 let report = self.sleeps(channel, Some(cq), |user| user.number == thread, program);
-                reports.extend(report.map(|report| report.fact("sleeps in", format!("{call}, thread {thread}"))));
+                reports.extend(report.map(|report| report.labelled("sleeps in", format!("{call}, thread {thread}"))));
             }
             Event::Destroyed(id) => {
                 self.used.retain(|(queue, _)| *queue != id);
@@ -259,7 +259,7 @@ fn too_small(
         names.map(|(id, side, max)| format!("up to {max} {} of the {}", requests(*side), program.name(*id))).collect();
     Some(
         Report::new(Rule::CqTooSmall, sentence)
-            .fact("attached", names.join("; "))
+            .labelled("attached", names.join("; "))
             .at("created at", &program.live_object(cq)?.created)
             .advice(format!("Create it with cqe = {max} or more, or attach smaller queues to it.")),
     )
@@ -275,7 +275,7 @@ fn overrun(cq: ObjectId, producers: &[Producer], program: &Program) -> Option<Re
         let unpolled = program.outstanding(side, id).filter(|work| work.completed).count();
         format!("{unpolled} unpolled {} of the {}, which can have {max}", requests(side), program.name(id))
     });
-    let report = Report::new(Rule::CqOverrun, sentence).fact("filled by", names.collect::<Vec<_>>().join("; "));
+    let report = Report::new(Rule::CqOverrun, sentence).labelled("filled by", names.collect::<Vec<_>>().join("; "));
     let is_unpolled = |(queue, work): &(ObjectId, &Work)| {
         work.completed && program.qp(*queue).is_some_and(|pair| pair.send_cq == cq || pair.recv_cq == cq)
     };
@@ -356,7 +356,7 @@ impl Left {
              their completion queue: some cards keep them there, with the number of the destroyed queue pair."
         );
         Report::new(Rule::CompletionOfTheDead, sentence)
-            .fact("polled from", program.name(cq))
+            .labelled("polled from", program.name(cq))
             .at("destroyed at", &destroyed)
             .at("created at", &created)
             .advice(

@@ -102,7 +102,7 @@ impl UnreadEvents {
              with EPOLLET, and the thread did not read all events when the descriptor was last reported."
         );
         let report = Report::new(Rule::EventUnread, sentence);
-        let report = if is_async { report } else { report.fact("oldest of", program.name(source)) };
+        let report = if is_async { report } else { report.labelled("oldest of", program.name(source)) };
         let label = if is_async { "opened at" } else { "channel made" };
         Some(report.at("armed at", self.armed.get(&source)).at(label, &known.created).advice(format!(
             "With EPOLLET, make the descriptor non-blocking and call {call} until it fails with EAGAIN, or do not set \

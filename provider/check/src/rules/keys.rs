@@ -124,8 +124,8 @@ impl Keys {
         let sentence = format!("The {} was deregistered while {count} outstanding requests used it.", program.name(mr));
         Some(
             Report::new(Rule::MemoryGoneInFlight, sentence)
-                .fact("queue", program.name(queue))
-                .fact("first request", format!("{what}, wr_id {}", first.wr_id))
+                .labelled("queue", program.name(queue))
+                .labelled("first request", format!("{what}, wr_id {}", first.wr_id))
                 .at("deregistered", stack)
                 .at("posted at", &first.posted)
                 .advice("Poll the completions of all requests that use a region, or destroy their queue pair, first."),
@@ -149,7 +149,7 @@ fn unmapped(mr: ObjectId, stack: &Stack, program: &Program) -> Report {
 fn missing_right(qp: ObjectId, right: Access, program: &Program) -> Report {
     let flags = rights(right);
     let sentence = format!("A peer's request needs {flags} in qp_access_flags of the queue pair, which lacks it.");
-    let report = Report::new(Rule::AccessMissing, sentence).fact("queue pair", program.name(qp));
+    let report = Report::new(Rule::AccessMissing, sentence).labelled("queue pair", program.name(qp));
     let set = program.attributes(qp).map_or_else(Stack::unknown, |own| own.call(AttrMask::ACCESS_FLAGS));
     report.at("flags set at", &set).advice(format!("Call ibv_modify_qp with {flags} in qp_access_flags."))
 }
@@ -316,7 +316,7 @@ impl Attempt<'_> {
         let is_match = |memory: &MrInfo| (memory.base, memory.length) == (target.base, target.length);
         let neighbour = program.regions().find(|(_, memory, _)| overlaps(memory) && !is_match(memory));
         let report = match neighbour {
-            Some((id, ..)) => report.fact("would reach", program.name(id)),
+            Some((id, ..)) => report.labelled("would reach", program.name(id)),
             None => report,
         };
         Some(report.advice("Keep address and length inside the memory of the key, or use the key of the other region."))
@@ -330,10 +330,10 @@ impl Attempt<'_> {
     }
 
     fn report(&self, rule: Rule, sentence: String, program: &Program) -> Report {
-        let report = Report::new(rule, sentence).fact("queue pair", program.name(self.qp));
-        let report = report.fact("bytes", format!("{} at {:#x}, key {:#x}", self.len, self.va, self.key));
+        let report = Report::new(rule, sentence).labelled("queue pair", program.name(self.qp));
+        let report = report.labelled("bytes", format!("{} at {:#x}, key {:#x}", self.len, self.va, self.key));
         let Some(work) = self.work else { return report };
-        report.fact("request", format!("{}, wr_id {}", work.operation(), work.wr_id)).at("posted at", &work.posted)
+        report.labelled("request", format!("{}, wr_id {}", work.operation(), work.wr_id)).at("posted at", &work.posted)
     }
 
     /// Returns the user of the key, for the beginning of a sentence.

@@ -136,8 +136,8 @@ impl Buffers {
         );
         Some(
             describe(Report::new(Rule::BufferOverlapInFlight, sentence), queue, work, program)
-                .fact("other queue", program.name(other_queue))
-                .fact("other request", format!("{}, wr_id {}", other.operation(), other.wr_id))
+                .labelled("other queue", program.name(other_queue))
+                .labelled("other request", format!("{}, wr_id {}", other.operation(), other.wr_id))
                 .at("posted at", &work.posted)
                 .at("other posted", &other.posted)
                 .advice("Give each outstanding request bytes of its own until its completion is polled."),
@@ -148,9 +148,9 @@ impl Buffers {
 fn describe(report: Report, queue: ObjectId, work: &Work, program: &Program) -> Report {
     let bytes = work.sges.iter().map(|sge| format!("{} at {:#x}", sge.length, sge.addr));
     report
-        .fact("queue", program.name(queue))
-        .fact("request", format!("{}, wr_id {}", work.operation(), work.wr_id))
-        .fact("bytes", bytes.collect::<Vec<_>>().join(", "))
+        .labelled("queue", program.name(queue))
+        .labelled("request", format!("{}, wr_id {}", work.operation(), work.wr_id))
+        .labelled("bytes", bytes.collect::<Vec<_>>().join(", "))
 }
 
 /// Returns true if the card wrote a receive with this completion.
@@ -261,10 +261,10 @@ fn unordered(
         range.key
     );
     Report::new(Rule::RemoteOverlap, sentence)
-        .fact("queue pair", program.name(qp))
-        .fact("request", format!("{operation}, wr_id {}", work.wr_id))
-        .fact("other queue", program.name(queue))
-        .fact("other request", format!("{earlier}, wr_id {}", other.wr_id))
+        .labelled("queue pair", program.name(qp))
+        .labelled("request", format!("{operation}, wr_id {}", work.wr_id))
+        .labelled("other queue", program.name(queue))
+        .labelled("other request", format!("{earlier}, wr_id {}", other.wr_id))
         .at("posted at", &work.posted)
         .at("other posted", &other.posted)
         .advice(
@@ -429,8 +429,8 @@ fn mixed(request: &Work, addr: u64, (left, found): (u64, u64), (qp, program): (O
         request.operation()
     );
     let report = Report::new(Rule::AtomicMixed, sentence)
-        .fact("executed by", program.name(qp))
-        .fact("request", format!("{}, wr_id {}", request.operation(), request.wr_id))
+        .labelled("executed by", program.name(qp))
+        .labelled("request", format!("{}, wr_id {}", request.operation(), request.wr_id))
         .at("posted at", &request.posted);
     let holds = |memory: &MrInfo| addr.wrapping_sub(memory.addr) < memory.length;
     let region = program.regions().find(|(_, memory, _)| holds(memory));

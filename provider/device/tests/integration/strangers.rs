@@ -553,13 +553,14 @@ fn is_barred(cause: &std::io::Error) -> bool {
     matches!(cause.kind(), ErrorKind::PermissionDenied | ErrorKind::NotFound)
 }
 
-/// Starts two connected processes of the victim; returns them and the facts of the responder.
+/// Starts two connected processes of the victim; returns them, and the QPN, address
+/// and rkey of the responder.
 fn pair_of_victims(place: &Place, link: &str) -> (Peer, Peer, Vec<u64>) {
     let (a, b, _, of_b) = both_victims(place, link);
     (a, b, of_b)
 }
 
-/// Returns [`pair_of_victims`], with the facts of both.
+/// Like [`pair_of_victims`]. Returns the QPN, address and rkey of both.
 fn both_victims(place: &Place, link: &str) -> (Peer, Peer, Vec<u64>, Vec<u64>) {
     let (mut a, mut b) = (place.peer(victim(), link), place.peer(victim(), link));
     let (of_a, of_b) = (a.ask("create"), b.ask("create"));
