@@ -33,7 +33,7 @@ pub struct Options {
     pub cases: u64,
     /// Time without a packet that ends a case.
     pub settle: Duration,
-    /// True to leave out packets that are known to crash a kernel.
+    /// True if packets that are known to crash a kernel are left out.
     pub spares: bool,
 }
 

@@ -256,7 +256,7 @@ pub struct Change {
     pub max_rd_atomic: Option<u8>,
     /// Outstanding READs and atomics as responder.
     pub max_dest_rd_atomic: Option<u8>,
-    /// True to raise SQ_DRAINED in SQD.
+    /// True if SQ_DRAINED is raised in SQD.
     pub notify: bool,
     /// Hop limit of the path that is set; 64 by default.
     pub hop_limit: Option<u8>,
