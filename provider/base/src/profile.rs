@@ -62,7 +62,7 @@ pub struct VendorErrOf {
     pub status: WcStatus,
     /// True for receives, false for send requests.
     pub is_receive: bool,
-    /// The value.
+    /// The `vendor_err` that the card reports.
     pub vendor_err: u32,
     /// Addresses of published messages with this status and value.
     pub source: &'static str,

@@ -285,7 +285,7 @@ pub enum Event<'a> {
         cq: ObjectId,
         /// Number of unpolled completions.
         unpolled: usize,
-        /// Capacity of the completion queue.
+        /// Capacity of the completion queue in completions.
         capacity: usize,
     },
     /// A completion queue overflowed.

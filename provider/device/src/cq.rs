@@ -140,7 +140,7 @@ impl Cq {
     }
 
     /// Passes up to `max` entries to `f`, oldest first, and returns their number. If the queue is
-    /// empty, first receives what has arrived. `f` must not use this queue.
+    /// empty, first receives arrived packets. `f` must not use this queue.
     pub fn poll(&self, max: usize, mut f: impl FnMut(&Cqe)) -> Result<usize, Error> {
         let n = self.take(max, &mut f);
         if n > 0 || max == 0 {

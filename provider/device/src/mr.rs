@@ -88,7 +88,7 @@ const DMABUF_RIGHTS: Access = Access::LOCAL_WRITE
 pub struct DmaBuf {
     /// Descriptor; it may be closed after registration.
     pub fd: RawFd,
-    /// Offset of the first byte.
+    /// Offset of the first byte in the dma-buf.
     pub offset: u64,
     /// Length in bytes, at least 1.
     pub length: u64,

@@ -42,7 +42,7 @@ pub struct SrqInit {
 pub struct SrqAttr {
     /// Capacity in requests.
     pub max_wr: u32,
-    /// Maximum length of a list.
+    /// Maximum number of elements of a scatter/gather list.
     pub max_sge: u32,
     /// Armed limit; 0 once it fired.
     pub limit: u32,

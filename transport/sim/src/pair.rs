@@ -117,8 +117,8 @@ impl<C: Choices> Pair<C> {
         self.act(|world| world.step_for(time));
     }
 
-    /// Sends what can be sent, advances to the next arrival or deadline and handles it. Returns
-    /// false if there is none.
+    /// Transmits the packets of the ready ends, then advances the clock to the next arrival or
+    /// deadline and handles it. Returns false if there is none and no end got room to send more.
     pub fn step(&mut self) -> bool {
         self.act(World::step)
     }

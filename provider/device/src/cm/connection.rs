@@ -388,7 +388,7 @@ impl Deadline for Cut {
             // A call after the end of the connection is not an error.
             id.upgrade().map(|id| id.disconnect())
         };
-        // Without a thread the connection goes on.
+        // If no thread can be started, the connection stays established.
         _ = thread::Builder::new().spawn(end);
     }
 }

@@ -75,7 +75,7 @@ impl Channel {
         Ok(count_fetched(self.events.next()?))
     }
 
-    /// Prepares a wait by a caller that sleeps itself: receives what has arrived, and returns the
+    /// Prepares a wait by a caller that sleeps itself: receives arrived packets, and returns the
     /// descriptor to read a unit from (`None` if an event is pending) and a guard for the wait.
     /// Fails with EAGAIN if [`Channel::fd`] is non-blocking and no event is pending.
     pub fn before_wait(&self) -> io::Result<(Option<RawFd>, Option<Wait>)> {
@@ -599,7 +599,7 @@ fn with_machine(runtime: &Runtime, verb: impl FnOnce(&mut Session<'_>)) {
     }
 }
 
-/// Receives what has arrived before a connection ends: the kernel may have delivered packets for
+/// Receives arrived packets before a connection ends: the kernel may have delivered packets for
 /// another process of this host to a socket of this process, and they must reach the other process
 /// before the end of the connection does. The caller holds no lock of an id.
 pub(super) fn receive_before_end(runtime: &Runtime) {

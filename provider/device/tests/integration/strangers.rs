@@ -229,7 +229,7 @@ impl Puppet {
             "try" => self.write_until_it_fails(),
             "check" => u8::from(self.node.bytes(0, MESSAGE) == pattern(MESSAGE, 7)).to_string(),
             "target" => {
-                // Receive what has arrived.
+                // Receive arrived packets.
                 for _ in 0..1000 {
                     self.node.cq.poll(1, |_| ()).unwrap();
                 }
