@@ -63,7 +63,7 @@ pub(crate) trait Observer: fmt::Debug + Send {
 #[derive(Debug, Default)]
 pub(crate) struct Program {
     objects: IdMap<ObjectId, LiveObject>,
-    gone: VecDeque<DestroyedObject>,
+    destroyed: VecDeque<DestroyedObject>,
     numbers: IdMap<(ObjectId, Qpn), ObjectId>,
     attributes: IdMap<ObjectId, Attributes>,
     /// Sends by queue pair, and receives by queue pair or shared receive queue.
@@ -124,10 +124,10 @@ impl Program {
                 }
                 self.works.iter_mut().for_each(|works| drop(works.remove(&id)));
                 self.attributes.remove(&id);
-                if self.gone.len() == MAX_DESTROYED {
-                    self.gone.pop_front();
+                if self.destroyed.len() == MAX_DESTROYED {
+                    self.destroyed.pop_front();
                 }
-                self.gone.push_back(DestroyedObject { id, object, created, destroyed: stack.clone() });
+                self.destroyed.push_back(DestroyedObject { id, object, created, destroyed: stack.clone() });
             }
             Event::SendsWithdrawn { qp, count } => {
                 if let Some(works) = self.works[Side::Send as usize].get_mut(&qp) {
@@ -202,8 +202,8 @@ impl Program {
     }
 
     /// Returns the destroyed objects, latest first.
-    pub(crate) fn gone(&self) -> impl Iterator<Item = &DestroyedObject> {
-        self.gone.iter().rev()
+    pub(crate) fn destroyed(&self) -> impl Iterator<Item = &DestroyedObject> {
+        self.destroyed.iter().rev()
     }
 
     pub(crate) fn qp(&self, id: ObjectId) -> Option<&QpInfo> {

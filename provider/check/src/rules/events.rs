@@ -46,7 +46,7 @@ impl Observer for Events {
 fn whose(object: Option<ObjectId>, program: &Program) -> String {
     let Some(id) = object else { return String::new() };
     let alive = program.live_object(id).map(|known| &known.object);
-    let object = alive.or_else(|| program.gone().find(|gone| gone.id == id).map(|gone| &gone.object));
+    let object = alive.or_else(|| program.destroyed().find(|gone| gone.id == id).map(|gone| &gone.object));
     object.map_or_else(String::new, |object| format!(" of the {}", describe(object)))
 }
 

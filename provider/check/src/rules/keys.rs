@@ -231,7 +231,7 @@ fn explain(attempt: &Attempt<'_>, windows: &Windows, program: &Program) -> Optio
         Object::Mr(memory) => [memory.lkey, memory.rkey].contains(&attempt.key),
         _ => false,
     };
-    if let Some(gone) = program.gone().find(had_key) {
+    if let Some(gone) = program.destroyed().find(had_key) {
         let name = format!("the {} that was deregistered", describe(&gone.object));
         let (origin, ended) = (("registered at", &gone.created), ("deregistered", &gone.destroyed));
         return Some(attempt.stale(&name, origin, ended, program));

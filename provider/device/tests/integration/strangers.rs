@@ -31,6 +31,7 @@ const FIRST_PSN: u32 = 77;
 /// Set in the network namespace: user ID of the victim.
 const INSIDE: &str = "ROXE_TEST_STRANGERS";
 const LOOPBACK: Ipv4Addr = Ipv4Addr::LOCALHOST;
+/// Length of a message in bytes.
 const MESSAGE: usize = 64 << 10;
 /// Offset for messages read back.
 const BACK: usize = 1 << 20;

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 /// Maximum wait of a test.
 const TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) const QKEY: Qkey = Qkey(0x1234_5678);
+/// Length of the buffer of a [`Node`] in bytes.
 pub(crate) const LEN: usize = 4 << 20;
 /// ACK timeout of 268 ms, eight times: a busy machine may preempt a process that long.
 const ACK_TIMEOUT: u8 = 16;
