@@ -452,7 +452,7 @@ impl Drop for Mr {
     }
 }
 
-/// Marks the mappings of a region of the program, for the checker.
+/// Marks the mappings of a region of the program, for the checker. Returns true if it marked them.
 fn marked(attr: MrAttr, backing: &Backing) -> bool {
     let is_pinned = matches!(backing, Backing::Program) && !attr.access.contains(Access::ON_DEMAND);
     is_checking() && is_pinned && mapped::mark(attr.addr, attr.length)

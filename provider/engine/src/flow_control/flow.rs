@@ -104,6 +104,7 @@ impl Flow {
     }
 
     /// Like [`Flow::reserve_stream`], for a queue pair that waited for room and is now served.
+    /// Returns false if the bytes do not fit.
     pub fn reserve_in_turn(&self, bytes: u32) -> bool {
         self.take_stream(bytes, self.window, self.window)
     }
