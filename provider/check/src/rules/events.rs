@@ -73,7 +73,7 @@ impl Observer for UnreadEvents {
                 };
             }
             Event::EventsUnread { channel, source, count } => {
-                reports.extend(self.unread(channel, source, count, program))
+                reports.extend(self.unread(channel, source, count, program));
             }
             Event::AsyncEventUnread { source, kind } if !self.failed.contains(&source) => {
                 reports.push(async_unread(source, kind, program));
