@@ -122,8 +122,8 @@ pub fn check_changeable() -> Result<(), String> {
 /// Returns the rules of `text` for this process, which are to replace the present ones.
 ///
 /// # Errors
-/// Fails like [`check_changeable`], if the text cannot be parsed, if calls are not judged, or without
-/// a seed.
+/// Fails like [`check_changeable`], if the text cannot be parsed, if calls are not judged, or if
+/// there is no seed.
 pub fn parse_replacement(text: &str) -> Result<Rules, String> {
     check_changeable()?;
     let all: Rules = text.parse().map_err(|error: RuleError| error.to_string())?;
