@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Maximum number of outstanding work requests.
+/// Work requests in flight at a time.
 const DEPTH: usize = 32;
 
 /// One end of the connection: a queue pair and the memory of its WRITEs.

@@ -185,7 +185,7 @@ pub struct Launch {
     pub options: Vec<String>,
     /// Path of `roxe`; `None` for the build of this source tree.
     pub roxe: Option<PathBuf>,
-    /// True to start the program without `roxe run`.
+    /// True if the program starts without `roxe run`.
     pub without_roxe: bool,
     /// True if perftest measures the processor's clock rate itself: slow, but its times are then
     /// correct.

@@ -200,23 +200,23 @@ pub trait FlowControl {
     /// Returns the cost in bytes of a packet that is a whole message, and mostly arrives alone.
     fn lone_packet_cost(payload: u32) -> u32;
 
-    /// Reserves `bytes` at the receiver `(av.dgid, qpn)` for one packet. `own` is the number of
-    /// bytes that this QP has reserved and not released; a host that refuses with `own` = 0 must
-    /// serve the QP soon, so that it does not starve. UC and UD never release: their `own` is the
-    /// sum of this `poll_transmit`.
+    /// Reserves `bytes` at the receiver `(av.dgid, qpn)` for one packet; returns false if the host
+    /// refuses. `own` is the number of bytes that this QP has reserved and not released; a host
+    /// that refuses with `own` = 0 must serve the QP soon, so that it does not starve. UC and UD
+    /// never release: their `own` is the sum of this `poll_transmit`.
     fn reserve(&mut self, av: &Av, qpn: Qpn, bytes: u32, own: u32) -> bool;
 
     /// Reserves `bytes` for a packet that would leave in the same send as the one before it
-    /// ([`TxBatch::fits_same_send`]; RC only). A host may exceed its window by the remaining
-    /// packets of a run, which costs less than a new send. After a refusal the QP calls
-    /// [`FlowControl::reserve`].
+    /// ([`TxBatch::fits_same_send`]; RC only). Returns false if the host refuses. A host may exceed
+    /// its window by the remaining packets of a run, which costs less than a new send. After a
+    /// refusal the QP calls [`FlowControl::reserve`].
     fn reserve_in_run(&mut self, av: &Av, qpn: Qpn, bytes: u32) -> bool {
         let _ = (av, qpn, bytes);
         false
     }
 
-    /// Reserves `bytes` in advance for further packets to the same receiver (RC only). The host
-    /// refuses where other QPs may need them.
+    /// Reserves `bytes` in advance for further packets to the same receiver (RC only). Returns
+    /// false if the host refuses, because other QPs may need the room.
     fn reserve_ahead(&mut self, av: &Av, qpn: Qpn, bytes: u32) -> bool;
 
     /// Releases `bytes` reserved at `(av.dgid, qpn)`: they arrived or were given up (RC only).

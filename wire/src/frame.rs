@@ -180,7 +180,7 @@ impl FrameMatch {
     /// all ones.
     ///
     /// # Errors
-    /// As [`FrameMatch::require`].
+    /// Fails like [`FrameMatch::require`].
     pub fn require_exactly(&mut self, field: Field, value: &[u8]) -> Result<(), Contradiction> {
         self.require(field, value, &[0xff; 16])
     }

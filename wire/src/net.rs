@@ -91,7 +91,7 @@ impl NetHeader {
     /// least its UDP header. Also returns the original length of the UDP payload.
     ///
     /// # Errors
-    /// As [`parse_ip`](Self::parse_ip).
+    /// Fails like [`parse_ip`](Self::parse_ip).
     pub fn parse_truncated_ip(packet: &[u8]) -> Result<(Self, &[u8], usize), ParseError> {
         Self::read_ip(packet).map(|(net, payload, len, _)| (net, payload, len))
     }

@@ -21,7 +21,7 @@ macro_rules! narrow {
                 Self(value & ((1 << $bits) - 1))
             }
 
-            #[doc = concat!("Returns the number, below 2^", $bits, ", in host order.")]
+            #[doc = concat!("Returns the number, below 2^", $bits, ", in host byte order.")]
             pub const fn get(self) -> $int {
                 self.0
             }

@@ -116,7 +116,7 @@ impl<'a> PacketReader<'a> {
     /// was just written stalls on store forwarding.
     ///
     /// # Errors
-    /// As [`Packet::parse`].
+    /// Fails like [`Packet::parse`].
     #[inline]
     pub fn parse(&mut self, udp_payload: &'a [u8]) -> Result<&Packet<'a>, ParseError> {
         if udp_payload.len() == self.len && udp_payload.first_chunk() == Some(&self.start) {

@@ -14,6 +14,7 @@ use roxe_wire::{
     Bth, Deth, Gid, Header, ImmDt, Kind, NetHeader, Packet, Pkey, Psn, Qkey, Qpn, RKey, UcRequest, XrcEth,
 };
 
+/// Length of the registered memory in bytes.
 const LEN: u32 = 2048;
 
 /// The input is the verbs of the application, and the packets of a faulty peer and of other hosts.

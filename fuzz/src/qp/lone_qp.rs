@@ -205,7 +205,7 @@ impl TxBatch for Sent {
             return None;
         }
         let start = self.bytes.len();
-        // Not zero, so that bytes which the queue pair does not write are detected.
+        // The fill is not zero, so that bytes which the queue pair does not write are detected.
         self.bytes.resize(start + len + icrc::LEN, 0xa5);
         self.packets.push((*note, start..self.bytes.len()));
         self.bytes.get_mut(start..start + len).map(TxRoom::Own)

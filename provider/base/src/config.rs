@@ -251,13 +251,13 @@ pub struct Config {
     pub rcvbuf: usize,
     /// Microseconds of polling before a thread sleeps.
     pub spin_us: u32,
-    /// True to attach the steering program.
+    /// True if the steering program is attached.
     pub steering: bool,
-    /// True to send with `UDP_SEGMENT`.
+    /// True if sends use `UDP_SEGMENT`.
     pub gso: bool,
-    /// True to receive with `UDP_GRO`.
+    /// True if receives use `UDP_GRO`.
     pub gro: bool,
-    /// True to use shared memory for packets to processes of this host.
+    /// True if packets to processes of this host use shared memory.
     pub rings: bool,
     /// True if queue pairs limit their rate under congestion.
     pub dcqcn: bool,

@@ -95,7 +95,7 @@ pub fn make(path: &Path) -> Result<Trusted, Unfit> {
     Ok(Trusted { path, is_in_shared })
 }
 
-/// As [`make`]; also makes the missing folders above, with mode 0700 under any umask.
+/// Like [`make`]; also makes the missing folders above, with mode 0700 under any umask.
 pub fn make_all(path: &Path) -> Result<Trusted, Unfit> {
     if let Some(parent) = path.parent().filter(|parent| fs::symlink_metadata(parent).is_err()) {
         make_all(parent).map_err(|why| Unfit(format!("{}: {why}", parent.display())))?;

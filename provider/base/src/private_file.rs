@@ -44,7 +44,7 @@ pub fn write(path: &Path, content: &[u8]) -> io::Result<()> {
 /// has the mode of the old one, or 0600.
 ///
 /// # Errors
-/// As [`open`].
+/// Fails like [`open`].
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let mode = match fs::symlink_metadata(path) {
         Ok(meta) => check_is_ours(&meta).map(|()| meta.mode() & 0o777)?,

@@ -1,7 +1,7 @@
-//! The events that rules and the trace subscribe to: calls of verbs and their results, objects as
-//! they were created, dropped packets.
+//! The events that rules and the trace observe: calls of verbs and their results, created objects,
+//! and dropped packets.
 //!
-//! Each event is emitted where it happens, without a judgement; events of one object are in order.
+//! Each event is emitted where it happens, without a judgement. Events of one object are in order.
 
 use roxe_base::error::Error;
 use roxe_base::uses::ObjectId;
@@ -24,7 +24,7 @@ pub enum Event<'a> {
     /// An object was not destroyed, because others use it.
     DestroyRefused(ObjectId, &'a Error),
     /// A region was registered again under the same keys.
-    Reregistered(ObjectId, Memory),
+    Reregistered(ObjectId, MrInfo),
     /// Attributes of a queue pair changed.
     Modified {
         /// The queue pair.
@@ -54,7 +54,7 @@ pub enum Event<'a> {
     },
     /// The newest send requests were withdrawn: by `ibv_wr_abort`, or because another request of
     /// their list was refused.
-    TakenBack {
+    SendsWithdrawn {
         /// The queue pair.
         qp: ObjectId,
         /// Number of withdrawn requests.
@@ -102,9 +102,9 @@ pub enum Event<'a> {
         qp: ObjectId,
         /// Queue of the request.
         side: Side,
-        /// The whole list.
+        /// The whole scatter/gather list.
         sges: &'a [Sge],
-        /// The access: `LOCAL_WRITE`, or empty for reading.
+        /// Needed access: `LOCAL_WRITE`, or empty for reading.
         access: Access,
         /// Reason of the failure.
         error: MemError,
@@ -115,11 +115,11 @@ pub enum Event<'a> {
         qp: ObjectId,
         /// Remote key in the peer's request.
         rkey: RKey,
-        /// First address.
+        /// The remote address in the request.
         va: u64,
         /// Length in bytes.
         len: u64,
-        /// The right that the request needs.
+        /// Right that the request needs.
         access: Access,
         /// Reason of the refusal.
         error: MemError,
@@ -152,9 +152,9 @@ pub enum Event<'a> {
         /// Local address of the word.
         addr: u64,
         /// Value before the atomic.
-        found: u64,
+        old: u64,
         /// Value after the atomic.
-        left: u64,
+        new: u64,
     },
     /// A peer uses a right of a region for the first time.
     FirstUse {
@@ -191,7 +191,7 @@ pub enum Event<'a> {
         /// Reason for the drop.
         reason: DropReason,
         /// The packet; `None` for a raw frame or a packet that arrived in another process.
-        packet: Option<Arrived>,
+        packet: Option<DroppedPacket>,
     },
     /// A packet of a connection is refused because of the length of its payload.
     WrongLength {
@@ -199,7 +199,7 @@ pub enum Event<'a> {
         qp: ObjectId,
         /// The request in the packet.
         request: &'a Request,
-        /// Bytes of its payload.
+        /// Length of the payload in bytes.
         len: usize,
     },
     /// A READ or an atomic is refused because too many are outstanding.
@@ -207,7 +207,8 @@ pub enum Event<'a> {
         /// Destination queue pair.
         qp: ObjectId,
     },
-    /// A UC or UD message found no receive posted. roxe lets it wait a moment; a card drops it.
+    /// A UC or UD message arrived while no receive was posted. roxe lets it wait a moment; a card
+    /// drops it.
     MessageWaits {
         /// Destination queue pair.
         qp: ObjectId,
@@ -216,10 +217,10 @@ pub enum Event<'a> {
     Retried {
         /// The queue pair.
         qp: ObjectId,
-        /// Retries by cause.
+        /// Number of retries by cause.
         counts: RetryCounts,
     },
-    /// The card has moved a queue pair to another state, because something failed.
+    /// The card moved a queue pair to another state after an error.
     StateChanged {
         /// The queue pair.
         qp: ObjectId,
@@ -227,14 +228,14 @@ pub enum Event<'a> {
         state: QpState,
     },
     /// An asynchronous event was queued for the program.
-    Raised {
+    AsyncEventQueued {
         /// Source of the event.
         source: ObjectId,
         /// Kind of the event.
         kind: &'a dyn Debug,
     },
     /// An event of the connection manager was queued for the program.
-    Connection {
+    CmEventQueued {
         /// The `rdma_cm_id`.
         id: ObjectId,
         /// Kind of the event.
@@ -242,18 +243,18 @@ pub enum Event<'a> {
         /// Status of the event.
         status: i32,
     },
-    /// An argument was refused that no card accepts.
+    /// A call was refused because of an argument that no card accepts.
     UndefinedValue {
         /// Name of the verb.
         call: &'static str,
-        /// The argument, or the field of a structure.
+        /// Name of the argument, or of the field of a structure.
         argument: &'static str,
         /// Value that the program passed.
         value: u64,
-        /// The accepted values.
+        /// Description of the accepted values.
         accepted: &'static str,
     },
-    /// An address was refused because source and destination are of different families.
+    /// A path was refused because its source and destination are of different address families.
     FamiliesDiffer {
         /// Source address.
         sgid: Gid,
@@ -266,24 +267,25 @@ pub enum Event<'a> {
     Armed {
         /// The completion queue.
         cq: ObjectId,
-        /// True if the next completion raises the event; false if only a solicited one does, or
-        /// with moderation.
+        /// True if the next completion raises the event. False if only a solicited completion does,
+        /// or if moderation may delay the event.
         any: bool,
         /// Completions in the queue for which no event is due.
         missed: usize,
     },
-    /// The completion event was queued for the program.
-    Announced {
+    /// A completion event was queued for the program.
+    CqEventQueued {
         /// The completion queue.
         cq: ObjectId,
     },
-    /// The number of unpolled completions in a completion queue changed.
-    Held {
+    /// The number of completions in a completion queue that can overrun, after the card appended or
+    /// dropped some.
+    CqFillLevel {
         /// The completion queue.
         cq: ObjectId,
         /// Number of unpolled completions.
-        held: usize,
-        /// Capacity of the completion queue.
+        unpolled: usize,
+        /// Capacity of the completion queue in completions.
         capacity: usize,
     },
     /// A completion queue overflowed.
@@ -309,17 +311,17 @@ pub enum Event<'a> {
     },
     /// A thread sleeps on a channel without events, while a completion queue of the channel holds
     /// completions and was not polled for a second.
-    Sleeps {
+    SleepsWithCompletions {
         /// The completion queue.
         cq: ObjectId,
         /// Thread id of the kernel.
         thread: i32,
-        /// The blocking call.
+        /// Name of the blocking call.
         call: &'static str,
     },
     /// Events have been queued in a channel for a second, while the thread that should read them
     /// sleeps.
-    Unread {
+    EventsUnread {
         /// The channel; the context for asynchronous events.
         channel: ObjectId,
         /// Source of the oldest event.
@@ -328,19 +330,19 @@ pub enum Event<'a> {
         count: usize,
     },
     /// A fatal asynchronous event was not read for a second.
-    AsyncUnread {
+    AsyncEventUnread {
         /// Source of the event.
         source: ObjectId,
         /// Kind of the event.
         kind: &'a dyn Debug,
     },
-    /// A destroy call has waited for acknowledgements of events for seconds.
+    /// A destroy call has waited for some seconds, because events are not acknowledged.
     WaitsForAcks {
         /// The object, if it is one that the checker knows.
         object: Option<ObjectId>,
         /// Kind of events, in words.
         kind: &'static str,
-        /// Events that the program read and did not acknowledge.
+        /// Number of events that the program read and did not acknowledge.
         unacked: u64,
     },
     /// The program forks.
@@ -351,9 +353,9 @@ pub enum Event<'a> {
         object: Option<ObjectId>,
         /// Kind of events, in words.
         kind: &'static str,
-        /// Events that the program had read.
+        /// Number of events that the program had read.
         delivered: u64,
-        /// Events acknowledged.
+        /// Number of events acknowledged.
         acked: u64,
     },
     /// A handle became invalid.
@@ -368,7 +370,8 @@ pub enum Event<'a> {
         /// The address that the program passed.
         handle: usize,
     },
-    /// The object just created belongs to a library, so the program cannot destroy it.
+    /// The object just created belongs to a library such as librdmacm, so the program cannot
+    /// destroy it.
     OwnedByLibrary(ObjectId),
     /// The program ends by `exit`, or returns from `main`.
     Exit,
@@ -391,8 +394,8 @@ impl<'a> Event<'a> {
         Self::PostRefused { queue, side: Side::Recv, wr_id: request.wr_id, inline: 0, error }
     }
 
-    /// Returns true if reports show the stack of this call. Polling is excluded: it is the most
-    /// frequent call, and its place is obvious.
+    /// Returns true if the program's call emitted this event, and reports show its stack. Polling
+    /// is excluded: it is the most frequent call, and its place is obvious.
     pub(crate) const fn is_call(&self) -> bool {
         matches!(
             self,
@@ -404,7 +407,7 @@ impl<'a> Event<'a> {
                 | Self::Modified { .. }
                 | Self::ModifyRefused { .. }
                 | Self::PostedSend { .. }
-                | Self::TakenBack { .. }
+                | Self::SendsWithdrawn { .. }
                 | Self::PostedRecv { .. }
                 | Self::PostRefused { .. }
                 | Self::UndefinedValue { .. }
@@ -423,14 +426,14 @@ impl<'a> Event<'a> {
 
 /// A dropped packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Arrived {
+pub struct DroppedPacket {
     /// Source address.
     pub src: Gid,
     /// Destination address.
     pub dst: Gid,
     /// Headers of the packet.
     pub header: Header,
-    /// Bytes of its payload.
+    /// Length of the payload in bytes.
     pub len: usize,
     /// PSN of the next expected request. Dropping an RC packet does not change it.
     pub expected: Psn,
@@ -468,9 +471,9 @@ pub enum Object {
         max_wr: u32,
     },
     /// A queue pair.
-    Qp(Pair),
+    Qp(QpInfo),
     /// A memory region.
-    Mr(Memory),
+    Mr(MrInfo),
     /// A memory window.
     Mw {
         /// Protection domain.
@@ -485,10 +488,10 @@ pub enum Object {
     },
 }
 
-/// A queue pair, as it was created.
+/// A queue pair as a verb created it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pair {
-    /// Context of the device.
+pub struct QpInfo {
+    /// The context that it belongs to.
     pub context: ObjectId,
     /// Protection domain.
     pub pd: ObjectId,
@@ -504,26 +507,26 @@ pub struct Pair {
     pub send_cq: ObjectId,
     /// Completion queue of receives.
     pub recv_cq: ObjectId,
-    /// Shared receive queue, if it has no receive queue of its own.
+    /// Shared receive queue; `None` if the queue pair has a receive queue of its own.
     pub srq: Option<ObjectId>,
-    /// Payload bytes of the largest packet of its port.
+    /// MTU of the port: the maximum payload of a packet in bytes.
     pub port_mtu: u32,
 }
 
-/// A region, as it is registered.
+/// A memory region as a verb registered it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
-    /// Context of the device.
+pub struct MrInfo {
+    /// The context that it belongs to.
     pub context: ObjectId,
     /// Protection domain.
     pub pd: ObjectId,
-    /// Key for local lists.
+    /// Key for scatter/gather lists.
     pub lkey: u32,
     /// Key for peers.
     pub rkey: u32,
     /// Address of the memory.
     pub addr: u64,
-    /// Address of the first byte in requests.
+    /// Address that lists and peers use for the first byte.
     pub base: u64,
     /// Length in bytes.
     pub length: u64,

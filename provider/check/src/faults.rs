@@ -122,8 +122,8 @@ pub fn check_changeable() -> Result<(), String> {
 /// Returns the rules of `text` for this process, which are to replace the present ones.
 ///
 /// # Errors
-/// Fails as [`check_changeable`], if the text cannot be parsed, if calls are not judged, or without
-/// a seed.
+/// Fails like [`check_changeable`], if the text cannot be parsed, if calls are not judged, or if
+/// there is no seed.
 pub fn parse_replacement(text: &str) -> Result<Rules, String> {
     check_changeable()?;
     let all: Rules = text.parse().map_err(|error: RuleError| error.to_string())?;
@@ -174,7 +174,7 @@ fn process() -> Process {
 /// Begins to judge and to count calls. Later calls of this function do nothing.
 ///
 /// # Errors
-/// Fails as [`rules`] does.
+/// Fails like [`rules`].
 pub fn start() -> Result<(), Error> {
     let mut state = STATE.lock();
     if state.is_some() {

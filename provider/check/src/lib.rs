@@ -30,7 +30,7 @@ mod testing;
 pub mod trace;
 mod tracked;
 
-pub use event::{Arrived, Event, Memory, Object, Pair};
+pub use event::{DroppedPacket, Event, MrInfo, Object, QpInfo};
 pub use listeners::{is_checking, is_on};
 pub use rule::{Halt, Rule, Selection, Severity};
 pub use rules::note_fork_support;

@@ -2,7 +2,7 @@
 //! the attributes of its queue pairs, and the outstanding requests. Events update it; rules
 //! ([`Observer`]s) read it.
 
-use crate::event::{Event, Memory, Object, Pair};
+use crate::event::{Event, MrInfo, Object, QpInfo};
 use crate::id_map::IdMap;
 use crate::report::Report;
 use crate::stack::Stack;
@@ -62,7 +62,7 @@ pub(crate) trait Observer: fmt::Debug + Send {
 #[derive(Debug, Default)]
 pub(crate) struct Program {
     objects: IdMap<ObjectId, LiveObject>,
-    gone: VecDeque<DestroyedObject>,
+    destroyed: VecDeque<DestroyedObject>,
     numbers: IdMap<(ObjectId, Qpn), ObjectId>,
     attributes: IdMap<ObjectId, Attributes>,
     /// Sends by queue pair, and receives by queue pair or shared receive queue.
@@ -123,12 +123,12 @@ impl Program {
                 }
                 self.works.iter_mut().for_each(|works| drop(works.remove(&id)));
                 self.attributes.remove(&id);
-                if self.gone.len() == MAX_DESTROYED {
-                    self.gone.pop_front();
+                if self.destroyed.len() == MAX_DESTROYED {
+                    self.destroyed.pop_front();
                 }
-                self.gone.push_back(DestroyedObject { id, object, created, destroyed: stack.clone() });
+                self.destroyed.push_back(DestroyedObject { id, object, created, destroyed: stack.clone() });
             }
-            Event::TakenBack { qp, count } => {
+            Event::SendsWithdrawn { qp, count } => {
                 if let Some(works) = self.works[Side::Send as usize].get_mut(&qp) {
                     works.truncate(works.len().saturating_sub(count));
                 }
@@ -201,11 +201,11 @@ impl Program {
     }
 
     /// Returns the destroyed objects, latest first.
-    pub(crate) fn gone(&self) -> impl Iterator<Item = &DestroyedObject> {
-        self.gone.iter().rev()
+    pub(crate) fn destroyed(&self) -> impl Iterator<Item = &DestroyedObject> {
+        self.destroyed.iter().rev()
     }
 
-    pub(crate) fn qp(&self, id: ObjectId) -> Option<&Pair> {
+    pub(crate) fn qp(&self, id: ObjectId) -> Option<&QpInfo> {
         match &self.objects.get(&id)?.object {
             Object::Qp(pair) => Some(pair),
             _ => None,
@@ -230,7 +230,7 @@ impl Program {
         self.numbers.get(&(context, qpn)).copied()
     }
 
-    pub(crate) fn regions(&self) -> impl Iterator<Item = (ObjectId, &Memory, &Stack)> {
+    pub(crate) fn regions(&self) -> impl Iterator<Item = (ObjectId, &MrInfo, &Stack)> {
         self.objects.iter().filter_map(|(id, known)| match &known.object {
             Object::Mr(memory) => Some((*id, memory, &known.created)),
             _ => None,
@@ -346,8 +346,8 @@ pub(crate) fn describe(object: &Object) -> String {
         Object::Channel { .. } => "completion channel".to_owned(),
         Object::Cq { capacity, .. } => format!("completion queue of {capacity} entries"),
         Object::Srq { max_wr, .. } => format!("shared receive queue of {max_wr} requests"),
-        Object::Qp(Pair { qpn, service, .. }) => format!("queue pair {:#08x} ({})", qpn.get(), service.name()),
-        Object::Mr(Memory { lkey, rkey, addr, length, .. }) => {
+        Object::Qp(QpInfo { qpn, service, .. }) => format!("queue pair {:#08x} ({})", qpn.get(), service.name()),
+        Object::Mr(MrInfo { lkey, rkey, addr, length, .. }) => {
             let keys = if lkey == rkey { format!("key {lkey:#x}") } else { format!("lkey {lkey:#x}, rkey {rkey:#x}") };
             format!("region of {length} bytes at {addr:#x} ({keys})")
         }

@@ -20,7 +20,7 @@ pub(crate) struct Report {
     pub(crate) rule: Rule,
     pub(crate) severity: Severity,
     sentence: String,
-    facts: Vec<(&'static str, String)>,
+    labelled_values: Vec<(&'static str, String)>,
     stacks: Vec<(&'static str, Stack)>,
     advice: String,
 }
@@ -39,7 +39,7 @@ impl Report {
             rule,
             severity: rule.severity(),
             sentence: sentence.into(),
-            facts: vec![],
+            labelled_values: vec![],
             stacks: vec![],
             advice: String::new(),
         }
@@ -51,8 +51,8 @@ impl Report {
     }
 
     /// Adds a label and its value.
-    pub(crate) fn fact(mut self, label: &'static str, value: impl Into<String>) -> Self {
-        self.facts.push((label, value.into()));
+    pub(crate) fn labelled(mut self, label: &'static str, value: impl Into<String>) -> Self {
+        self.labelled_values.push((label, value.into()));
         self
     }
 
@@ -81,9 +81,9 @@ impl Report {
 }
 
 impl SymbolizedReport {
-    /// Returns the words that suppressions match: functions, files and values of facts.
+    /// Returns the words that suppressions match: functions, files and labelled values.
     pub(crate) fn words(&self) -> impl Iterator<Item = String> {
-        self.top_words(usize::MAX).chain(self.report.facts.iter().map(|(_, value)| value.clone()))
+        self.top_words(usize::MAX).chain(self.report.labelled_values.iter().map(|(_, value)| value.clone()))
     }
 
     /// Functions and files of the `count` innermost calls of each stack.
@@ -96,12 +96,12 @@ impl SymbolizedReport {
     }
 
     pub(crate) fn text(&self) -> String {
-        let Report { rule, severity, sentence, facts, advice, .. } = &self.report;
+        let Report { rule, severity, sentence, labelled_values, advice, .. } = &self.report;
         let mut text = format!("roxe: {severity} [{rule}]: {sentence}\n");
         let mut line = |label: &str, value: &str| {
             let _ = writeln!(text, "    {label:<14} {value}");
         };
-        facts.iter().for_each(|(label, value)| line(label, value));
+        labelled_values.iter().for_each(|(label, value)| line(label, value));
         for (label, frames) in &self.stacks {
             let calls = frames.iter().take(MAX_CALLS).map(ToString::to_string);
             let calls: Vec<_> = if frames.is_empty() { vec!["unknown".to_owned()] } else { calls.collect() };
@@ -115,9 +115,9 @@ impl SymbolizedReport {
     }
 
     pub(crate) fn json(&self) -> Value {
-        let Report { rule, severity, sentence, facts, advice, .. } = &self.report;
-        let facts: serde_json::Map<_, _> =
-            facts.iter().map(|(label, value)| ((*label).to_owned(), json!(value))).collect();
+        let Report { rule, severity, sentence, labelled_values, advice, .. } = &self.report;
+        let labelled_values: serde_json::Map<_, _> =
+            labelled_values.iter().map(|(label, value)| ((*label).to_owned(), json!(value))).collect();
         let calls = |frames: &[Frame]| -> Vec<Value> {
             let call = |frame: &Frame| json!({"function": frame.function, "file": frame.file, "line": frame.line});
             frames.iter().map(call).collect()
@@ -129,7 +129,7 @@ impl SymbolizedReport {
             "severity": severity.to_string(),
             "process": std::process::id(),
             "message": sentence,
-            "facts": facts,
+            "facts": labelled_values,
             "stacks": stacks,
             "advice": advice,
             "source": rule.source(),
@@ -142,7 +142,8 @@ mod tests {
     use super::*;
 
     fn report() -> SymbolizedReport {
-        let report = Report::new(Rule::KeyStale, "The key 0x7 is dead.").fact("queue pair", "queue pair 0x00011 (RC)");
+        let report =
+            Report::new(Rule::KeyStale, "The key 0x7 is dead.").labelled("queue pair", "queue pair 0x00011 (RC)");
         let frame = Frame { function: "send_all".into(), file: Some("a.c".into()), line: Some(12) };
         SymbolizedReport { report: report.advice("Register it again."), stacks: vec![("posted at", vec![frame])] }
     }
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn suppression_words_are_functions_files_and_facts() {
+    fn suppression_words_are_functions_files_and_values() {
         let words: Vec<_> = report().words().collect();
         assert_eq!(words, ["send_all", "a.c", "queue pair 0x00011 (RC)"]);
     }

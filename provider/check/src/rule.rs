@@ -206,7 +206,7 @@ pub struct Selection {
 /// The act on a program at its first error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Halt {
-    /// The program goes on.
+    /// The program continues.
     #[default]
     No,
     /// Stops in the debugger that runs the program, or ends it (`SIGTRAP`).

@@ -131,7 +131,7 @@ mod tests {
     fn deselected_and_suppressed_reports_are_not_printed() {
         let mut sink = sink("-leak", "key-* *domain* # known");
         sink.add(Report::new(Rule::Leak, "x"));
-        sink.add(Report::new(Rule::KeyStale, "x").fact("domain", "protection domain"));
+        sink.add(Report::new(Rule::KeyStale, "x").labelled("domain", "protection domain"));
         assert_eq!(sink.summary(), None);
         assert!(!sink.fails());
     }

@@ -114,7 +114,8 @@ mod tests {
     fn top_pattern_matches_innermost_calls_only() {
         let frame = |function: &str| Frame { function: function.into(), file: None, line: None };
         let stacks = vec![("posted at", ["send_one", "send_all", "main"].map(frame).to_vec())];
-        let report = SymbolizedReport { report: Report::new(Rule::KeyStale, "x").fact("queue", "send_one"), stacks };
+        let report =
+            SymbolizedReport { report: Report::new(Rule::KeyStale, "x").labelled("queue", "send_one"), stacks };
         for (pattern, expected) in [
             ("top:send_one", true),
             ("top:send_all", false),

@@ -1,6 +1,6 @@
 //! A program and its card as events, for tests of rules.
 
-use crate::event::{Arrived, Event, Memory, Object, Pair};
+use crate::event::{DroppedPacket, Event, MrInfo, Object, QpInfo};
 use crate::program::Program;
 use crate::rule::Rule;
 use crate::rules::Rules;
@@ -47,7 +47,7 @@ impl Card {
     pub(crate) fn qp_of(&mut self, service: Service) -> ObjectId {
         self.qp_count += 1;
         let Self { context, pd, cq, .. } = *self;
-        let pair = Pair { context, pd, send_cq: cq, recv_cq: cq, ..pair(self.qp_count, service) };
+        let pair = QpInfo { context, pd, send_cq: cq, recv_cq: cq, ..pair(self.qp_count, service) };
         let id = ObjectId::next();
         self.emit(Event::Created(id, Object::Qp(pair)));
         id
@@ -57,7 +57,7 @@ impl Card {
     pub(crate) fn mr(&mut self, key: u32, addr: u64, length: u64, access: Access) -> ObjectId {
         let Self { context, pd, .. } = *self;
         let id = ObjectId::next();
-        let memory = Memory { context, pd, lkey: key, rkey: key, addr, base: addr, length, access };
+        let memory = MrInfo { context, pd, lkey: key, rkey: key, addr, base: addr, length, access };
         self.emit(Event::Created(id, Object::Mr(memory)));
         id
     }
@@ -95,21 +95,21 @@ impl Card {
 }
 
 /// Returns a queue pair whose context, domain and completion queue are its own.
-pub(crate) fn pair(qpn: u32, service: Service) -> Pair {
+pub(crate) fn pair(qpn: u32, service: Service) -> QpInfo {
     let [context, pd, cq] = [ObjectId::next(), ObjectId::next(), ObjectId::next()];
     let caps = QpCaps { max_send_wr: 2, max_recv_wr: 2, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
     let (qpn, sq_sig_all, srq) = (Qpn::new(qpn), false, None);
-    Pair { context, pd, qpn, service, caps, sq_sig_all, send_cq: cq, recv_cq: cq, srq, port_mtu: 1024 }
+    QpInfo { context, pd, qpn, service, caps, sq_sig_all, send_cq: cq, recv_cq: cq, srq, port_mtu: 1024 }
 }
 
 /// Returns a packet of `kind` with `len` bytes for a queue pair that expects PSN `expected`.
-pub(crate) fn packet(kind: Kind, psn: u32, expected: u32, len: usize) -> Arrived {
+pub(crate) fn packet(kind: Kind, psn: u32, expected: u32, len: usize) -> DroppedPacket {
     let header = Header { bth: Bth::new(Qpn::new(1), Psn::new(psn)), kind };
-    Arrived { src: Gid([1; 16]), dst: Gid([2; 16]), header, len, expected: Psn::new(expected) }
+    DroppedPacket { src: Gid([1; 16]), dst: Gid([2; 16]), header, len, expected: Psn::new(expected) }
 }
 
 /// Returns a datagram of `len` bytes.
-pub(crate) fn datagram(qkey: u32, len: usize) -> Arrived {
+pub(crate) fn datagram(qkey: u32, len: usize) -> DroppedPacket {
     packet(Kind::Ud { deth: Deth { qkey: Qkey(qkey), src_qpn: Qpn::new(9) }, imm: None }, 0, 0, len)
 }
 

@@ -184,7 +184,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("roxe-trace-{}-fork", std::process::id()));
         begin(&path).unwrap();
         listeners::add(listeners::TRACE);
-        observe(&Event::Announced { cq: roxe_base::uses::ObjectId::next() });
+        observe(&Event::CqEventQueued { cq: roxe_base::uses::ObjectId::next() });
         abandon();
         observe(&Event::Exit);
         end();

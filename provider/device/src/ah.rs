@@ -36,8 +36,8 @@ pub struct AhAttr {
 }
 
 impl Context {
-    /// Resolves `attr`. EINVAL without a GRH, or if `sgid_index` is unused, or the destination is
-    /// zero or of the other address family.
+    /// Resolves `attr`. Fails with EINVAL if there is no GRH, if `sgid_index` is unused, or if the
+    /// destination is zero or of the other address family.
     pub fn resolve_av(&self, attr: &AhAttr) -> Result<Av, Error> {
         check_port(attr.port)?;
         let sgid = self.device().adapter().gids().get(attr.sgid_index.into()).unwrap_or_default();

@@ -108,7 +108,7 @@ impl Context {
     }
 
     /// Returns the descriptor to read a unit from, for a caller that sleeps itself; `None` if an
-    /// event is pending. EAGAIN if `async_fd` is non-blocking and no event is pending.
+    /// event is pending. Fails with EAGAIN if `async_fd` is non-blocking and no event is pending.
     pub fn before_async_wait(&self) -> io::Result<Option<RawFd>> {
         self.events.sleep_on()
     }
@@ -147,7 +147,7 @@ impl Context {
     }
 
     pub(crate) fn raise(&self, kind: AsyncEventKind, user_context: u64, source: ObjectId) {
-        emit(|| Event::Raised { source, kind: &kind });
+        emit(|| Event::AsyncEventQueued { source, kind: &kind });
         outcome::raised_event();
         let fatal = kind.is_fatal().then_some((source, kind));
         let watch = watch_unread(&self.engine, (&self.events, self.id()), fatal);

@@ -74,8 +74,8 @@ pub struct Cq {
 }
 
 impl Context {
-    /// Creates a completion queue. EINVAL if the size is 0 or above `max_cqe`, or the vector is
-    /// unknown; ENOMEM beyond `max_cq` queues.
+    /// Creates a completion queue. Fails with EINVAL if the size is 0 or above `max_cqe`, or the
+    /// vector is unknown; ENOMEM beyond `max_cq` queues.
     pub fn create_cq(self: &Arc<Self>, init: CqInit) -> Result<Arc<Cq>, Error> {
         let capacity = check_size(init.cqe)?;
         if init.comp_vector >= NUM_COMP_VECTORS {
@@ -140,7 +140,7 @@ impl Cq {
     }
 
     /// Passes up to `max` entries to `f`, oldest first, and returns their number. If the queue is
-    /// empty, first receives what has arrived. `f` must not use this queue.
+    /// empty, first receives arrived packets. `f` must not use this queue.
     pub fn poll(&self, max: usize, mut f: impl FnMut(&Cqe)) -> Result<usize, Error> {
         let n = self.take(max, &mut f);
         if n > 0 || max == 0 {
@@ -328,7 +328,7 @@ impl Cq {
     #[inline(never)]
     fn report_fill_level(&self, state: &CqState) {
         if !state.ignore_overrun {
-            emit(|| Event::Held { cq: self.id, held: state.ring.len(), capacity: state.capacity });
+            emit(|| Event::CqFillLevel { cq: self.id, unpolled: state.ring.len(), capacity: state.capacity });
         }
     }
 
@@ -353,7 +353,7 @@ impl Cq {
     pub(crate) fn notify(&self) {
         let held = self.held.lock();
         if let (Some(channel), Some(_)) = (&self.channel, held.as_ref()) {
-            emit(|| Event::Announced { cq: self.id });
+            emit(|| Event::CqEventQueued { cq: self.id });
             channel.announce(self.id, self.user_context());
         }
     }
@@ -624,10 +624,11 @@ impl Deadline for SleepWatch {
             }
             (clock::now(), state.polled_at.after(LONG_WAIT))
         };
-        // With an event pending a thread is awake or waits for an edge, which `Unread` reports.
+        // With an event pending a thread is awake or waits for an edge, which `EventsUnread`
+        // reports.
         if now >= due && channel.has_no_events() {
             for Sleeper { thread, call, .. } in sleepers(channel.fd()) {
-                emit(|| Event::Sleeps { cq: queue.id, thread, call });
+                emit(|| Event::SleepsWithCompletions { cq: queue.id, thread, call });
             }
         }
         let next = if now < due { due } else { now.after(LONG_WAIT) };

@@ -49,7 +49,7 @@ impl Device {
         self.adapter.ifindex()
     }
 
-    /// Returns the node GUID, host order; never 0.
+    /// Returns the node GUID, in host byte order; never 0.
     pub fn node_guid(&self) -> u64 {
         self.adapter.node_guid()
     }
@@ -126,9 +126,9 @@ impl Device {
 pub struct DeviceAttr {
     /// Version of this software.
     pub fw_ver: &'static str,
-    /// Node GUID, host order.
+    /// Node GUID, in host byte order.
     pub node_guid: u64,
-    /// System image GUID, host order.
+    /// System image GUID, in host byte order.
     pub sys_image_guid: u64,
     /// Largest memory region, bytes.
     pub max_mr_size: u64,

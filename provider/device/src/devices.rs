@@ -16,8 +16,9 @@ use roxe_observe::stats_file::{legend_of, line};
 use std::sync::Arc;
 
 /// Returns the devices of this process: the interfaces in `ROXE_NETDEV` (by default the loopback
-/// interface) as `roxe0`, `roxe1`, ... Later calls return the same devices. ENODEV if an interface
-/// does not exist. EINVAL if one is listed twice, or a `ROXE_*` variable cannot be parsed.
+/// interface) as `roxe0`, `roxe1`, ... Later calls return the same devices. Fails with ENODEV if an
+/// interface does not exist. Fails with EINVAL if one is listed twice, or a `ROXE_*` variable
+/// cannot be parsed.
 pub fn devices() -> Result<Vec<Arc<Device>>, Error> {
     let config = config()?;
     roxe_check::start()?;
@@ -63,8 +64,7 @@ impl Device {
 /// and with `ROXE_STATS` on standard error, one line per device with the counters that are not
 /// zero; `ROXE_STATS=words` adds a description of each. Files and standard error get the same
 /// values, although packets may still arrive. A process that is killed or calls `_exit` leaves a
-/// file
-/// ([`roxe_observe::stats_file`]).
+/// file ([`roxe_observe::stats_file`]).
 fn report() {
     let stats = config().map_or(Stats::Off, |config| config.stats);
     runtime::all().iter().for_each(|runtime| runtime.engine().count_socket_drops());

@@ -48,9 +48,9 @@ pub struct Dm {
 }
 
 impl Context {
-    /// Allocates `length` bytes of device memory, zeroed, aligned to `2^log_align` bytes. EINVAL if
-    /// `length` is 0 or above `max_dm_size`, or the alignment exceeds a page; ENOMEM if fewer bytes
-    /// are left.
+    /// Allocates `length` bytes of device memory, zeroed, aligned to `2^log_align` bytes. Fails
+    /// with EINVAL if `length` is 0 or above `max_dm_size`, or the alignment exceeds a page; ENOMEM
+    /// if fewer bytes are left.
     pub fn alloc_dm(self: &Arc<Self>, length: u64, log_align: u32) -> Result<Arc<Dm>, Error> {
         if length == 0 || length > MAX_DM_SIZE {
             return Err(Error::invalid(format!(
@@ -82,9 +82,9 @@ impl Dm {
         self.length
     }
 
-    /// Copies `data` to `offset`. A peer that reads meanwhile may see a part of it. EINVAL if
-    /// `offset` or the length is not a multiple of 4, or the buffer is freed; EFAULT if the range
-    /// exceeds the buffer; ENOMEM if the system has no free page.
+    /// Copies `data` to `offset`. A peer that reads meanwhile may see a part of it. Fails with
+    /// EINVAL if `offset` or the length is not a multiple of 4, or the buffer is freed; EFAULT if
+    /// the range exceeds the buffer; ENOMEM if the system has no free page.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
         let (block, addr) = self.locate(offset, data.len() as u64)?;
         let written = guard::write(addr, data);
@@ -100,8 +100,8 @@ impl Dm {
         read.map_err(no_page)
     }
 
-    /// Frees the memory, as a drop does. EBUSY while a region is registered in it, EINVAL if it is
-    /// freed already.
+    /// Frees the memory, as a drop does. Fails with EBUSY while a region is registered in it,
+    /// EINVAL if it is freed already.
     pub fn free(&self) -> Result<(), Error> {
         let mut block = self.block.lock();
         self.uses.check_unused("device memory", "memory regions")?;

@@ -134,7 +134,7 @@ impl<T> EventQueue<T> {
     }
 
     /// Returns the descriptor to `read` a unit from before taking an event; `None` if an event is
-    /// pending. EAGAIN if the program has made its descriptor non-blocking.
+    /// pending. Fails with EAGAIN if the program has made its descriptor non-blocking.
     pub(crate) fn sleep_on(&self) -> io::Result<Option<RawFd>> {
         if !self.is_empty() {
             return Ok(None);

@@ -43,8 +43,8 @@ thread_local! {
     static HELD: Cell<Option<ManuallyDrop<HeldLocks>>> = const { Cell::new(None) };
 }
 
-/// Returns the engine of `device` in this process, with fork handlers installed. EINVAL if an
-/// environment variable cannot be parsed.
+/// Returns the engine of `device` in this process, with fork handlers installed. Fails with EINVAL
+/// if an environment variable cannot be parsed.
 pub(crate) fn runtime_of(device: &Device) -> Result<Runtime, Error> {
     install();
     Runtime::get(device)

@@ -140,7 +140,7 @@ impl Inventory {
     }
 
     fn list_regions(&self, line: &mut dyn FnMut(Arguments<'_>)) {
-        for (key, region) in self.memory.hold().memory() {
+        for (key, region) in self.memory.hold().memory_regions() {
             // With the checker on, the key for peers is an entry of its own.
             if let Users::Domain(pd) | Users::Null(pd) = region.users {
                 let rkey = if region.access.intersects(Access::OF_PEERS) { key } else { 0 };

@@ -8,7 +8,7 @@ use roxe_base::error::Error;
 use roxe_base::limits::MAX_MR_SIZE;
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use};
-use roxe_check::{Event, Memory, Object, Tracked, emit, is_checking};
+use roxe_check::{Event, MrInfo, Object, Tracked, emit, is_checking};
 use roxe_memory::guard;
 use roxe_memory::mapped::{self, Mapping, page_size};
 use roxe_memory::region::{Region, Role, Users};
@@ -88,7 +88,7 @@ const DMABUF_RIGHTS: Access = Access::LOCAL_WRITE
 pub struct DmaBuf {
     /// Descriptor; it may be closed after registration.
     pub fd: RawFd,
-    /// Offset of the first byte.
+    /// Offset of the first byte in the dma-buf.
     pub offset: u64,
     /// Length in bytes, at least 1.
     pub length: u64,
@@ -140,10 +140,10 @@ impl MrAttr {
         Region { addr, base: self.base(), length, access, users, role }
     }
 
-    fn for_checker(self, pd: &Pd, keys: Keys) -> Memory {
+    fn for_checker(self, pd: &Pd, keys: Keys) -> MrInfo {
         let Self { addr, length, access, .. } = self;
         let (context, pd) = (pd.context().id(), pd.object());
-        Memory { context, pd, lkey: keys.local, rkey: keys.remote, addr, base: self.base(), length, access }
+        MrInfo { context, pd, lkey: keys.local, rkey: keys.remote, addr, base: self.base(), length, access }
     }
 
     fn base(self) -> u64 {
@@ -180,8 +180,9 @@ impl Pd {
     }
 
     /// Registers `length` bytes of device memory at `offset`; SGEs and peers address them from 0.
-    /// EINVAL if the range exceeds the buffer, the memory is freed or of another context, or the
-    /// rights lack `ZERO_BASED` or have `ON_DEMAND` or `HUGETLB`; errors of [`Pd::reg_mr`].
+    /// Fails with EINVAL if the range exceeds the buffer, the memory is freed or of another
+    /// context, or the rights lack `ZERO_BASED` or have `ON_DEMAND` or `HUGETLB`; errors of
+    /// [`Pd::reg_mr`].
     pub fn reg_dm_mr(self: &Arc<Self>, dm: &Dm, offset: u64, length: u64, access: Access) -> Result<Arc<Mr>, Error> {
         if !Arc::ptr_eq(dm.context(), self.context()) {
             return Err(Error::invalid("the device memory belongs to another context than the protection domain"));
@@ -225,9 +226,9 @@ impl Pd {
     }
 
     /// Applies `advice` to the whole list, and returns when it is done; also for `ON_DEMAND`
-    /// regions. EFAULT if a key is unknown, of another domain or without `LOCAL_WRITE` for
-    /// [`Advice::PrefetchWrite`], a range exceeds its region, or memory is not mapped with these
-    /// rights; then the advice may have been applied to some of the list.
+    /// regions. Fails with EFAULT if a key is unknown, of another domain or without `LOCAL_WRITE`
+    /// for [`Advice::PrefetchWrite`], a range exceeds its region, or memory is not mapped with
+    /// these rights; then the advice may have been applied to some of the list.
     pub fn advise_mr(&self, advice: Advice, list: &[Sge]) -> Result<(), Error> {
         let write = advice == Advice::PrefetchWrite;
         let ranges = list.iter().map(|sge| self.locate(sge, write)).collect::<Result<Vec<_>, _>>()?;
@@ -334,8 +335,8 @@ impl Mr {
         Ok(())
     }
 
-    /// Removes the keys; when it returns, no access is in progress. Later calls do nothing. EBUSY
-    /// while memory windows are bound to the region.
+    /// Removes the keys; when it returns, no access is in progress. Later calls do nothing. Fails
+    /// with EBUSY while memory windows are bound to the region.
     pub fn deregister(&self) -> Result<(), Error> {
         self.end(|keys, memory| {
             keys.remove(memory).inspect_err(|error| emit(|| Event::DestroyRefused(self.tracked.id(), error)))
@@ -451,7 +452,7 @@ impl Drop for Mr {
     }
 }
 
-/// Marks the mappings of a region of the program, for the checker.
+/// Marks the mappings of a region of the program, for the checker. Returns true if it marked them.
 fn marked(attr: MrAttr, backing: &Backing) -> bool {
     let is_pinned = matches!(backing, Backing::Program) && !attr.access.contains(Access::ON_DEMAND);
     is_checking() && is_pinned && mapped::mark(attr.addr, attr.length)

@@ -49,8 +49,8 @@ pub(crate) struct WeakRuntime {
 }
 
 impl Runtime {
-    /// Returns the engine of `device` in this process, created if there is none. EINVAL if an
-    /// environment variable cannot be parsed.
+    /// Returns the engine of `device` in this process, created if there is none. Fails with EINVAL
+    /// if an environment variable cannot be parsed.
     pub(crate) fn get(device: &Device) -> Result<Self, Error> {
         let mut engines = ENGINES.lock();
         engines.retain(|(_, engine)| engine.upgrade().is_some());

@@ -22,7 +22,7 @@ pub(crate) const LONG_WAIT: Duration = Duration::from_secs(1);
 
 /// Watch of one event; dropped when the program reads the event.
 #[derive(Debug)]
-struct Unread<T> {
+struct UnreadWatch<T> {
     me: Weak<Self>,
     engine: Weak<Engine>,
     /// Queue of the event, and its identity in checker events.
@@ -30,7 +30,7 @@ struct Unread<T> {
     channel: ObjectId,
     /// Source and kind, if the event is fatal.
     fatal: Option<(ObjectId, AsyncEventKind)>,
-    is_told: AtomicBool,
+    is_reported: AtomicBool,
 }
 
 /// Returns a watch for an event that is about to enter `events`, if the checker is on. It reports
@@ -42,28 +42,29 @@ pub(crate) fn watch_unread<T: fmt::Debug + Send + 'static>(
     fatal: Option<(ObjectId, AsyncEventKind)>,
 ) -> Option<Arc<dyn Deadline>> {
     is_checking().then(|| {
-        let (ours, events, is_told) = (Arc::downgrade(engine), Arc::downgrade(events), AtomicBool::new(false));
-        let unread = |me: &Weak<_>| Unread { me: Weak::clone(me), engine: ours, events, channel, fatal, is_told };
+        let (ours, events, is_reported) = (Arc::downgrade(engine), Arc::downgrade(events), AtomicBool::new(false));
+        let unread =
+            |me: &Weak<_>| UnreadWatch { me: Weak::clone(me), engine: ours, events, channel, fatal, is_reported };
         let unread = Arc::new_cyclic(unread);
         unread.look_later(engine);
         unread as _
     })
 }
 
-impl<T: fmt::Debug + Send + 'static> Unread<T> {
+impl<T: fmt::Debug + Send + 'static> UnreadWatch<T> {
     fn look_later(&self, engine: &Engine) {
         engine.scheduler.add_deadline(clock::now().after(LONG_WAIT), Weak::clone(&self.me) as _);
     }
 }
 
-impl<T: fmt::Debug + Send + 'static> Deadline for Unread<T> {
+impl<T: fmt::Debug + Send + 'static> Deadline for UnreadWatch<T> {
     fn on_deadline(&self, _: Instant) {
-        if let Some((source, kind)) = self.fatal.filter(|_| !self.is_told.swap(true, Ordering::Relaxed)) {
-            emit(|| Event::AsyncUnread { source, kind: &kind });
+        if let Some((source, kind)) = self.fatal.filter(|_| !self.is_reported.swap(true, Ordering::Relaxed)) {
+            emit(|| Event::AsyncEventUnread { source, kind: &kind });
         }
         let Some((events, engine)) = self.events.upgrade().zip(self.engine.upgrade()) else { return };
         match events.oldest_of(self).filter(|_| sleepers(events.fd()).iter().any(|sleeper| sleeper.by_edges)) {
-            Some((source, count)) => emit(|| Event::Unread { channel: self.channel, source, count }),
+            Some((source, count)) => emit(|| Event::EventsUnread { channel: self.channel, source, count }),
             None => self.look_later(&engine),
         }
     }

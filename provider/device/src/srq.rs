@@ -42,7 +42,7 @@ pub struct SrqInit {
 pub struct SrqAttr {
     /// Capacity in requests.
     pub max_wr: u32,
-    /// Maximum length of a list.
+    /// Maximum number of elements of a scatter/gather list.
     pub max_sge: u32,
     /// Armed limit; 0 once it fired.
     pub limit: u32,
@@ -287,8 +287,8 @@ impl Srq {
     }
 
     /// Changes the size, the limit, or both. The limit event is raised when a message takes a
-    /// request, never by this call. EINVAL if the size is above `max_srq_wr` or too small for the
-    /// posted requests, or the limit exceeds the size; then nothing has changed.
+    /// request, never by this call. Fails with EINVAL if the size is above `max_srq_wr` or too
+    /// small for the posted requests, or the limit exceeds the size; then nothing has changed.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), Error> {
         let mut state = self.state.lock();
         let new_max = max_wr.unwrap_or(state.attr.max_wr);
@@ -355,8 +355,9 @@ impl Srq {
         matches!(self.kind, Kind::Tags(_))
     }
 
-    /// Executes an operation on the list of tags, and returns the handle of a new tag. `BadOpcode`:
-    /// the queue matches no tags. `QueueFull`: too many tags, or too many unpolled completions.
+    /// Executes an operation on the list of tags, and returns the handle of a new tag. Fails with
+    /// `BadOpcode` if the queue matches no tags, with `QueueFull` if there are too many tags or too
+    /// many unpolled completions.
     pub fn post_op(&self, request: &TagRequest<'_>) -> Result<Option<TagHandle>, PostError> {
         let Kind::Tags(cq) = &self.kind else { return Err(PostError::BadOpcode) };
         let mut state = self.state.lock();

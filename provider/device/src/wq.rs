@@ -87,8 +87,8 @@ impl Pd {
     }
 
     /// Creates a queue pair without queues, whose flows spread frames over the work queues of
-    /// `table` by their hash. EINVAL if the fields cannot be hashed together, or the table is of
-    /// another context.
+    /// `table` by their hash. Fails with EINVAL if the fields cannot be hashed together, or the
+    /// table is of another context.
     pub fn create_hash_qp(
         self: &Arc<Self>,
         table: &Arc<RwqTable>,
@@ -109,9 +109,9 @@ impl Pd {
 }
 
 impl Context {
-    /// Creates a table that spreads frames over `wqs`. EINVAL if their number is not a power of two
-    /// up to `max_rwq_indirection_table_size`, or they belong to another context; ENOMEM beyond
-    /// `max_rwq_indirection_tables` tables.
+    /// Creates a table that spreads frames over `wqs`. Fails with EINVAL if their number is not a
+    /// power of two up to `max_rwq_indirection_table_size`, or they belong to another context;
+    /// ENOMEM beyond `max_rwq_indirection_tables` tables.
     // clause: RSS-TABLE
     pub fn create_rwq_table(self: &Arc<Self>, wqs: &[Arc<Wq>]) -> Result<Arc<RwqTable>, Error> {
         let is_possible = wqs.len().is_power_of_two() && wqs.len() <= MAX_RWQ_TABLE as usize;

@@ -127,7 +127,7 @@ impl Xrcd {
     }
 
     /// Returns the target with this number, which lives until its creator has destroyed it and all
-    /// others have dropped it. EINVAL if this process has no such target in the domain.
+    /// others have dropped it. Fails with EINVAL if this process has no such target in the domain.
     pub fn open_target(&self, qpn: u32) -> Result<Arc<Qp>, Error> {
         self.shared
             .targets

@@ -339,7 +339,7 @@ mod tests {
         assert!(flow.reserve_ahead(900) && !flow.reserve_ahead(101));
         assert!(flow.reserve_stream(100, 900), "a refused reservation holds no bytes and leaves the window open");
         flow.release_stream(900, T0);
-        flow.wait(Pool::Stream, Qpn::new(7), 1);
+        flow.add_waiter(Pool::Stream, Qpn::new(7), 1);
         assert!(!flow.reserve_ahead(1), "another queue pair waits");
         let full = flows().get(key(1), T0, || Receiver::Remote);
         assert!(full.reserve_stream(1000, 0) && !full.reserve_stream(1, 1000));
@@ -361,7 +361,7 @@ mod tests {
         let flows = flows();
         let flow = flows.get(key(1), T0, || Receiver::Remote);
         assert!(flow.reserve_stream(1000, 0) && !flow.reserve_stream(100, 1));
-        (7..12).for_each(|qpn| flow.wait(Pool::Stream, Qpn::new(qpn), 100));
+        (7..12).for_each(|qpn| flow.add_waiter(Pool::Stream, Qpn::new(qpn), 100));
         flows.wake(&flow);
         assert!(ready(&flows).is_empty());
         flow.release_stream(500, T0);
@@ -387,7 +387,7 @@ mod tests {
         flows.set_window(Some(100_000), 0);
         let flow = flows.get(key(1), T0, || Receiver::Remote);
         assert!(flow.reserve_stream(100_000, 0) && !flow.reserve_stream(4192, 1));
-        (7..10).for_each(|qpn| flow.wait(Pool::Stream, Qpn::new(qpn), 4192));
+        (7..10).for_each(|qpn| flow.add_waiter(Pool::Stream, Qpn::new(qpn), 4192));
         flow.release_stream(30_000, T0);
         flows.wake(&flow);
         assert_eq!(numbers(&ready(&flows)), [7]);
@@ -399,7 +399,7 @@ mod tests {
         assert!(flow.reserve_stream(1000, 0) && flow.reserve_stream(1000, 0));
         assert!(!flow.reserve_stream(1, 0));
         flow.release_stream(500, T0);
-        flow.wait(Pool::Stream, Qpn::new(7), 1);
+        flow.add_waiter(Pool::Stream, Qpn::new(7), 1);
         assert!(!flow.reserve_stream(1, 0));
     }
 
@@ -408,11 +408,11 @@ mod tests {
         let flows = flows();
         let flow = flows.get(key(1), T0, || Receiver::Remote);
         assert!(flow.reserve_stream(2000, 0));
-        flow.wait(Pool::Stream, Qpn::new(7), 1);
-        flow.open_stream_if_stalled(T0.after(STREAM_STALL - Duration::from_nanos(1)));
+        flow.add_waiter(Pool::Stream, Qpn::new(7), 1);
+        flow.reset_stream_if_stalled(T0.after(STREAM_STALL - Duration::from_nanos(1)));
         flows.wake(&flow);
         assert!(ready(&flows).is_empty());
-        flow.open_stream_if_stalled(T0.after(STREAM_STALL));
+        flow.reset_stream_if_stalled(T0.after(STREAM_STALL));
         flows.wake(&flow);
         assert_eq!(numbers(&ready(&flows)), [7]);
     }
@@ -447,9 +447,9 @@ mod tests {
         let flows = flows();
         let flow = flows.get(key(3), T0, || Receiver::Credits);
         assert!(flow.reserve_datagram(DATAGRAMS, T0, || Receiver::Credits, || false));
-        assert!(!flow.open_if_stalled(T0.after(STALL - Duration::from_nanos(1))));
+        assert!(!flow.reset_datagrams_if_stalled(T0.after(STALL - Duration::from_nanos(1))));
         assert!(!flow.reserve_datagram(1, T0, || Receiver::Credits, || false));
-        assert!(flow.open_if_stalled(T0.after(STALL)));
+        assert!(flow.reset_datagrams_if_stalled(T0.after(STALL)));
         assert!(flow.reserve_datagram(DATAGRAMS, T0, || Receiver::Credits, || false));
     }
 

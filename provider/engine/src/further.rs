@@ -55,7 +55,7 @@ impl Services for FirstEngineServices {
         });
     }
 
-    // Only called on the first engine.
+    // The functions below are only called on the first engine.
     fn queue_deadline(&self, _: &Engine, _: Instant) {}
     fn run_connections(&self, _: &Engine) {}
     fn end_connections(&self, _: &Engine, _: Duration) {}

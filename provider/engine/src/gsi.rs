@@ -202,7 +202,7 @@ impl Engine {
         (fate != ForwardOutcome::Unowned).then_some(MadRoute::Sent(to))
     }
 
-    /// Receives requests for `place` in this process from now on. EADDRINUSE if another
+    /// Receives requests for `place` in this process from now on. Fails with EADDRINUSE if another
     /// process listens.
     pub fn open_service(&self, place: Place) -> Result<(), Error> {
         let claim = |e| Error::os(format!("cannot listen for {}", place.service), &e);

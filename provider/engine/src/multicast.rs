@@ -39,7 +39,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Detaches `qp`; the last one closes the sockets. EINVAL if it is not attached.
+    /// Detaches `qp`; the last one closes the sockets. Fails with EINVAL if it is not attached.
     pub fn detach(&self, qp: &dyn QueuePair, mgid: Gid) -> Result<(), Error> {
         let mut rx = self.rx.lock();
         let groups = &mut rx.state.groups;

@@ -20,7 +20,7 @@ use std::sync::Arc;
 /// Maximum number of receive rounds before a queue pair is destroyed, in case a peer never stops
 /// sending.
 pub(crate) const DRAIN_ROUNDS: u32 = 16;
-/// Number of rounds after which every source has been emptied once, even if its peer goes on
+/// Number of rounds after which every source has been emptied once, even if its peer keeps
 /// sending: one round reads more than a 2,048th of the capacity of each socket, mailbox and ring.
 const ARRIVED_ROUNDS: u32 = 2048;
 

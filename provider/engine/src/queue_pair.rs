@@ -98,16 +98,16 @@ pub trait QueuePair: Debug + Send + Sync {
     /// say so.
     fn receive(&self, run: Run<'_>, tools: &mut RxTools<'_>, now: Instant) -> VisitOutcome;
 
-    /// As [`QueuePair::receive`], for packets that share a header. `None`: the caller has to split
-    /// them.
+    /// Like [`QueuePair::receive`], for packets that share a header. Returns `None` if the caller
+    /// has to split them.
     fn receive_joined(&self, meta: &RxMeta, packets: &Joined<'_>, now: Instant) -> Option<VisitOutcome>;
 
     /// Returns true if it uses payload only at its destination, so that
     /// [`QueuePair::receive_shared`] may be called.
     fn takes_shared_payload(&self) -> bool;
 
-    /// As [`QueuePair::receive`], for packets in `shared`. `copies` holds a copy of at least the
-    /// first bytes of each, as many as its second part says.
+    /// Like [`QueuePair::receive`], for packets in `shared`. `copies` holds copies of at least the
+    /// first bytes of each packet, and the number of bytes per copy.
     fn receive_shared(
         &self,
         meta: &RxMeta,
@@ -129,8 +129,8 @@ pub trait QueuePair: Debug + Send + Sync {
     /// Sends pending packets.
     fn serve(&self, now: Instant);
 
-    /// As [`QueuePair::serve`] after a visit with `outcome`, but may delay a lone acknowledgement
-    /// for the program's next packet. Returns until when.
+    /// Like [`QueuePair::serve`] after a visit with `outcome`, but may delay a lone acknowledgement
+    /// for the program's next packet. Returns the time until which it is delayed.
     fn serve_or_wait(&self, outcome: VisitOutcome, now: Instant) -> Option<Instant>;
 
     /// Completes deferred placement and acknowledgements before memory or the queue pair goes away.

@@ -27,8 +27,8 @@ const FRESH: Duration = Duration::from_secs(1);
 const CAPACITY: usize = 1024;
 
 impl Engine {
-    /// Waits up to a second until packets can leave on `route`. ENETUNREACH, EHOSTUNREACH or
-    /// EACCES if there is no route; ETIMEDOUT if the neighbour does not answer.
+    /// Waits up to a second until packets can leave on `route`. Fails with ENETUNREACH,
+    /// EHOSTUNREACH or EACCES if there is no route; ETIMEDOUT if the neighbour does not answer.
     pub fn await_next_hop(&self, route: Route) -> Result<(), Error> {
         let Some(mut hop) = self.find_next_hop(route)? else { return Ok(()) };
         if !hop.wait(Instant::now() + NEIGHBOUR_TIMEOUT) {

@@ -93,7 +93,8 @@ impl Sender {
         self.writer.as_mut().is_none_or(Writer::is_half_free)
     }
 
-    /// As [`Sender::is_half_free`]; if false, the reader will ring the doorbell when there is room.
+    /// Like [`Sender::is_half_free`]; if false, the reader will ring the doorbell when there is
+    /// room.
     pub(crate) fn is_half_free_or_waits(&mut self) -> bool {
         self.writer.as_mut().is_none_or(Writer::is_half_free_or_waits)
     }

@@ -176,7 +176,7 @@ impl Engine {
     }
 
     /// Reads frames from other processes; with `only_readable`, only from mailboxes that the last
-    /// poll reported as readable.
+    /// poll reported as readable. Returns true if it read one.
     #[inline]
     fn drain_mailboxes(&self, buf: &mut [u8], state: &mut RxState, only_readable: bool, now: Instant) -> bool {
         let mut found = false;
@@ -252,7 +252,7 @@ impl Engine {
         }
     }
 
-    /// Routes a run whose destination is no queue pair of this process: `lookup` is not `Found`.
+    /// Routes a run whose destination is not a queue pair of this process: `lookup` is not `Found`.
     #[inline(never)]
     fn route_elsewhere(&self, state: &mut RxState, lookup: Lookup, qpn: Qpn, run: Run<'_>, path: RxPath, now: Instant) {
         match lookup {

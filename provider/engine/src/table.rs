@@ -134,7 +134,7 @@ impl Recent {
 }
 
 impl QpTable {
-    /// As [`QpTable::find`], for the receive side, which returns the result by [`Recent::put`].
+    /// Like [`QpTable::find`], for the receive side, which returns the result by [`Recent::put`].
     // Inlined: a call would return the result through memory.
     #[inline(always)]
     pub(crate) fn find_recent(&self, qpn: Qpn, recent: &mut Recent) -> Lookup {

@@ -175,7 +175,7 @@ mod x86 {
         lanes.iter().fold(start, |sum, lane| _mm_xor_si128(shifted_128(sum, by), load_lane(lane)))
     }
 
-    /// As [`after`], for 1 to 15 bytes.
+    /// Like [`after`], for 1 to 15 bytes.
     #[inline]
     #[target_feature(enable = "pclmulqdq")]
     fn after_odd(lane: u128, odd: &[u8]) -> __m128i {

@@ -54,15 +54,15 @@ pub fn read(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
     arch::read(addr, out)
 }
 
-/// As [`read`], for an `out` whose cache lines another processor holds, such as those of a ring in
-/// its reader's cache.
+/// Like [`read`], for an `out` whose cache lines another processor holds, such as those of a ring
+/// in its reader's cache.
 #[inline]
 pub(crate) fn read_shared(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
     arch::read_shared(addr, out)
 }
 
-/// As [`read`]. Where the processor computes the CRC during the copy at no extra cost, returns the
-/// CRC of the first bytes.
+/// Like [`read`]. Where the processor computes the CRC during the copy at no extra cost, returns
+/// the CRC of the first bytes.
 #[inline]
 pub(crate) fn read_summed(addr: u64, out: &[AtomicU8]) -> Result<Option<Sum>, Fault> {
     arch::read_summed(addr, out)
@@ -76,7 +76,7 @@ pub fn write(addr: u64, data: &[u8]) -> Result<(), Fault> {
     arch::write(addr, data)
 }
 
-/// As [`write()`], from bytes that another process wrote and may still change. Uses no string
+/// Like [`write()`], from bytes that another process wrote and may still change. Uses no string
 /// moves, which are slow for lines in another processor's cache.
 #[inline]
 pub(crate) fn write_shared(addr: u64, data: SharedBytes<'_>) -> Result<(), Fault> {

@@ -1,6 +1,5 @@
-//! Accesses to memory under a key, by a local scatter/gather list or a peer: checks of key, domain,
-//! rights and range, and the copy. The application's memory is touched through [`crate::guard`]
-//! only.
+//! Accesses to memory by a key, for a local scatter/gather list or a peer. Each access checks key,
+//! domain, rights and range, then copies. Only [`crate::guard`] touches the application's memory.
 
 use crate::guard::{self, Fault, SharedBytes, Sum};
 use crate::region::{AccessScope, KeyState, PdId, Region, Users};
@@ -12,7 +11,8 @@ use roxe_wire::RKey;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering, fence};
 
-/// The regions of a read-locked table. The methods mirror [`roxe_transport::cx::Memory`].
+/// The regions and windows of a read-locked table. The methods mirror
+/// [`roxe_transport::cx::Memory`].
 #[derive(Debug)]
 pub struct Regions<'t>(ShardedReadGuard<'t, Slots<Region>>);
 
@@ -29,8 +29,8 @@ impl<'t> Regions<'t> {
 }
 
 impl Regions<'_> {
-    /// Returns the regions with their keys; no windows.
-    pub fn memory(&self) -> impl Iterator<Item = (u32, &Region)> {
+    /// Returns the memory regions with their keys; no windows.
+    pub fn memory_regions(&self) -> impl Iterator<Item = (u32, &Region)> {
         self.0.iter().filter(|(_, region)| region.window().is_none())
     }
 
@@ -40,15 +40,16 @@ impl Regions<'_> {
     }
 
     /// Returns the current key of the entry in the slot of `key` ([`Slots::key_of_slot`]).
-    pub fn key_of(&self, key: u32) -> Option<u32> {
+    pub fn current_key(&self, key: u32) -> Option<u32> {
         self.0.key_of_slot(key)
     }
 
-    /// Returns the state of a key, for explanations.
+    /// Returns the state of a key, for the explanation of an error.
     pub fn key_state(&self, key: u32) -> KeyState {
         let Some(region) = self.0.get(key) else {
-            return match self.key_of(key) {
-                Some(now) if self.0.get(now).is_some_and(|entry| entry.window().is_some()) => KeyState::Rebound(now),
+            let is_window = |key: &u32| self.0.get(*key).is_some_and(|entry| entry.window().is_some());
+            return match self.current_key(key).filter(is_window) {
+                Some(current) => KeyState::Rebound(current),
                 _ if self.0.was_last(key) => KeyState::Dead,
                 _ => KeyState::Unknown,
             };
@@ -93,8 +94,8 @@ impl Regions<'_> {
         Ok(places)
     }
 
-    /// Returns the address of `len` bytes that a peer writes by the key of a region. `BadKey` for a
-    /// window, which may be bound to other memory before the write.
+    /// Returns the address of `len` bytes that a peer writes by the key of a region. Fails with
+    /// `BadKey` for a window, which may be bound to other memory before the write.
     pub fn locate_write(&self, scope: AccessScope, rkey: RKey, va: u64, len: u64) -> Result<u64, MemError> {
         let region = self.find(rkey.0)?;
         if region.window().is_some() {
@@ -103,13 +104,13 @@ impl Regions<'_> {
         region.resolve_remote(scope, va, len, Access::REMOTE_WRITE)
     }
 
-    /// Copies out of the list `sges`, from byte `offset`.
+    /// Copies `out.len()` bytes of the list `sges`, from its byte `offset` on, to `out`.
     #[inline]
     pub fn gather(&self, pd: PdId, sges: &[Sge], offset: u32, out: &[AtomicU8]) -> Result<(), MemError> {
         self.gather_by(pd, sges, offset, out, |_, addr, out| guard::read_shared(addr, out))
     }
 
-    /// As [`Regions::gather`]; returns the CRC of the first bytes if the copy computes it.
+    /// Like [`Regions::gather`]. Returns the CRC of the first bytes if the copy computes it.
     #[inline]
     pub fn gather_summed(
         &self,
@@ -129,7 +130,7 @@ impl Regions<'_> {
         Ok(sum)
     }
 
-    /// Copies each part by `copy`, whose bool is true for the first part.
+    /// Like [`Regions::gather`], with `copy` for each part. Its bool is true for the first part.
     #[inline]
     fn gather_by(
         &self,
@@ -146,7 +147,7 @@ impl Regions<'_> {
         })
     }
 
-    /// Copies into the list `sges`, from byte `offset`.
+    /// Copies `data` to the list `sges`, from its byte `offset` on.
     #[inline]
     pub fn scatter(&self, pd: PdId, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError> {
         walk(sges, offset, data.len(), |sge, part| {
@@ -155,7 +156,7 @@ impl Regions<'_> {
         })
     }
 
-    /// As [`Regions::scatter`], from bytes that another process may change.
+    /// Like [`Regions::scatter`], from bytes that another process may change.
     #[inline]
     pub fn scatter_shared(&self, pd: PdId, sges: &[Sge], offset: u32, data: SharedBytes<'_>) -> Result<(), MemError> {
         walk(sges, offset, data.len(), |sge, part| {
@@ -181,7 +182,7 @@ impl Regions<'_> {
         self.find(rkey.0)?.resolve_remote(scope.into(), va, len, access).map(drop)
     }
 
-    /// Copies out of memory for a peer.
+    /// Copies `out.len()` bytes at `va` to `out` for a peer.
     #[inline]
     pub fn read_remote(
         &self,
@@ -193,7 +194,7 @@ impl Regions<'_> {
         self.read_remote_by(guard::read_shared, scope.into(), rkey, va, out)
     }
 
-    /// As [`Regions::read_remote`]; returns the CRC of the first bytes if the copy computes it.
+    /// Like [`Regions::read_remote`]. Returns the CRC of the first bytes if the copy computes it.
     #[inline]
     pub fn read_remote_summed(
         &self,
@@ -221,7 +222,7 @@ impl Regions<'_> {
         Ok(copy(addr, out)?)
     }
 
-    /// Copies into memory for a peer.
+    /// Copies `data` to `va` for a peer.
     #[inline]
     pub fn write_remote(
         &self,
@@ -233,7 +234,7 @@ impl Regions<'_> {
         self.write_remote_by(scope.into(), rkey, va, data.len(), |addr| guard::write(addr, data))
     }
 
-    /// As [`Regions::write_remote`], from bytes that another process may change.
+    /// Like [`Regions::write_remote`], from bytes that another process may change.
     #[inline]
     pub fn write_remote_shared(
         &self,
@@ -261,16 +262,17 @@ impl Regions<'_> {
         Ok(copy(addr)?)
     }
 
-    /// Returns the address of 8 bytes that a peer accesses as a whole. `Range` if that address is
-    /// not aligned: an aligned `va` does not imply it when the region has another base address
-    /// (`iova`).
+    /// Returns the address of 8 bytes that a peer accesses as a whole. Fails with `Range` if the
+    /// address is not aligned. An aligned `va` does not imply an aligned address, because the
+    /// region may have another base address (`iova`).
     #[inline]
     fn find_word(&self, scope: AccessScope, rkey: RKey, va: u64, access: Access) -> Result<u64, MemError> {
         let addr = self.find(rkey.0)?.resolve_remote(scope, va, 8, access)?;
         if addr.is_multiple_of(8) { Ok(addr) } else { Err(MemError::Range) }
     }
 
-    /// Executes an atomic for a peer; returns the old value. `Range` if the memory is not aligned.
+    /// Executes an atomic for a peer; returns the old value. Fails with `Range` if the memory is
+    /// not aligned.
     pub fn atomic_remote(
         &self,
         scope: impl Into<AccessScope>,
@@ -283,8 +285,8 @@ impl Regions<'_> {
         Ok(guard::atomic(addr, op)?)
     }
 
-    /// As [`Self::atomic_remote`] in three steps, the read and each half of the write, with `pause`
-    /// in between. The caller excludes the card's other atomics, but no other access.
+    /// Like [`Self::atomic_remote`], but in three steps: the read and each half of the write, each
+    /// followed by `pause`. The caller excludes the card's other atomics, but no other access.
     pub fn atomic_in_steps(
         &self,
         scope: impl Into<AccessScope>,
@@ -306,7 +308,7 @@ impl Regions<'_> {
         Ok(old)
     }
 
-    /// Stores 8 bytes at once for a peer. `Range` if the memory is not aligned.
+    /// Stores 8 bytes at once for a peer. Fails with `Range` if the memory is not aligned.
     pub fn store_remote(
         &self,
         scope: impl Into<AccessScope>,
@@ -337,9 +339,10 @@ impl Regions<'_> {
     }
 }
 
-/// Calls `f` for each element of the list that holds some of `total` bytes from byte `offset` on:
-/// with the element, its address moved to the first of these bytes, and the range of the data in
-/// it. `Range` if the list is too short. The keys of other elements are not checked.
+/// Calls `f` for each element that holds some of the `total` bytes from byte `offset` of the list
+/// on. `f` gets the element with its address moved to the first of these bytes, and their range in
+/// the data. Fails with `Range` if the list is too short. The keys of other elements are not
+/// checked.
 #[inline]
 fn walk(
     sges: &[Sge],
@@ -358,7 +361,7 @@ fn walk(
     walk_all(sges, offset, total, f)
 }
 
-/// As [`walk`], for bytes in any number of elements.
+/// Like [`walk`], for bytes in any number of elements.
 #[inline(never)]
 fn walk_all(
     sges: &[Sge],

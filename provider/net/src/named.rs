@@ -142,7 +142,8 @@ impl NamedSocket {
         }
     }
 
-    /// Binds the first of `names` that does not exist; returns its index. EADDRINUSE if all exist.
+    /// Binds the first of `names` that does not exist; returns its index. Fails with EADDRINUSE if
+    /// all exist.
     pub(super) fn bind_first<N: fmt::Display>(names: impl Iterator<Item = N> + Clone) -> io::Result<(usize, Self)> {
         let mut attempts = 1..ATTEMPTS;
         loop {

@@ -55,7 +55,7 @@ impl LocalPort {
         Ok(Self::find(false)?.0)
     }
 
-    /// As [`LocalPort::get`], for any process: while the file is open, a sweep leaves it alone.
+    /// Like [`LocalPort::get`], for any process: while the file is open, a sweep leaves it alone.
     pub(super) fn get_held() -> io::Result<(Arc<Self>, Option<File>)> {
         Self::find(true)
     }
@@ -364,7 +364,7 @@ mod tests {
     fn held_file_keeps_the_number_of_the_process() {
         let port = LocalPort::get().unwrap();
         let path = common_dir().unwrap().join(format!("{PORT_FILE_PREFIX}{:x}", named::namespace().unwrap()));
-        // As a sweep does while no process has a name.
+        // Remove the file, as a sweep does while no process has a name.
         fs::remove_file(&path).unwrap();
         let (same, _held) = LocalPort::get_held().unwrap();
         assert_eq!((same.number(), fs::read_to_string(&path).unwrap()), (port.number(), port.number().to_string()));

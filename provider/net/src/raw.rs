@@ -60,8 +60,8 @@ pub struct FrameSender {
 const FRAME: Run = Run { to: None, segment: usize::MAX };
 
 impl FrameSender {
-    /// Opens the interface; `room` watches the send buffer. EPERM without CAP_NET_RAW,
-    /// EOPNOTSUPP if the interface does not carry Ethernet frames.
+    /// Opens the interface; `room` watches the send buffer. Fails with EPERM if CAP_NET_RAW is
+    /// missing, EOPNOTSUPP if the interface does not carry Ethernet frames.
     pub fn open(interface: &Interface, room: &Arc<SendRoom>) -> Result<Self, Error> {
         let socket = open(interface).map_err(|e| explain(&e))?;
         if !sys::carries_ethernet(&socket).map_err(|e| explain(&e))? {

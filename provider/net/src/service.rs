@@ -1,9 +1,8 @@
 //! Ownership of connection manager services by programs, without a daemon.
 //!
-//! As for slots ([`crate::slot`]), an owner holds a named Unix datagram socket ([`crate::named`]).
-//! A
-//! *claim* records that a program has bound a service at an address; a *mailbox* receives requests
-//! for a service that reached other processes of the interface.
+//! As with slots ([`crate::slot`]), an owner holds a named Unix datagram socket ([`crate::named`]).
+//! A *claim* records that a program has bound a service at an address; a *mailbox* receives
+//! requests for a service that reached other processes of the interface.
 
 use crate::named::{NamedSocket, Probe};
 use crate::slot::{self, Slot, SlotSocket};

@@ -150,8 +150,8 @@ pub struct Inbound {
 
 impl Inbound {
     /// Accepts an offer of a ring with `size` bytes of data and these `descriptors`. `doorbell`
-    /// wakes this process; `watch` is called with the control socket to wait on. EINVAL if
-    /// the memory or a descriptor is not as this library makes them.
+    /// wakes this process; `watch` is called with the control socket to wait on. Fails with EINVAL
+    /// if the memory or a descriptor is not as this library makes them.
     pub fn accept(
         size: usize,
         descriptors: Vec<OwnedFd>,

@@ -63,8 +63,8 @@ pub struct SlotSocket {
 }
 
 impl SlotSocket {
-    /// Claims a free slot of the interface, starting at a random one. `ENOSPC` if all are
-    /// owned.
+    /// Claims a free slot of the interface, starting at a random one. Fails with `ENOSPC` if all
+    /// are owned.
     pub fn claim(ifindex: u32) -> io::Result<Self> {
         match Self::claim_any(ifindex) {
             Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}

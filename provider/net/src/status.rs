@@ -247,12 +247,12 @@ pub fn ask_one(process: u32, query: &Query, limit: Duration) -> io::Result<Optio
     Ok(query_devices(query, is_selected, 1, limit)?.pop())
 }
 
-/// As [`ask`], for `query` and the processes in these network namespaces.
+/// Like [`ask`], for `query` and the processes in these network namespaces.
 pub fn ask_in(namespaces: &[u64], query: &Query, limit: Duration) -> io::Result<Vec<Answer>> {
     query_devices(query, |id| namespaces.contains(&id.namespace), usize::MAX, limit)
 }
 
-/// As [`ask_in`], for the network namespace of this thread.
+/// Like [`ask_in`], for the network namespace of this thread.
 pub fn ask_here(query: &Query, limit: Duration) -> io::Result<Vec<Answer>> {
     ask_in(&[namespace()?], query, limit)
 }

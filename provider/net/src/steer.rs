@@ -195,7 +195,7 @@ impl Steering {
     }
 
     /// Becomes the builder and starts a session, or schedules it. `None` if it is scheduled or not
-    /// needed. `EADDRINUSE` while another process is the builder.
+    /// needed. Fails with `EADDRINUSE` while another process is the builder.
     fn begin(&mut self, now: Instant) -> io::Result<Option<Session>> {
         if let Some(builder) = self.builder.take() {
             let count = count_bound(self.link.gid())?;

@@ -70,8 +70,8 @@ pub struct UdpLink {
 }
 
 impl UdpLink {
-    /// Opens the address `gid` of the interface `ifindex`. `EADDRINUSE` if another user, or
-    /// a program that does not share the port, has it.
+    /// Opens the address `gid` of the interface `ifindex`. Fails with `EADDRINUSE` if another user,
+    /// or a program that does not share the port, has it.
     pub fn open(gid: Gid, ifindex: u32, gso: bool, gro: bool) -> io::Result<Self> {
         let link = Self::bind(gid, ifindex, gso, gro)?;
         Ok(Self { local_port: Some(LocalPort::get()?), ..link })

@@ -119,7 +119,7 @@ impl Adapter {
         self.ifindex
     }
 
-    /// Returns the node GUID, host order; never 0.
+    /// Returns the node GUID, in host byte order; never 0.
     pub fn node_guid(&self) -> u64 {
         self.guid
     }

@@ -75,21 +75,24 @@ pub struct XrcQueue {
 pub struct Flow {
     /// Window in bytes; `None`: unlimited.
     pub limit: Option<u32>,
-    /// Bytes beyond the window for the remaining packets of a run.
+    /// Bytes by which the remaining packets of a run may exceed the window.
     pub in_run: u32,
+    /// Bytes reserved by this QP.
     pub reserved: u32,
     /// Bytes reserved by other QPs of this node in the same window.
     pub others: u32,
+    /// Maximum of `reserved`.
     pub peak: u32,
+    /// True if a reservation was refused.
     pub refused: bool,
-    /// True if the QP releases its reservations (RC), so that `own` must equal `reserved`.
+    /// True if the QP releases its reservations (RC). Its own count must then equal `reserved`.
     pub releases: bool,
 }
 
 impl Flow {
-    /// Reserves `bytes` if they exceed the limit by at most `beyond`.
-    fn try_reserve(&mut self, bytes: u32, beyond: u32) -> bool {
-        let fits = self.limit.is_none_or(|limit| self.reserved + self.others + bytes <= limit.saturating_add(beyond));
+    /// Reserves `bytes` if they exceed the limit by at most `slack` bytes. Returns true if so.
+    fn try_reserve(&mut self, bytes: u32, slack: u32) -> bool {
+        let fits = self.limit.is_none_or(|limit| self.reserved + self.others + bytes <= limit.saturating_add(slack));
         if fits {
             self.reserved = self.reserved.saturating_add(bytes);
             self.peak = self.peak.max(self.reserved);

@@ -37,4 +37,4 @@ pub use pair::Pair;
 pub use rng::{Choices, Rng, Script};
 pub use setup::{Peer, Place, Setup};
 pub use wire::Wire;
-pub use world::{End, LinkState, Logged, World};
+pub use world::{End, LinkState, LoggedPacket, World};

@@ -5,7 +5,7 @@ use crate::judge::Broken;
 use crate::links::Topology;
 use crate::rng::{Choices, Rng};
 use crate::setup::{Peer, Setup, random_setup};
-pub use crate::world::Logged;
+pub use crate::world::LoggedPacket;
 use crate::world::{End, START, World};
 use core::ops::{Deref, DerefMut};
 use core::time::Duration;
@@ -117,8 +117,8 @@ impl<C: Choices> Pair<C> {
         self.act(|world| world.step_for(time));
     }
 
-    /// Sends what can be sent, advances to the next arrival or deadline and handles it. Returns
-    /// false if there is none.
+    /// Transmits the packets of the ready ends, then advances the clock to the next arrival or
+    /// deadline and handles it. Returns false if there is none and no end got room to send more.
     pub fn step(&mut self) -> bool {
         self.act(World::step)
     }
@@ -136,7 +136,7 @@ impl<C: Choices> Pair<C> {
 
     /// Calls `action` after the test may have called any method of its ends.
     fn act<T>(&mut self, action: impl FnOnce(&mut World<C>) -> Result<T, Broken>) -> T {
-        self.world.touch_all();
+        self.world.mark_all_ready();
         let result = action(&mut self.world).unwrap_or_else(|broken| panic!("{broken}"));
         self.world.sync_clocks();
         result

@@ -277,7 +277,7 @@ impl<C: Choices> Scenario<C> {
             match accident {
                 Accident::Error(end) => {
                     self.allow_failures(end);
-                    self.world.go_to(end, QpState::Err)?;
+                    self.world.set_state(end, QpState::Err)?;
                 }
                 Accident::Gone(node) => {
                     for end in 0..self.sides.len() {
@@ -285,7 +285,7 @@ impl<C: Choices> Scenario<C> {
                             self.allow_failures(end);
                         }
                     }
-                    self.world.kill_node(node);
+                    self.world.remove_node(node);
                 }
             }
         }
@@ -309,11 +309,11 @@ impl<C: Choices> Scenario<C> {
     }
 
     fn living(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.sides.len()).filter(|&id| !self.world.is_gone(id))
+        (0..self.sides.len()).filter(|&id| !self.world.is_removed(id))
     }
 
     fn post_some(&mut self, id: usize) -> Result<bool, Broken> {
-        if !self.sides[id].active || self.world.is_gone(id) {
+        if !self.sides[id].active || self.world.is_removed(id) {
             return Ok(false);
         }
         let mut posted = false;
@@ -334,7 +334,7 @@ impl<C: Choices> Scenario<C> {
         let ends = u32::try_from(self.sides.len()).unwrap_or(u32::MAX);
         let id = self.world.choices.below(ends) as usize;
         let state = self.world.choices.pick(&[QpState::Sqd, QpState::Rts, QpState::Sqd, QpState::Rts, QpState::Err]);
-        self.world.go_to(id, state)
+        self.world.set_state(id, state)
     }
 
     fn finish(&mut self) -> Result<Report, Broken> {
@@ -369,8 +369,8 @@ impl<C: Choices> Scenario<C> {
         self.work.mishaps = true;
         for id in 0..self.sides.len() {
             self.sides[id].fragile = true;
-            if !self.world.is_gone(id) {
-                self.world.go_to(id, QpState::Err)?;
+            if !self.world.is_removed(id) {
+                self.world.set_state(id, QpState::Err)?;
             }
         }
         while self.world.step()? {}

@@ -324,6 +324,7 @@ impl Wire {
 /// Initial content of a slot, so that bytes not written by the QP are not zero by luck.
 const POISON: u8 = 0xa5;
 
+/// Capacity of a packet buffer in bytes.
 const BUFFER: usize = 4096 + 64;
 
 #[derive(Debug, Default)]

@@ -1,8 +1,9 @@
 //! Many queue pairs on many nodes, the network between them, and a clock that advances to the next
 //! event.
 //!
-//! Drives the QPs as an engine would. The promises of [`crate::judge`] are checked after every
-//! call, and a broken one ends the run. Ends `2n` and `2n + 1` form connection `n`.
+//! [`World`] drives the QPs as an engine does. It checks the promises of [`crate::judge`] after
+//! every call, and a broken one stops the run. The two ends of connection `n` have the numbers `2n`
+//! and `2n + 1`.
 
 use crate::host::SimHost;
 use crate::judge::{Broken, Watch, ensure};
@@ -20,18 +21,19 @@ use roxe_transport::wr::RecvRequest;
 use roxe_wire::{Header, NetHeader, Packet, icrc};
 use std::collections::BTreeMap;
 
-/// Packets in flight per end above which a QP counts as sending without end.
+/// Packets in flight per QP at which a run fails, because a QP never stops sending.
 const FLIGHT_LIMIT: usize = 25_000;
 /// Start of the clock; not zero, so that "never" and "at the start" differ.
 pub const START: Instant = Instant(1_000_000_000);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Logged {
+pub struct LoggedPacket {
     pub at: Instant,
     pub connection: usize,
     pub from: Peer,
     pub note: PacketNote,
     pub header: Header,
+    /// Payload length in bytes.
     pub len: usize,
     pub verdict: Verdict,
 }
@@ -41,8 +43,10 @@ pub struct World<C = Rng> {
     pub wire: Wire,
     pub choices: C,
     /// Packets sent by ends with [`Setup::log`].
-    pub log: Vec<Logged>,
+    pub log: Vec<LoggedPacket>,
+    /// Number of packets delivered to each end.
     pub delivered: Vec<u64>,
+    /// Number of timer expirations that each end handled.
     pub timeouts: Vec<u64>,
     /// Changes packets between the network and the QPs.
     pub tamper: Option<Tamper>,
@@ -52,11 +56,11 @@ pub struct World<C = Rng> {
     now: Instant,
     batch: Batch,
     deadlines: Deadlines,
+    /// Numbers of the ends by node and QPN.
     by_place: BTreeMap<(usize, u32), usize>,
     /// Flow control windows by source and destination node.
     windows: BTreeMap<(usize, usize), Window>,
-    /// Removed nodes.
-    gone: Vec<usize>,
+    removed_nodes: Vec<usize>,
     /// Ends that changed and have not sent since.
     ready: Vec<usize>,
     /// Ends that changed since the last [`World::take_changed`].
@@ -66,13 +70,14 @@ pub struct World<C = Rng> {
 /// Flow control window between two nodes, shared by all QPs.
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
+    /// Bytes reserved by all QPs.
     reserved: u32,
     /// Bytes by which the QPs together may exceed the limit.
-    beyond: u32,
+    slack: u32,
 }
 
-/// Simulates a faulty card, to test the checks: called with the end and the bytes of an intact
-/// received packet, it may change them before the QP handles them.
+/// Simulates a faulty card, to test the checks. The function gets the number of the receiving end
+/// and the bytes of an intact packet. It may change the bytes before the QP handles them.
 pub type Tamper = Box<dyn FnMut(usize, &mut [u8])>;
 
 impl<C: Choices> World<C> {
@@ -91,7 +96,7 @@ impl<C: Choices> World<C> {
             deadlines: Deadlines::default(),
             by_place: BTreeMap::new(),
             windows: BTreeMap::new(),
-            gone: Vec::new(),
+            removed_nodes: Vec::new(),
             ready: Vec::new(),
             changed: Vec::new(),
         }
@@ -101,15 +106,15 @@ impl<C: Choices> World<C> {
     /// next.
     pub fn add(&mut self, setup: &Setup, places: [Place; 2]) -> usize {
         let first = self.ends.len();
-        for end in [Peer::A, Peer::B] {
-            let endpoints = setup.endpoints_of(end, places);
-            let setup = &setup.side(end);
+        for side in [Peer::A, Peer::B] {
+            let endpoints = setup.endpoints_of(side, places);
+            let setup = &setup.side(side);
             let (qp, mut host) = setup.make_with(endpoints.here.qpn);
             host.clock = self.now;
-            let known = self.by_place.insert((endpoints.here.node, endpoints.here.qpn.get()), self.ends.len());
-            assert_eq!(known, None, "{:?} is taken", endpoints.here);
-            let beyond = SimHost::lone_packet_cost(setup.path_mtu.bytes()) + setup.in_run();
-            self.windows.entry(endpoints.nodes()).or_default().beyond += beyond;
+            let taken_by = self.by_place.insert((endpoints.here.node, endpoints.here.qpn.get()), self.ends.len());
+            assert_eq!(taken_by, None, "{:?} is taken", endpoints.here);
+            let slack = SimHost::lone_packet_cost(setup.path_mtu.bytes()) + setup.in_run();
+            self.windows.entry(endpoints.nodes()).or_default().slack += slack;
             self.ends.push(End::new((qp, host), *setup, endpoints, self.now));
             self.wire.add_end();
             self.delivered.push(0);
@@ -137,23 +142,24 @@ impl<C: Choices> World<C> {
     }
 
     /// Returns the end with this number; the next step serves it.
-    pub fn end_mut(&mut self, end: usize) -> &mut End {
-        self.touch(end);
-        &mut self.ends[end]
+    pub fn end_mut(&mut self, id: usize) -> &mut End {
+        self.mark_ready(id);
+        &mut self.ends[id]
     }
 
-    pub fn go_to(&mut self, id: usize, state: QpState) -> Result<(), Broken> {
-        self.enter(id);
+    /// Moves the QP of an end to `state`, if the QP permits it.
+    pub fn set_state(&mut self, id: usize, state: QpState) -> Result<(), Broken> {
+        self.begin_call(id);
         let end = &mut self.ends[id];
         let attr = QpAttr { state, ..*end.qp.attr() };
         // A refusal is legal; the state table has its own tests.
         let _ = end.qp.modify(&mut end.host, &attr, AttrMask::STATE);
-        self.leave(id)
+        self.end_call(id)
     }
 
     /// Removes a node: its QPs are never called again.
-    pub fn kill_node(&mut self, node: usize) {
-        self.gone.push(node);
+    pub fn remove_node(&mut self, node: usize) {
+        self.removed_nodes.push(node);
         for id in 0..self.ends.len() {
             if self.ends[id].endpoints.here.node == node {
                 self.deadlines.set(id, None);
@@ -162,27 +168,28 @@ impl<C: Choices> World<C> {
     }
 
     /// Returns true if the node of this end was removed.
-    pub fn is_gone(&self, id: usize) -> bool {
-        !self.gone.is_empty() && self.gone.contains(&self.ends[id].endpoints.here.node)
+    pub fn is_removed(&self, id: usize) -> bool {
+        !self.removed_nodes.is_empty() && self.removed_nodes.contains(&self.ends[id].endpoints.here.node)
     }
 
-    /// Sends what can be sent, advances to the next arrival or deadline and handles it. Returns
-    /// false if there is none.
+    /// Transmits the packets of the ready ends, then advances the clock to the next arrival or
+    /// deadline and handles it. Returns false if there is none and no end got room to send more.
     pub fn step(&mut self) -> Result<bool, Broken> {
         self.transmit_ready()?;
-        let Some(at) = self.next_wake() else { return Ok(self.pace()) };
+        let Some(at) = self.next_wake() else { return Ok(self.refill_windows()) };
         self.now = at.max(self.now);
         self.handle_due()?;
         Ok(true)
     }
 
-    pub fn step_for(&mut self, time: Duration) -> Result<(), Broken> {
-        let end = self.now.after(time);
+    /// Advances the clock by `duration`, and handles all arrivals and deadlines until then.
+    pub fn step_for(&mut self, duration: Duration) -> Result<(), Broken> {
+        let until = self.now.after(duration);
         self.transmit_ready()?;
-        while self.next_wake().is_some_and(|at| at <= end) {
+        while self.next_wake().is_some_and(|at| at <= until) {
             self.step()?;
         }
-        self.now = end;
+        self.now = until;
         self.handle_due()
     }
 
@@ -194,7 +201,7 @@ impl<C: Choices> World<C> {
         changed.iter().for_each(|&id| self.ends[id].is_in_changed = false);
     }
 
-    /// Handles the arrivals and deadlines that are due, then sends.
+    /// Handles the arrivals and deadlines that are due, then transmits.
     fn handle_due(&mut self) -> Result<(), Broken> {
         while let Some(flight) = self.wire.arrived(self.now) {
             self.deliver(flight)?;
@@ -207,36 +214,37 @@ impl<C: Choices> World<C> {
         self.transmit_ready()
     }
 
-    /// Grants new room to UC and UD ends when everything sent has arrived, because they never
-    /// release reservations. Returns true if an end got room.
-    fn pace(&mut self) -> bool {
-        let mut freed = false;
+    /// Empties the windows of UC and UD ends that were refused room, because they never release
+    /// reservations. Call it when no packet is in flight. Returns true if an end got room.
+    fn refill_windows(&mut self) -> bool {
+        let mut refilled = false;
         for id in 0..self.ends.len() {
             let flow = &mut self.ends[id].host.flow;
             if flow.refused && !flow.releases {
                 *flow = crate::host::Flow { limit: flow.limit, ..Default::default() };
-                self.touch(id);
-                freed = true;
+                self.mark_ready(id);
+                refilled = true;
             }
         }
-        freed
+        refilled
     }
 
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         self.deadlines.first().map(|(at, _)| at).into_iter().chain(self.wire.next_event()).min()
     }
 
-    fn touch(&mut self, id: usize) {
+    fn mark_ready(&mut self, id: usize) {
         if !core::mem::replace(&mut self.ends[id].is_in_ready, true) {
             self.ready.push(id);
         }
     }
 
-    /// Marks every end as changed; tests may also have set a clock.
-    pub(crate) fn touch_all(&mut self) {
+    /// Marks every end as ready, and advances the clock to the latest one that a test set in a
+    /// host.
+    pub(crate) fn mark_all_ready(&mut self) {
         for id in 0..self.ends.len() {
             self.now = self.now.max(self.ends[id].host.clock);
-            self.touch(id);
+            self.mark_ready(id);
         }
     }
 
@@ -247,7 +255,7 @@ impl<C: Choices> World<C> {
     }
 
     /// Prepares the host before a call on an end.
-    fn enter(&mut self, id: usize) {
+    fn begin_call(&mut self, id: usize) {
         let end = &mut self.ends[id];
         end.host.clock = self.now;
         if end.host.flow.releases && end.host.flow.limit.is_some() {
@@ -256,12 +264,12 @@ impl<C: Choices> World<C> {
         }
     }
 
-    /// Takes events and checks promises after a call on an end.
-    fn leave(&mut self, id: usize) -> Result<(), Broken> {
+    /// Collects events and checks promises after a call on an end.
+    fn end_call(&mut self, id: usize) -> Result<(), Broken> {
         let end = &mut self.ends[id];
         end.events |= end.qp.poll_event();
         self.count_window(id)?;
-        self.touch(id);
+        self.mark_ready(id);
         self.check(id)
     }
 
@@ -274,9 +282,9 @@ impl<C: Choices> World<C> {
         let window = self.windows.entry(end.endpoints.nodes()).or_default();
         window.reserved = window.reserved - end.watch.counted + flow.reserved;
         end.watch.counted = flow.reserved;
-        let Window { reserved, beyond } = *window;
+        let Window { reserved, slack } = *window;
         let at = self.now;
-        ensure!(reserved <= limit + beyond, Credit, Some(id), at, "{reserved} bytes reserved, {limit} allowed");
+        ensure!(reserved <= limit + slack, Credit, Some(id), at, "{reserved} bytes reserved, {limit} allowed");
         Ok(())
     }
 
@@ -290,14 +298,14 @@ impl<C: Choices> World<C> {
     fn wake(&mut self, id: usize) -> Result<(), Broken> {
         let is_due = |end: &End, now| end.qp.poll_timeout().is_some_and(|at| at <= now);
         if is_due(&self.ends[id], self.now) {
-            self.enter(id);
+            self.begin_call(id);
             let end = &mut self.ends[id];
             if end.link == LinkState::Shared {
                 end.qp.on_link_moved(self.now);
             }
             end.qp.handle_timeout(&mut end.host);
             self.timeouts[id] += 1;
-            self.leave(id)?;
+            self.end_call(id)?;
         }
         self.transmit(id)?;
         let end = &self.ends[id];
@@ -308,7 +316,7 @@ impl<C: Choices> World<C> {
     fn deliver(&mut self, flight: InTransit) -> Result<(), Broken> {
         let is_intact = icrc::verify(&flight.net, &flight.bytes);
         let id = if is_intact { self.receiver(&flight.net, &flight.bytes) } else { None };
-        let Some(id) = id.filter(|&id| !self.is_gone(id)) else {
+        let Some(id) = id.filter(|&id| !self.is_removed(id)) else {
             self.wire.tally.bad_icrc += u64::from(!is_intact);
             self.wire.pool.put(flight.bytes);
             return Ok(());
@@ -324,6 +332,7 @@ impl<C: Choices> World<C> {
         result
     }
 
+    /// Returns the end that has the destination address and QPN of a packet.
     fn receiver(&self, net: &NetHeader, bytes: &[u8]) -> Option<usize> {
         let packet = Packet::parse(bytes).expect("parse the packet that a QP emitted");
         self.by_place.get(&(node_at(net.dst)?, packet.header.bth.dest_qpn.get())).copied()
@@ -338,18 +347,18 @@ impl<C: Choices> World<C> {
         without_receive: bool,
     ) -> Result<(), Broken> {
         self.delivered[id] += 1;
-        self.enter(id);
+        self.begin_call(id);
         let end = &mut self.ends[id];
         if without_receive || !end.keep_early(net, packet) {
-            end.handle(net, packet, without_receive);
+            end.handle_packet(net, packet, without_receive);
         }
-        self.leave(id)
+        self.end_call(id)
     }
 
     pub(crate) fn transmit_ready(&mut self) -> Result<(), Broken> {
-        // Sending does not change other ends.
-        for at in 0..self.ready.len() {
-            let id = self.ready[at];
+        // Transmitting marks no other end as ready, so the list does not grow during the loop.
+        for index in 0..self.ready.len() {
+            let id = self.ready[index];
             self.transmit(id)?;
             self.ends[id].is_in_ready = false;
             if !core::mem::replace(&mut self.ends[id].is_in_changed, true) {
@@ -363,13 +372,13 @@ impl<C: Choices> World<C> {
     /// Sends everything that an end can send now, until a full batch keeps its link busy (see
     /// [`Setup::stall`]).
     pub(crate) fn transmit(&mut self, id: usize) -> Result<(), Broken> {
-        if self.is_gone(id) {
+        if self.is_removed(id) {
             return Ok(());
         }
         if !self.ends[id].early.is_empty() {
-            self.enter(id);
+            self.begin_call(id);
             self.ends[id].deliver_early();
-            self.leave(id)?;
+            self.end_call(id)?;
         }
         while self.ends[id].busy_until <= self.now {
             if self.transmit_batch(id)? == TxState::Drained {
@@ -385,27 +394,28 @@ impl<C: Choices> World<C> {
             }
         }
         let end = &self.ends[id];
-        let link = (end.busy_until > self.now && end.qp.has_work()).then_some(end.busy_until);
-        self.deadlines.set(id, end.deadline().into_iter().chain(link).min());
+        let link_free_at = (end.busy_until > self.now && end.qp.has_work()).then_some(end.busy_until);
+        self.deadlines.set(id, end.deadline().into_iter().chain(link_free_at).min());
         Ok(())
     }
 
     fn transmit_batch(&mut self, id: usize) -> Result<TxState, Broken> {
-        self.enter(id);
+        self.begin_call(id);
         let end = &mut self.ends[id];
         let before = (end.host.sends.len(), end.host.recvs.len());
-        let idle = !end.qp.has_work();
+        let had_work = end.qp.has_work();
         let is_open = end.link == LinkState::Open;
         let room = if is_open { end.setup.batch } else { 0 };
         let mut tx = self.batch.open(&mut self.wire.pool, room, end.setup.joins, end.setup.run);
         let state = end.qp.poll_transmit(&mut end.host, &mut tx);
         drop(tx);
-        let quiet = self.batch.is_empty() && before == (end.host.sends.len(), end.host.recvs.len());
+        let did_nothing = self.batch.is_empty() && before == (end.host.sends.len(), end.host.recvs.len());
         let at = self.now;
-        ensure!(quiet || !idle, Silence, Some(id), at, "has_work was false, yet poll_transmit did something");
-        let full = state == TxState::BatchFull;
-        ensure!(!full || !is_open || !self.batch.is_empty(), Progress, Some(id), at, "an empty batch is full");
-        self.leave(id)?;
+        let detail = "has_work was false, yet poll_transmit sent a packet or completed a request";
+        ensure!(did_nothing || had_work, Silence, Some(id), at, "{detail}");
+        let is_full = state == TxState::BatchFull;
+        ensure!(!is_full || !is_open || !self.batch.is_empty(), Progress, Some(id), at, "an empty batch is full");
+        self.end_call(id)?;
         self.dispatch(id)?;
         Ok(state)
     }
@@ -415,26 +425,26 @@ impl<C: Choices> World<C> {
         for (net, note, bytes) in batch.drain() {
             let end = &mut self.ends[id];
             let packet = Packet::parse(&bytes).expect("parse the packet that a QP emitted");
-            let fits = end.watch.on_emitted(&end.qp, &packet.header, self.now);
-            fits.map_err(|broken| Broken { end: Some(id), ..broken })?;
+            let checked = end.watch.on_emitted(&end.qp, &packet.header, self.now);
+            checked.map_err(|broken| Broken { end: Some(id), ..broken })?;
             let (header, len) = (packet.header, packet.payload.len());
             let (log, qpn) = (end.setup.log, end.endpoints.here.qpn);
             let verdict = self.wire.send(self.now, id, qpn, net, bytes);
             if log {
                 let (at, connection, from) = (self.now, id / 2, Peer::of_end(id));
-                self.log.push(Logged { at, connection, from, note, header, len, verdict });
+                self.log.push(LoggedPacket { at, connection, from, note, header, len, verdict });
             }
         }
         self.batch = batch;
-        let flying = self.wire.in_flight();
-        ensure!(flying < FLIGHT_LIMIT * self.ends.len(), Progress, Some(id), self.now, "sends without end");
+        let in_flight = self.wire.in_flight();
+        ensure!(in_flight < FLIGHT_LIMIT * self.ends.len(), Progress, Some(id), self.now, "never stops sending");
         Ok(())
     }
 
-    /// Checks that nothing is unfinished when nothing is due: QPs are quiescent and no reservation
-    /// leaked.
+    /// Checks the end of a run, when no packet is in flight and no deadline is left: all QPs are
+    /// quiescent, no packet waits, and no reservation leaked.
     pub fn check_settled(&self) -> Result<(), Broken> {
-        for (id, end) in self.ends.iter().enumerate().filter(|(id, _)| !self.is_gone(*id)) {
+        for (id, end) in self.ends.iter().enumerate().filter(|(id, _)| !self.is_removed(*id)) {
             let (id, at) = (Some(id), self.now);
             ensure!(end.qp.poll_timeout().is_none(), Timers, id, at, "a timer is left");
             ensure!(end.qp.is_quiescent(), Progress, id, at, "not quiescent");
@@ -451,6 +461,7 @@ impl<C: Choices> World<C> {
     }
 }
 
+/// One of the two QPs of a connection, with its host.
 pub struct End {
     pub qp: Qp,
     pub host: SimHost,
@@ -459,10 +470,11 @@ pub struct End {
     pub events: QpEvents,
     /// Last drop reason, and number of dropped packets.
     pub dropped: (Option<DropReason>, u32),
+    /// Packets that overtook others and wait for them.
     pub early: EarlyPackets<()>,
     pub link: LinkState,
     pub(crate) watch: Watch,
-    /// End of the time in which the link is busy with a full batch.
+    /// Time until which a full batch keeps the link busy.
     pub(crate) busy_until: Instant,
     /// True if the end is in `ready`.
     pub(crate) is_in_ready: bool,
@@ -507,7 +519,7 @@ impl End {
         self.qp.post_recv(req)
     }
 
-    pub(crate) fn handle(&mut self, net: &NetHeader, packet: &Packet<'_>, without_receive: bool) {
+    pub(crate) fn handle_packet(&mut self, net: &NetHeader, packet: &Packet<'_>, without_receive: bool) {
         let Self { qp, host, dropped, .. } = self;
         let result = match without_receive {
             true => qp.handle_packet_without_receive(host, net, packet),
@@ -516,7 +528,8 @@ impl End {
         note_drop(dropped, result);
     }
 
-    /// Keeps an early packet. Every packet of the simulated network may have overtaken others.
+    /// Keeps the packet if it is early; returns true if so. Every packet of the simulated network
+    /// may have overtaken others.
     pub(crate) fn keep_early(&mut self, net: &NetHeader, packet: &Packet<'_>) -> bool {
         self.setup.early_wait && self.early.keep(&mut self.qp, &mut self.host, (net, packet), (), || true)
     }

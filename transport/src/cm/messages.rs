@@ -241,8 +241,8 @@ pub(super) fn check_request(route: Route, req: &Req) -> Result<PathMtu, Rejectio
     req.path_mtu.mtu().ok_or((RejReason::InvalidMtu, Info::EMPTY))
 }
 
-/// Checks that the private data begins with the addresses required by the listener. They must be
-/// those of the request itself, so that no host sends requests in another's name.
+/// Returns true if the private data begins with the addresses required by the listener. They must
+/// be those of the request itself, so that no host sends requests in another's name.
 // clause: CM-IP-CHECKS
 pub(super) fn addresses_fit(addresses: Addresses, route: Route, private_data: &[u8]) -> bool {
     if addresses == Addresses::Unchecked {

@@ -72,7 +72,7 @@ impl Requester {
     }
 
     /// Handles the payloads of consecutive READ RESPONSE MIDDLE packets; see
-    /// [`crate::Qp::handle_joined`].
+    /// [`crate::Qp::handle_joined`]. Returns false if the caller has to split them.
     pub(crate) fn handle_joined<H: Host>(
         &mut self,
         sh: &mut Shared,

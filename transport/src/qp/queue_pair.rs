@@ -131,7 +131,7 @@ impl Qp {
     /// low 24 bits of `srqn`. Services other than XRC ignore `srqn`.
     ///
     /// # Errors
-    /// As [`Qp::post_send`].
+    /// Fails like [`Qp::post_send`].
     #[inline]
     pub fn post_send_to_srq(&mut self, srqn: u32, req: &SendRequest<'_>) -> Result<(), PostError> {
         match self.shared.state {
@@ -209,7 +209,7 @@ impl Qp {
     /// queue must be [`RxPayload::Bytes`].
     ///
     /// # Errors
-    /// As [`Qp::handle_packet`].
+    /// Fails like [`Qp::handle_packet`].
     pub fn handle_with_payload<H: Host>(
         &mut self,
         host: &mut H,
@@ -310,7 +310,7 @@ impl Qp {
     /// injection.
     ///
     /// # Errors
-    /// As [`Qp::handle_packet`].
+    /// Fails like [`Qp::handle_packet`].
     pub fn handle_packet_without_receive<H: Host>(
         &mut self,
         host: &mut H,

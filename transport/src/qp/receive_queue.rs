@@ -189,7 +189,7 @@ impl RecvQueue {
     }
 
     /// Acquires a receive like [`RecvQueue::acquire`], for a message that begins with `first`, the
-    /// header that a tag-matching queue reads.
+    /// header that a tag-matching queue reads. Returns true if there is one.
     pub(crate) fn acquire_for<H: Host>(&mut self, host: &mut H, first: &[u8], may_read: bool) -> bool {
         match &mut self.source {
             Source::Shared(taken) if self.matches_tags && !self.receive_hidden && taken.slot.is_none() => {

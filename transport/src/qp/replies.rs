@@ -411,7 +411,9 @@ pub(crate) struct ReadJob {
     pub(crate) psn: Psn,
     pub(crate) rkey: RKey,
     pub(crate) va: u64,
+    /// Bytes that no response carries yet.
     pub(crate) left: u32,
+    /// True if the next response is the first.
     pub(crate) first: bool,
     /// True if this answers a duplicate, which is never refused: a failure stays silent.
     pub(crate) is_replay: bool,

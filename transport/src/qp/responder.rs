@@ -29,6 +29,7 @@ pub(super) struct OpenWrite {
     pub(super) va: u64,
     /// Bytes not yet received.
     pub(super) left: u32,
+    /// Length of the whole WRITE in bytes.
     pub(super) total: u32,
 }
 

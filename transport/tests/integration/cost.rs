@@ -5,6 +5,7 @@ use super::*;
 use core::fmt::Write;
 use roxe_wire::PathMtu;
 
+/// Number of messages in a line of the table.
 const MESSAGES: u64 = 20;
 
 /// Returns one line: `MESSAGES` messages of `len` bytes, one after the other, while `loss` percent

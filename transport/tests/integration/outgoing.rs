@@ -15,8 +15,9 @@ fn packets(op: SendOp, len: u32) -> Vec<(Operation, usize, bool, bool)> {
     assert_eq!(pair.post_send(Peer::A, &req), Ok(()));
     pair.transmit(Peer::A);
     assert!(pair.log.iter().all(|p| p.header.bth.mig_req && matches!(p.header.kind, Kind::RcRequest(_))));
-    let fields =
-        |p: &roxe_sim::Logged| (p.header.opcode().operation(), p.len, p.header.bth.ack_req, p.header.bth.solicited);
+    let fields = |p: &roxe_sim::LoggedPacket| {
+        (p.header.opcode().operation(), p.len, p.header.bth.ack_req, p.header.bth.solicited)
+    };
     pair.log.iter().map(fields).collect()
 }
 

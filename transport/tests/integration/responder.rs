@@ -59,7 +59,7 @@ impl Script {
     }
 }
 
-fn describe(logged: &roxe_sim::Logged) -> String {
+fn describe(logged: &roxe_sim::LoggedPacket) -> String {
     let psn = logged.header.bth.psn;
     match logged.header.kind {
         Kind::RcResponse(Response::Ack(aeth)) => match aeth.syndrome {

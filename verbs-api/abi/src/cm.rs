@@ -75,7 +75,7 @@ c_structs! {
 
     ibv_path_data(72, 8) { 0 flags: u32, 4 reserved: u32, 8 path: ibv_path_record }
 
-    /// Multi-byte fields in network byte order, except the family and the scope.
+    /// Multi-byte fields are in network byte order, except the family and the scope.
     #[repr(align(8))]
     sockaddr_ib(48, 8) {
         0 sib_family: u16, 2 sib_pkey: u16, 4 sib_flowinfo: u32, 8 sib_addr: [u8; 16],

@@ -4,8 +4,8 @@
 //! Data-path verbs are inline functions in the application: they read these structures in the
 //! library's memory and call the function pointers in them. `verbs-api/capi` fills the structures
 //! for programs, `verbs-api/peer` reads those of another card's library. Enumerations are plain
-//! integers, because C may store any value in them. Byte order is host order unless a field says
-//! otherwise.
+//! integers, because C may store any value in them. Numbers are in host byte order unless a field
+//! says otherwise.
 //!
 //! Each structure is declared with its size, its alignment and the offset of every field, which the
 //! compiler checks. The numbers are from the debug information of Debian 12's libibverbs (rdma-core

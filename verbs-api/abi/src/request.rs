@@ -1,17 +1,20 @@
-//! Work requests, the structures they point to, and completions.
+//! Work requests, their members, completions, and the GRH of a received datagram.
+//!
+//! Names with `ibv_` are those of `verbs.h`. The others name what has no name there: the members
+//! `tm` (`ops_tm`) and `add` of `ibv_ops_wr`, and the members of `ibv_send_wr`.
 
 use super::*;
 
 c_structs! {
-    /// `imm_data` holds immediate data in network byte order or an invalidated key in host order
-    /// (`invalidated_rkey`).
+    /// `imm_data` is a union in C: immediate data in network byte order, or the invalidated key
+    /// (`invalidated_rkey`) in host byte order.
     ibv_wc(48, 8) {
         0 wr_id: u64, 8 status: u32, 12 opcode: u32, 16 vendor_err: u32, 20 byte_len: u32,
         24 imm_data: u32, 28 qp_num: u32, 32 src_qp: u32, 36 wc_flags: c_uint, 40 pkey_index: u16,
         42 slid: u16, 44 sl: u8, 45 dlid_path_bits: u8,
     }
 
-    /// All fields in network byte order.
+    /// All fields are in network byte order.
     ibv_grh(40, 8) {
         0 version_tclass_flow: u32, 4 paylen: u16, 6 next_hdr: u8, 7 hop_limit: u8, 8 sgid: ibv_gid,
         24 dgid: ibv_gid,
@@ -40,8 +43,9 @@ c_structs! {
 
     wr_ud(16, 8) { 0 ah: *mut ibv_ah, 8 remote_qpn: u32, 12 remote_qkey: u32 }
 
-    /// `imm_data` holds immediate data in network byte order or the key to invalidate in host order
-    /// (`invalidate_rkey`). `bind_mw` is a member of a union with `tso`, which roxe does not read.
+    /// `imm_data` is a union in C: immediate data in network byte order, or the key to invalidate
+    /// (`invalidate_rkey`) in host byte order. `remote_srqn` is `qp_type.xrc.remote_srqn`.
+    /// `bind_mw` is a member of a union with `tso`, which roxe does not read.
     ibv_send_wr(128, 8) {
         0 wr_id: u64, 8 next: *mut Self, 16 sg_list: *const ibv_sge, 24 num_sge: c_int,
         28 opcode: c_uint, 32 send_flags: c_uint, 36 imm_data: u32, 40 wr: wr_union,
@@ -57,7 +61,7 @@ c_structs! {
     ibv_wc_tm_info(16, 8) { 0 tag: u64, 8 priv_: u32 }
 }
 
-/// The part of a send work request that depends on its opcode.
+/// The part of a send work request for its opcode or service; `wr` of `ibv_send_wr`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union wr_union {

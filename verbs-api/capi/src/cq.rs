@@ -33,7 +33,8 @@ const CQE_RANGE: &str = "1 to max_cqe of the device";
 /// `IBV_CQ_ATTR_MODERATE`: the field `moderate` is set.
 const ATTR_MODERATE: u32 = 1;
 
-/// Returns the provider's CQ of a handle from `ibv_create_cq_ex`. EINVAL for other handles.
+/// Returns the provider's CQ of a handle from `ibv_create_cq_ex`. Fails with EINVAL for other
+/// handles.
 pub(crate) fn extended_cq<'a>(handle: *mut ibv_cq) -> Result<&'a Arc<Cq>> {
     let inner = &Object::<ibv_cq_ex>::live(handle)?.inner;
     let not_extended = || einval("the completion queue was created by ibv_create_cq, not ibv_create_cq_ex");
@@ -90,7 +91,8 @@ const fn flags(attr: &ibv_cq_init_attr_ex) -> u32 {
     if attr.comp_mask & INIT_MASK_FLAGS != 0 { attr.flags } else { 0 }
 }
 
-/// Checks the flags. EINVAL for undefined ones; EOPNOTSUPP for features that the device lacks.
+/// Checks the flags. Fails with EINVAL for undefined ones; EOPNOTSUPP for features that the device
+/// lacks.
 fn check_extended(attr: &ibv_cq_init_attr_ex) -> Result<()> {
     let flags = flags(attr);
     if attr.wc_flags & !KNOWN_WC_FLAGS != 0 {
@@ -128,7 +130,7 @@ pub(crate) unsafe extern "C" fn ibv_resize_cq(handle: *mut ibv_cq, cqe: c_int) -
     })
 }
 
-/// As `man ibv_modify_cq` says. EINVAL for undefined attributes.
+/// As `man ibv_modify_cq` says. Fails with EINVAL for undefined attributes.
 pub(crate) unsafe extern "C" fn modify_cq(handle: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
     status(|| {
         let cq = cq(handle)?;
@@ -144,8 +146,8 @@ pub(crate) unsafe extern "C" fn modify_cq(handle: *mut ibv_cq, attr: *mut ibv_mo
     })
 }
 
-/// As `man ibv_create_cq` says: waits until every event of the CQ is acknowledged. EBUSY while QPs
-/// use the CQ.
+/// As `man ibv_create_cq` says: waits until every event of the CQ is acknowledged. Fails with EBUSY
+/// while QPs use the CQ.
 pub(crate) unsafe extern "C" fn ibv_destroy_cq(handle: *mut ibv_cq) -> c_int {
     status(|| {
         let object = Object::<ibv_cq_ex>::to_destroy(handle)?;

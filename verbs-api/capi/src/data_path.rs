@@ -22,7 +22,7 @@ const WC_WITH_IMM: c_uint = 2;
 const WC_IP_CSUM_OK: c_uint = 4;
 const WC_WITH_INV: c_uint = 8;
 
-/// Returns the immediate data in network byte order, or the invalidated key in host order.
+/// Returns the immediate data in network byte order, or the invalidated key in host byte order.
 pub(crate) fn immediate(cqe: &Cqe) -> u32 {
     match cqe.extra {
         WcExtra::None => 0,

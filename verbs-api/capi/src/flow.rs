@@ -98,8 +98,8 @@ struct Specs {
 }
 
 impl Specs {
-    /// Adds a specification. EINVAL if it is too short, unknown or contradicts another; EOPNOTSUPP
-    /// for a header or an action that is not supported.
+    /// Adds a specification. Fails with EINVAL if it is too short, unknown or contradicts another;
+    /// EOPNOTSUPP for a header or an action that is not supported.
     fn add(&mut self, kind: u32, bytes: &[u8]) -> Result<()> {
         match kind {
             ACTION_TAG => {
@@ -173,8 +173,8 @@ unsafe fn parse_specs(attr: *const ibv_flow_attr) -> Result<Specs> {
     Ok(specs)
 }
 
-/// Returns the kind of a rule, and true if frames that match it pass on to other rules. EINVAL for
-/// undefined values, EOPNOTSUPP for egress rules.
+/// Returns the kind of a rule, and true if frames that match it pass on to other rules. Fails with
+/// EINVAL for undefined values, EOPNOTSUPP for egress rules.
 fn rule_kind(attr: &ibv_flow_attr) -> Result<(RuleKind, bool)> {
     if attr.comp_mask != 0 || attr.port != 1 || attr.flags & !(DONT_TRAP | EGRESS) != 0 {
         return Err(EINVAL);

@@ -241,7 +241,8 @@ impl Drop for Mapping {
     }
 }
 
-/// `man ibv_alloc_buf`. EINVAL for no bytes; the domain is EBUSY until the buffer is freed.
+/// `man ibv_alloc_buf`. Fails with EINVAL for no bytes; the domain is EBUSY until the buffer is
+/// freed.
 pub(crate) unsafe extern "C" fn ibv_alloc_buf(handle: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf) -> *mut c_void {
     pointer(|| {
         let _pd_use = pd(handle)?.hold();
@@ -294,7 +295,7 @@ pub(crate) unsafe extern "C" fn ibv_export_buf_dmabuf_fd(buf: *mut ibv_buf) -> c
     })
 }
 
-/// `man ibv_reg_mr`. EOPNOTSUPP with a DMA handle; the device has none.
+/// `man ibv_reg_mr`. Fails with EOPNOTSUPP for a DMA handle, because the device has none.
 pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(handle: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> *mut ibv_mr {
     pointer(|| {
         if attr.is_null() {
@@ -432,8 +433,8 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
     })
 }
 
-/// Returns the device memory of a copy. EINVAL without one, EFAULT if `host` is NULL or `length`
-/// exceeds the device memory.
+/// Returns the device memory of a copy. Fails with EINVAL if there is none, EFAULT if `host` is
+/// NULL or `length` exceeds the device memory.
 ///
 /// # Safety
 /// `handle` is NULL or alive.
@@ -527,8 +528,8 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
 }
 
 /// Returns the operation that binds a type 2 window, under the rkey that ends in the last byte of
-/// `rkey`. EINVAL if the structure of the window or the region was overwritten; binds are rare
-/// enough to check.
+/// `rkey`. Fails with EINVAL if the structure of the window or the region was overwritten; binds
+/// are rare enough to check.
 ///
 /// # Safety
 /// `mw` and the region in `info` are NULL or live handles; `info` is NULL or a valid structure.
@@ -550,8 +551,9 @@ fn tagged_key(mw: &Mw, rkey: u32) -> RKey {
     RKey(mw.rkey().0 & !0xff | rkey & 0xff)
 }
 
-/// Returns the operation that binds `mw` to a part of `region`. EINVAL for a window of another
-/// kind, without a region and for unknown rights. Other errors complete as `IBV_WC_MW_BIND_ERR`.
+/// Returns the operation that binds `mw` to a part of `region`. Fails with EINVAL for a window of
+/// another kind, without a region and for unknown rights. Other errors complete as
+/// `IBV_WC_MW_BIND_ERR`.
 fn bind_operation(
     mw: &Mw,
     kind: MwKind,

@@ -434,8 +434,8 @@ pub(crate) unsafe extern "C" fn ibv_query_ece(qp: *mut ibv_qp, ece: *mut ibv_ece
     })
 }
 
-/// `man ibv_set_ece`: clears all options. EOPNOTSUPP without a vendor id, EINVAL for another
-/// device's.
+/// `man ibv_set_ece`: clears all options. Fails with EOPNOTSUPP if there is no vendor id, EINVAL
+/// for another device's.
 pub(crate) unsafe extern "C" fn ibv_set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     status(|| {
         let own = vendor_id(qp)?;

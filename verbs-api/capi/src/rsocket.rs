@@ -75,8 +75,8 @@ unsafe fn bytes_mut<'a>(start: *mut c_void, len: usize) -> Result<&'a mut [u8]> 
     unsafe { slice_mut(start.cast(), len.min(MAX_BYTES)) }
 }
 
-/// Returns the program's address. EINVAL if `len` is too short for its family, EAFNOSUPPORT for
-/// families other than IPv4 and IPv6.
+/// Returns the program's address. Fails with EINVAL if `len` is too short for its family,
+/// EAFNOSUPPORT for families other than IPv4 and IPv6.
 ///
 /// # Safety
 /// `addr` is NULL or has `len` bytes.

@@ -161,9 +161,9 @@ pub(crate) fn conform(args: &ConformArgs) -> Result<()> {
         .map(|argument| token::without_token(argument.to_string_lossy().into_owned()))
         .collect::<Vec<_>>()
         .join(" ");
-    report.facts.push(("judge".to_owned(), format!("roxe {}", env!("CARGO_PKG_VERSION"))));
-    report.facts.push(("command".to_owned(), format!("roxe {command}")));
-    report.facts.extend(environment().map(|settings| ("environment".to_owned(), settings)));
+    report.run_info.push(("judge".to_owned(), format!("roxe {}", env!("CARGO_PKG_VERSION"))));
+    report.run_info.push(("command".to_owned(), format!("roxe {command}")));
+    report.run_info.extend(environment().map(|settings| ("environment".to_owned(), settings)));
     let value = report::value(&report);
     let compared = old.as_ref().map(|old| Comparison::of(old, &value)).transpose()?;
     let write = |path: &Option<PathBuf>, text: &dyn Fn() -> String| {

@@ -93,9 +93,9 @@ impl fmt::Display for Counts {
 pub struct Page {
     /// Title at the top of the page.
     pub title: String,
-    /// Facts at the top: name, value, and tone of the value.
-    pub facts: Vec<(&'static str, String, &'static str)>,
-    /// Notes below the facts, such as on omitted packets.
+    /// Counts and duration at the top: name, value, and tone of the value.
+    pub summary: Vec<(&'static str, String, &'static str)>,
+    /// Notes below the summary, such as on omitted packets.
     pub notes: Vec<String>,
     /// Columns from left to right: host and queue pair.
     pub columns: Vec<(String, String)>,
@@ -127,16 +127,16 @@ pub fn page(
         let tone = if count > 0 { tone } else { Tone::Good };
         (name, count.to_string(), tone.name())
     };
-    let mut facts = vec![
+    let mut summary = vec![
         number("packets", counts.packets, Tone::Good),
         number("queue pairs", ends, Tone::Good),
         number("messages", all.len(), Tone::Good),
     ];
-    facts.extend(counts.problem_counts().map(|(name, count, tone)| number(name, count, tone)));
-    facts.push(number("damaged", counts.bad, Tone::Bad));
-    facts.push(number("truncated", counts.truncated, Tone::Warning));
-    facts.push(("span", format!("{:.6} s", counts.span as f64 / 1e9), Tone::Good.name()));
-    Page { title, facts, notes, columns: columns.list, rows, messages, shapes }
+    summary.extend(counts.problem_counts().map(|(name, count, tone)| number(name, count, tone)));
+    summary.push(number("damaged", counts.bad, Tone::Bad));
+    summary.push(number("truncated", counts.truncated, Tone::Warning));
+    summary.push(("span", format!("{:.6} s", counts.span as f64 / 1e9), Tone::Good.name()));
+    Page { title, summary, notes, columns: columns.list, rows, messages, shapes }
 }
 
 /// Name of an unknown queue pair.
@@ -238,10 +238,10 @@ fn message_row(message: &Message, analysis: &Analysis, columns: &mut Columns) ->
 
 /// Renders the page as HTML. It loads no other file, whatever the packets contain.
 pub fn render(page: &Page) -> String {
-    let Page { title, facts, notes, columns, rows, messages, shapes } = page;
+    let Page { title, summary, notes, columns, rows, messages, shapes } = page;
     let lines = |list: &[Value]| list.iter().map(Value::to_string).collect::<Vec<_>>().join(",\n");
     let (rows, messages, shapes) = (lines(rows), lines(messages), &shapes.list);
-    let page = json!({ "title": title, "facts": facts, "notes": notes, "columns": columns, "shapes": shapes });
+    let page = json!({ "title": title, "facts": summary, "notes": notes, "columns": columns, "shapes": shapes });
     let data = format!("{{\"rows\":[\n{rows}],\n\"messages\":[\n{messages}],\n\"page\":{page}}}");
     // In JSON, `<` occurs only in strings. Without it, the data neither ends the script nor begins
     // a comment.
@@ -308,8 +308,8 @@ mod tests {
         let section = shapes.value(&Section { name: "BTH", fields: vec![("PSN", HOSTILE.into())] });
         let row = json!([1, 0, 0, 1, HOSTILE, "ok", "good", HOSTILE, HOSTILE, 0, 0, "sent", [section]]);
         let columns = vec![(HOSTILE.to_owned(), HOSTILE.to_owned()); 2];
-        let (title, facts) = (HOSTILE.to_owned(), vec![("packets", HOSTILE.into(), "good")]);
-        Page { title, facts, notes: vec![HOSTILE.to_owned()], columns, rows: vec![row], messages: vec![], shapes }
+        let (title, summary) = (HOSTILE.to_owned(), vec![("packets", HOSTILE.into(), "good")]);
+        Page { title, summary, notes: vec![HOSTILE.to_owned()], columns, rows: vec![row], messages: vec![], shapes }
     }
 
     #[test]

@@ -234,7 +234,7 @@ fn uc_message_ends_when_it_is_sent() {
 }
 
 #[test]
-fn page_has_columns_rows_and_facts() {
+fn page_has_columns_rows_and_summary() {
     let mut tape = Tape::new();
     [1, 2, 2].into_iter().for_each(|psn| tape.send(psn));
     tape.ack(2, Syndrome::ACK_UNLIMITED);
@@ -251,7 +251,7 @@ fn page_has_columns_rows_and_facts() {
     let ack = "acknowledges everything up to PSN 2, which completes 2 messages";
     assert_eq!(arrow(3), serde_json::json!([1, 0, "ACK psn=2 msn=0", ack, 1]));
     assert_eq!(page.messages[1][9], "complete, after retransmissions");
-    let value = |name| page.facts.iter().find(|(known, ..)| *known == name).map(|(_, value, _)| value.as_str());
+    let value = |name| page.summary.iter().find(|(known, ..)| *known == name).map(|(_, value, _)| value.as_str());
     assert_eq!((value("packets"), value("queue pairs"), value("retransmissions")), (Some("4"), Some("2"), Some("1")));
     let fields: Vec<_> = sections(&found[3].0).iter().map(|section| section.name).collect();
     assert_eq!(page.rows[3][12].as_array().map(Vec::len), Some(fields.len()));

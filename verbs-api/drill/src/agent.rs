@@ -243,8 +243,8 @@ impl Target for AgentCard {
     }
 
     fn identity(&self) -> Vec<(String, String)> {
-        let facts = self.client.card()["identity"].as_object().into_iter().flatten();
-        facts.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect()
+        let identity = self.client.card()["identity"].as_object().into_iter().flatten();
+        identity.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect()
     }
 
     fn begin(&mut self, ipv6: bool) -> Answer<()> {

@@ -53,8 +53,8 @@ pub(crate) fn case_name(script: &str, parameters: &str) -> String {
 pub struct Report {
     /// Name of the card.
     pub target: String,
-    /// Facts about the run, such as the driver of the card: names and values.
-    pub facts: Vec<(String, String)>,
+    /// Names and values that describe the card and the run, such as the driver.
+    pub run_info: Vec<(String, String)>,
     /// Cases, in the order in which they ran.
     pub tried: Vec<Tried>,
     /// Number of cases that failed and passed, because the path loses packets or the card behaves
@@ -263,7 +263,7 @@ pub fn run(
     mut progress: impl FnMut(Progress<'_>),
 ) -> Report {
     let name = target.card(false).or_else(|| target.card(true)).map_or_else(String::new, |card| card.name);
-    let mut report = Report { target: name, facts: target.identity(), tried: Vec::new(), unsteady: 0, lost: None };
+    let mut report = Report { target: name, run_info: target.identity(), tried: Vec::new(), unsteady: 0, lost: None };
     let cases: Vec<_> =
         scripts.iter().flat_map(|script| script.cases().iter().map(move |case| (script, case))).collect();
     let (known, mut judged_as_lossy) = (clauses::all(), Vec::new());

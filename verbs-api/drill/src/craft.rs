@@ -44,16 +44,16 @@ pub(crate) fn build(spec: &Spec, default: &Values, net: &NetHeader, names: &Name
 
 /// Adds the ICRC, and damages the packet as the script demands.
 fn damage(spec: &Spec, mut packet: Vec<u8>, net: &NetHeader, names: &Names) -> Result<Vec<u8>, String> {
-    if let Some(extra) = &spec.damage.extra {
+    if let Some(extra) = &spec.overrides.extra {
         let extra = extra.value(names)?.min(4096) as usize;
         packet.resize(packet.len() + extra, 0);
     }
-    let cut = spec.damage.cut.as_ref().map(|cut| cut.value(names)).transpose()?;
+    let cut = spec.overrides.cut.as_ref().map(|cut| cut.value(names)).transpose()?;
     if let Some(cut) = cut {
         packet.truncate((cut as usize).saturating_sub(layout::ICRC_LEN));
     }
     let mut icrc = layout::icrc(net, &packet);
-    if let Some(number) = &spec.damage.icrc {
+    if let Some(number) = &spec.overrides.icrc {
         icrc = u32::from_le_bytes(icrc).wrapping_add(number.value(names)? as u32).to_le_bytes();
     }
     packet.extend(icrc);

@@ -33,7 +33,7 @@ pub struct Options {
     pub cases: u64,
     /// Time without a packet that ends a case.
     pub settle: Duration,
-    /// True to leave out packets that are known to crash a kernel.
+    /// True if packets that are known to crash a kernel are left out.
     pub spares: bool,
 }
 
@@ -252,7 +252,7 @@ const MODEL_SETTLE: Duration = Duration::from_millis(5);
 
 /// Removes lines while `shows` returns true for the rest. Removes connections other than `qp`
 /// first, then the earlier packets of a connection, then halves, quarters and so on (delta
-/// debugging). Fails as `shows` does.
+/// debugging). Fails like `shows`.
 fn shorten(
     lines: &[String],
     qp: &str,

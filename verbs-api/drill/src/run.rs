@@ -64,7 +64,8 @@ impl Run<'_> {
         // A packet that no step expected fails the case.
         let now = self.target.now();
         let expected = "no packet after the last step";
-        let forbids_cnps = matches!(lines.last().map(|line| &line.step), Some(Step::Silence(_, true)));
+        let last = lines.last().map(|line| &line.step);
+        let forbids_cnps = matches!(last, Some(Step::Silence { forbids_cnps: true, .. }));
         self.expect_silence(now, forbids_cnps, expected).map_err(|stop| (lines.last(), stop))
     }
 
@@ -92,7 +93,7 @@ impl Run<'_> {
         match step {
             Step::Send(spec) => self.send(spec),
             Step::Expect(expectation) => self.expect(expectation),
-            Step::Silence(time, forbids_cnps) => {
+            Step::Silence { time, forbids_cnps } => {
                 let until = self.target.now() + self.time(time)?;
                 self.expect_silence(until, *forbids_cnps, &format!("silence {time}"))
             }

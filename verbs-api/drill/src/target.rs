@@ -256,7 +256,7 @@ pub struct Change {
     pub max_rd_atomic: Option<u8>,
     /// Outstanding READs and atomics as responder.
     pub max_dest_rd_atomic: Option<u8>,
-    /// True to raise SQ_DRAINED in SQD.
+    /// True if SQ_DRAINED is raised in SQD.
     pub notify: bool,
     /// Hop limit of the path that is set; 64 by default.
     pub hop_limit: Option<u8>,
@@ -288,7 +288,7 @@ pub struct Work {
     pub remote_addr: u64,
     /// R_Key of the remote memory, or the key to invalidate.
     pub rkey: u32,
-    /// Immediate data, in host order.
+    /// Immediate data, in host byte order.
     pub imm: u32,
     /// Operand of an atomic: to compare with, or to add.
     pub compare_add: u64,
@@ -450,7 +450,7 @@ pub struct Card {
 
 /// A target of scripts.
 pub trait Target: FarSide + Extensions {
-    /// Returns facts for this address family; `None` if the card has no such address.
+    /// Returns the card as it is over this address family; `None` if the card has no such address.
     fn card(&self, ipv6: bool) -> Option<Card>;
     /// Returns names and values that identify the card in a report, such as its driver.
     fn identity(&self) -> Vec<(String, String)> {

@@ -99,7 +99,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Connects to the agent of a target. Fails as [`Self::connect`] does.
+    /// Connects to the agent of a target. Fails like [`Self::connect`].
     pub fn open(target: &Target) -> Result<Self, ClientError> {
         Self::connect(&target.address, &target.token)
     }

@@ -151,8 +151,8 @@ fn serve(mut session: Session, hello: &Request, lines: &mut Lines) -> io::Result
     Ok(())
 }
 
-/// Compares in constant time, so that the time does not reveal the position of the first
-/// difference.
+/// Returns true if both are equal. Compares in constant time, so that the time does not reveal the
+/// position of the first difference.
 fn are_equal(left: &[u8], right: &[u8]) -> bool {
     left.len() == right.len() && left.iter().zip(right).fold(0, |sum, (left, right)| sum | (left ^ right)) == 0
 }

@@ -132,13 +132,13 @@ impl Session {
         let driver = driver.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").ok();
         let card = format!("{:#06x} {}", attr.vendor_id, attr.vendor_part_id);
-        let facts = [
+        let parts = [
             ("vendor and part", Some(card)),
             ("firmware", Some(firmware)),
             ("driver", driver),
             ("kernel", kernel.map(|text| text.trim().to_owned())),
         ];
-        let known = facts.into_iter().filter_map(|(name, text)| Some((name, text.filter(|text| !text.is_empty())?)));
+        let known = parts.into_iter().filter_map(|(name, text)| Some((name, text.filter(|text| !text.is_empty())?)));
         known.map(|(name, text)| (name.to_owned(), Value::String(text))).collect::<Map<_, _>>().into()
     }
 
@@ -250,7 +250,7 @@ macro_rules! kinds {
             /// Destroys the object, which must not be shared.
             fn destroy(self) -> Result<()> {
                 match self {
-                    $(Self::$variant(object) => Rc::into_inner(object).map_or(Ok(()), |mut object| object.end()),)+
+                    $(Self::$variant(object) => Rc::into_inner(object).map_or(Ok(()), |mut object| object.destroy()),)+
                 }
             }
         }

@@ -1,10 +1,10 @@
 //! libibverbs and librdmacm, opened at run time, and their objects as owning values.
 //!
-//! An object holds the objects that it uses, so that they are destroyed after it. `end` destroys an
-//! object and returns the verb's error; dropping an object calls `end`. This module has all
-//! `unsafe` code of the package. It relies on three facts: the pointer of an object comes from the
-//! library and is valid until `end`, a session uses the pointers on one thread, and the structures
-//! are those of the ABI (`roxe-abi`).
+//! An object holds the objects that it uses, so that they are destroyed after it. `destroy` returns
+//! the verb's error; dropping an object calls `destroy`. This module has all `unsafe` code of the
+//! package. It relies on three facts: the pointer of an object comes from the library and is valid
+//! until `destroy`, a session uses the pointers on one thread, and the structures are those of the
+//! ABI (`roxe-abi`).
 
 mod cm;
 mod context;
@@ -67,13 +67,13 @@ fn make_nonblocking(fd: c_int) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Implements `end` and `Drop` for types with a field `raw` that one verb destroys: `Type by verb =
-/// |object| the function;`.
+/// Implements `destroy` and `Drop` for types with a field `raw` that one verb destroys:
+/// `Type by verb = |object| the function;`.
 macro_rules! owned {
     ($($type:ident by $verb:ident = |$object:ident| $function:expr;)+) => {
         $(
             impl $type {
-                pub(crate) fn end(&mut self) -> Result<(), Refusal> {
+                pub(crate) fn destroy(&mut self) -> Result<(), Refusal> {
                     let raw = core::mem::replace(&mut self.raw, core::ptr::null_mut());
                     let $object = &*self;
                     let Some(destroy) = $function.filter(|_| !raw.is_null()) else { return Ok(()) };
@@ -86,7 +86,7 @@ macro_rules! owned {
             impl Drop for $type {
                 fn drop(&mut self) {
                     // A destructor cannot report an error.
-                    let _ = self.end();
+                    let _ = self.destroy();
                 }
             }
         )+

@@ -5,7 +5,7 @@
 //! `fd` is the program's descriptor, `rsocket` the descriptor that the RDMA library has for it.
 
 use crate::config::{AF_IB, options};
-use crate::rdma::{Rdma, rdma};
+use crate::rdma::{RdmaLibrary, rdma_library};
 use crate::real::{domain, number_option, real};
 use crate::table::{FdKind, Stage};
 use crate::{epoll, errno, fail, fork, rdma, table};
@@ -74,16 +74,16 @@ macro_rules! fortified {
 mod wait;
 
 /// Returns the rsocket of `fd`, with the RDMA library; `None` for other descriptors.
-fn rsocket_of(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
-    Some((rdma()?, table::rsocket(fd)?))
+fn rsocket_of(fd: c_int) -> Option<(&'static RdmaLibrary, RawFd)> {
+    Some((rdma_library()?, table::rsocket(fd)?))
 }
 
 /// Returns the rsocket of `fd` for a transfer of data. First moves a socket that began as TCP
 /// ([`fork`]) to RDMA.
-fn rsocket_for_data(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
+fn rsocket_for_data(fd: c_int) -> Option<(&'static RdmaLibrary, RawFd)> {
     match table::fd_kind(fd) {
         FdKind::Plain => None,
-        FdKind::Rsocket(rsocket) => Some((rdma()?, rsocket)),
+        FdKind::Rsocket(rsocket) => Some((rdma_library()?, rsocket)),
         FdKind::Fork(_) => fork::move_over(fd),
     }
 }
@@ -102,7 +102,7 @@ unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
 extern "C" fn socket_for(domain: c_int, kind: c_int, protocol: c_int, caller: *const c_void) -> c_int {
     let kernel_socket = || call!(real.socket(domain, kind, protocol));
     let plain_kind = kind & !(SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if rdma::is_caller(caller) || !options().makes_rsocket(domain, plain_kind, protocol) {
+    if rdma::is_call_from_rdma_library(caller) || !options().makes_rsocket(domain, plain_kind, protocol) {
         return kernel_socket();
     }
     if options().fork_safe && plain_kind == SOCK_STREAM && domain != AF_IB {
@@ -110,14 +110,14 @@ extern "C" fn socket_for(domain: c_int, kind: c_int, protocol: c_int, caller: *c
         table::set_stage(fd, Stage::Fresh);
         return fd;
     }
-    let Some(rdma) = rdma() else { return kernel_socket() };
+    let Some(rdma) = rdma_library() else { return kernel_socket() };
     let rsocket = rdma.create(domain, plain_kind, protocol);
     if rsocket < 0 { kernel_socket() } else { assign_fd(rdma, rsocket, domain, kind) }
 }
 
 /// Creates a kernel socket, and assigns its descriptor to `rsocket`. `kind` contains the program's
 /// flags. Closes both sockets on failure.
-fn assign_fd(rdma: &Rdma, rsocket: RawFd, domain: c_int, kind: c_int) -> c_int {
+fn assign_fd(rdma: &RdmaLibrary, rsocket: RawFd, domain: c_int, kind: c_int) -> c_int {
     let domain = if domain == AF_IB { libc::AF_INET } else { domain };
     let fd = call!(real.socket(domain, kind, 0));
     let why = if fd < 0 {
@@ -206,7 +206,7 @@ unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t
 
 /// Closes the rsocket of `fd` and makes `fd` an ordinary descriptor of its kernel socket, which
 /// already has the options and flags.
-fn fall_back(rdma: &Rdma, fd: c_int, rsocket: RawFd) {
+fn fall_back(rdma: &RdmaLibrary, fd: c_int, rsocket: RawFd) {
     let bound = table::forget_rsocket(rsocket);
     epoll::move_to_kernel(fd);
     // SAFETY: `bound` is a local vector that holds an address of this length; the other arguments
@@ -411,7 +411,7 @@ fn forget(fd: c_int) -> Option<c_int> {
 }
 
 fn close_rsocket(unused: Option<c_int>) -> Option<c_int> {
-    let (rsocket, rdma) = (unused?, rdma()?);
+    let (rsocket, rdma) = (unused?, rdma_library()?);
     Some(call!(rdma.rclose(rsocket)))
 }
 

@@ -8,7 +8,7 @@
 //! A set that is a member of another set, or that a program passes to `poll`, reports only the
 //! kernel's members.
 
-use crate::rdma::rdma;
+use crate::rdma::rdma_library;
 use crate::real::real;
 use crate::{errno, fail, set_errno};
 use core::ffi::{c_int, c_short};
@@ -329,7 +329,7 @@ pub(crate) fn remove_changed_event(epfd: RawFd, out: &mut [epoll_event], count: 
 /// Waits once for rsockets and other members, and returns the number of events. Returns `None` if
 /// the set never had an rsocket. May return 0 before the timeout, when the members have changed.
 pub(crate) fn wait(epfd: RawFd, out: &mut [epoll_event], timeout: c_int) -> Option<c_int> {
-    let rdma = rdma()?;
+    let rdma = rdma_library()?;
     let mut round = Round::begin(epfd)?;
     // SAFETY: pointer and length are those of `entries`, which `round` owns.
     let ready = unsafe { rdma.rpoll(round.entries.as_mut_ptr(), round.entries.len() as nfds_t, timeout) };

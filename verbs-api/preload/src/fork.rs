@@ -8,7 +8,7 @@
 //! This is compatible with rdma-core's shim and shares its limits: a process that calls `poll` or
 //! `select` before its first transfer waits forever, and a peer without the shim is not detected.
 
-use crate::rdma::{Rdma, rdma};
+use crate::rdma::{RdmaLibrary, rdma_library};
 use crate::real::{number_option, real};
 use crate::table::{self, FdKind, Stage};
 use core::ffi::{c_int, c_long};
@@ -27,7 +27,7 @@ static MOVING: Mutex<()> = Mutex::new(());
 
 /// Moves a connection to RDMA, and returns the rsocket. Returns `None` if the connection is not to
 /// be moved or the move fails; after a failure it stays TCP.
-pub(crate) fn move_over(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
+pub(crate) fn move_over(fd: c_int) -> Option<(&'static RdmaLibrary, RawFd)> {
     if !matches!(table::fd_kind(fd), FdKind::Fork(Stage::Accepted | Stage::Connected)) {
         return None;
     }
@@ -36,10 +36,10 @@ pub(crate) fn move_over(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
         FdKind::Fork(Stage::Accepted) => accept_rdma,
         FdKind::Fork(Stage::Connected) => connect_rdma,
         // Another thread has moved the connection.
-        FdKind::Rsocket(rsocket) => return Some((rdma()?, rsocket)),
+        FdKind::Rsocket(rsocket) => return Some((rdma_library()?, rsocket)),
         _ => return None,
     };
-    let rdma = rdma()?;
+    let rdma = rdma_library()?;
     let Some(rsocket) = establish(rdma, fd) else {
         table::forget(fd);
         return None;
@@ -57,7 +57,7 @@ pub(crate) fn move_over(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
 }
 
 /// Copies the flags and options that programs often set before the first transfer.
-fn copy_options(rdma: &Rdma, fd: c_int, rsocket: RawFd) {
+fn copy_options(rdma: &RdmaLibrary, fd: c_int, rsocket: RawFd) {
     // SAFETY: the calls take no pointers.
     unsafe {
         let flags = (real().fcntl)(fd, libc::F_GETFL) & libc::O_NONBLOCK;
@@ -105,7 +105,7 @@ impl Address {
 
 /// Listens for RDMA on the port of `fd`, announces it to the peer, and accepts one connection. One
 /// process of a user at a time does so, because all of them listen on the same port.
-fn accept_rdma(rdma: &Rdma, fd: c_int) -> Option<RawFd> {
+fn accept_rdma(rdma: &RdmaLibrary, fd: c_int) -> Option<RawFd> {
     let address = Address::of(fd, real().getsockname)?.wildcard();
     // Held until the listener is closed; otherwise the next process finds the port in use.
     let _lock = accept_lock();
@@ -137,7 +137,7 @@ fn accept_lock() -> Option<File> {
 
 /// Waits until the peer announces its listener, and connects to it by RDMA. Returns `None` if the
 /// first bytes of the peer are data.
-fn connect_rdma(rdma: &Rdma, fd: c_int) -> Option<RawFd> {
+fn connect_rdma(rdma: &RdmaLibrary, fd: c_int) -> Option<RawFd> {
     let mut seen = [1; READY.len()];
     // SAFETY: `seen` is a local array of this length; the other arguments are numbers.
     let got = unsafe {

@@ -1,8 +1,8 @@
-//! The rsocket functions, from the `librdmacm.so.1` that the loader finds.
+//! The RDMA library: the rsocket functions of the `librdmacm.so.1` that the loader finds.
 //!
-//! Sockets that the library itself creates must stay in the kernel. [`is_caller`] recognises them:
-//! the thread is inside one of these functions, or the call of `socket` comes from the library's
-//! code on one of its own threads.
+//! Sockets that the RDMA library itself creates must stay in the kernel.
+//! [`is_call_from_rdma_library`] recognises them: the thread is inside one of the rsocket
+//! functions, or the RDMA library calls `socket` on one of its own threads.
 
 use crate::config::options;
 use crate::real::{absent, functions};
@@ -13,7 +13,7 @@ use libc::{iovec, msghdr, nfds_t, pollfd, size_t, sockaddr, socklen_t, ssize_t};
 use std::sync::OnceLock;
 
 /// Declares a table of functions, and for each a method that calls it and marks the thread as
-/// inside the library.
+/// inside the RDMA library.
 macro_rules! guarded {
     ($(#[$doc:meta])* $table:ident: $($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)+) => {
         functions! {
@@ -39,8 +39,8 @@ macro_rules! guarded {
 
 guarded! {
     /// The functions of `rsocket.h`. `rfcntl` is variadic; on every Linux ABI that has RDMA, its
-    /// arguments are passed like those of this type.
-    Rdma:
+    /// third argument is passed like the `arg` of this type.
+    RdmaLibrary:
     rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
     rbind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
     rlisten(fd: c_int, backlog: c_int) -> c_int;
@@ -66,26 +66,27 @@ guarded! {
     rfcntl(fd: c_int, command: c_int, arg: c_long) -> c_int;
 }
 
-static RDMA: OnceLock<Option<Rdma>> = OnceLock::new();
+static LIBRARY: OnceLock<Option<RdmaLibrary>> = OnceLock::new();
 
-/// Returns the functions; `None` if there is no usable `librdmacm.so.1`, which the first call
+/// Returns the RDMA library; `None` if there is no usable `librdmacm.so.1`, which the first call
 /// reports on standard error.
-pub(crate) fn rdma() -> Option<&'static Rdma> {
-    RDMA.get_or_init(|| {
-        let _inside = Inside::enter();
-        let loaded = open();
-        if loaded.is_none() {
-            eprintln!(
-                "librspreload: cannot load librdmacm.so.1: sockets stay in the kernel; \
+pub(crate) fn rdma_library() -> Option<&'static RdmaLibrary> {
+    LIBRARY
+        .get_or_init(|| {
+            let _inside = Inside::enter();
+            let loaded = open();
+            if loaded.is_none() {
+                eprintln!(
+                    "librspreload: cannot load librdmacm.so.1: sockets stay in the kernel; \
                  add the library's directory to LD_LIBRARY_PATH"
-            );
-        }
-        loaded
-    })
-    .as_ref()
+                );
+            }
+            loaded
+        })
+        .as_ref()
 }
 
-fn open() -> Option<Rdma> {
+fn open() -> Option<RdmaLibrary> {
     // SAFETY: the name is a C string; librdmacm's initialisers have no preconditions.
     let library = unsafe { libc::dlopen(c"librdmacm.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if library.is_null() {
@@ -100,13 +101,13 @@ fn open() -> Option<Rdma> {
     };
     // SAFETY: `guarded!` declares the functions with the types of `rsocket.h`; `absent` reads no
     // arguments, so it can stand for each of them.
-    let rdma = unsafe { Rdma::load(find) };
+    let rdma = unsafe { RdmaLibrary::load(find) };
     (!missing).then_some(rdma)
 }
 
-impl Rdma {
-    /// Creates an rsocket, with the sizes that the environment sets. Ignores sizes that the library
-    /// refuses.
+impl RdmaLibrary {
+    /// Creates an rsocket, with the queue and inline sizes that the environment sets. Ignores sizes
+    /// that the RDMA library refuses.
     pub(crate) fn create(&self, domain: c_int, kind: c_int, protocol: c_int) -> c_int {
         // SAFETY: the call takes no pointers.
         let rsocket = unsafe { self.rsocket(domain, kind, protocol) };
@@ -127,11 +128,11 @@ impl Rdma {
 const SOL_RDMA: c_int = 0x10000;
 
 thread_local! {
-    /// Number of calls of the library that this thread is in.
+    /// Number of nested calls to the RDMA library on this thread.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Marks this thread as inside the library until it is dropped.
+/// Marks this thread as inside the RDMA library until dropped.
 struct Inside;
 
 impl Inside {
@@ -147,10 +148,11 @@ impl Drop for Inside {
     }
 }
 
-/// Returns true if the RDMA library calls `socket`: this thread is inside the library, or the
-/// return address `from` is in the library's code.
-pub(crate) fn is_caller(from: *const c_void) -> bool {
-    DEPTH.get() > 0 || RDMA.get().and_then(Option::as_ref).is_some_and(|rdma| same_object(from, rdma.rsocket as _))
+/// Returns true if the RDMA library called `socket`: this thread is inside the RDMA library, or
+/// `return_address` is in its code.
+pub(crate) fn is_call_from_rdma_library(return_address: *const c_void) -> bool {
+    let is_in_library = |library: &RdmaLibrary| same_object(return_address, library.rsocket as _);
+    DEPTH.get() > 0 || LIBRARY.get().and_then(Option::as_ref).is_some_and(is_in_library)
 }
 
 /// Returns true if both addresses are in the same shared object.
@@ -170,23 +172,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn inside_marks_only_its_thread() {
+    fn calls_inside_library_are_recognised_on_their_thread_only() {
+        let is_inside = || is_call_from_rdma_library(core::ptr::null());
         let outer = Inside::enter();
         drop(Inside::enter());
-        assert!(is_caller(core::ptr::null()));
-        std::thread::spawn(|| assert!(!is_caller(core::ptr::null()))).join().unwrap();
+        assert!(is_inside());
+        std::thread::spawn(move || assert!(!is_inside())).join().unwrap();
         drop(outer);
-        assert!(!is_caller(core::ptr::null()));
+        assert!(!is_inside());
     }
 
     #[test]
     fn same_object_distinguishes_shared_objects() {
-        let (ours, ours_too) = (open as fn() -> Option<Rdma> as *const c_void, rdma as fn() -> _ as *const c_void);
-        let libcs = libc::dladdr as unsafe extern "C" fn(_, _) -> _ as *const c_void;
-        assert!(same_object(ours, ours_too));
-        assert!(!same_object(ours, core::ptr::null()) && !same_object(core::ptr::null(), core::ptr::null()));
+        let own = open as fn() -> Option<RdmaLibrary> as *const c_void;
+        let other_own = rdma_library as fn() -> _ as *const c_void;
+        assert!(same_object(own, other_own));
+        assert!(!same_object(own, core::ptr::null()) && !same_object(core::ptr::null(), core::ptr::null()));
         // SAFETY: the name is a C string.
-        let libcs = if libcs.is_null() { libcs } else { unsafe { libc::dlsym(libc::RTLD_NEXT, c"dladdr".as_ptr()) } };
-        assert!(!same_object(ours, libcs));
+        let in_libc = unsafe { libc::dlsym(libc::RTLD_NEXT, c"dladdr".as_ptr()) };
+        assert!(!in_libc.is_null() && !same_object(own, in_libc));
     }
 }

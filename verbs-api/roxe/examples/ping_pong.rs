@@ -15,6 +15,7 @@ use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 const PORT: u16 = 18515;
+/// Length of a message in bytes.
 const MESSAGE: usize = 64;
 const ROUNDS: u32 = 1000;
 const TIMEOUT: Duration = Duration::from_secs(5);

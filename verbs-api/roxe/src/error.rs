@@ -86,7 +86,7 @@ pub enum ArgumentError {
         offset: usize,
         /// Length in bytes.
         len: usize,
-        /// Size of the region.
+        /// Size of the region in bytes.
         region: usize,
     },
     /// The GID table has no entry at this index.
@@ -156,7 +156,7 @@ pub enum ResourceError {
     /// A region could not be allocated.
     #[error("cannot allocate a region of {bytes} bytes")]
     OutOfMemory {
-        /// Size of the region.
+        /// Size of the region in bytes.
         bytes: usize,
     },
 }

@@ -17,8 +17,10 @@ use tokio::runtime::Builder;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
+/// Length of a message in bytes.
 const MESSAGE_LEN: usize = 64;
 const CLIENTS: u8 = 8;
+/// Number of messages that each client sends.
 const ROUNDS: u8 = 100;
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
 

@@ -1,4 +1,4 @@
-//! Connections, completions and time limits with tokio; and the example as a test.
+//! Tests of connections, completions and time limits with tokio, and a run of the example.
 
 #[allow(dead_code)] // `main` is not called here.
 #[path = "../examples/tokio_echo.rs"]
@@ -15,7 +15,8 @@ use tokio::runtime::Builder;
 
 /// Time limit that no passing test reaches.
 const TIME_LIMIT: Duration = Duration::from_secs(20);
-const SHORT_TIMEOUT: Duration = Duration::from_millis(50);
+/// Time limit that expires.
+const SHORT_TIME_LIMIT: Duration = Duration::from_millis(50);
 
 fn run<T>(test: impl Future<Output = T>) -> T {
     Builder::new_current_thread().enable_all().build().unwrap().block_on(test)
@@ -30,8 +31,8 @@ fn is_timeout<T>(result: &Result<T, Error>) -> bool {
 }
 
 async fn next(completions: &mut Completions) -> roxe::WorkCompletion {
-    let found = poll_fn(|cx| Pin::new(&mut *completions).poll_next(cx)).await;
-    *found.unwrap().unwrap().check().unwrap()
+    let item = poll_fn(|cx| Pin::new(&mut *completions).poll_next(cx)).await;
+    *item.unwrap().unwrap().check().unwrap()
 }
 
 #[test]
@@ -57,10 +58,10 @@ fn accepted_connection_streams_completions_until_disconnect() {
 }
 
 #[test]
-fn accept_without_request_times_out_and_listener_goes_on() {
+fn listener_accepts_after_timeout_of_earlier_accept() {
     run(async {
         let listener = Listener::bind(any_port()).unwrap();
-        assert!(is_timeout(&listener.accept(SHORT_TIMEOUT).await));
+        assert!(is_timeout(&listener.accept(SHORT_TIME_LIMIT).await));
         let address = listener.local_addr();
         let client = tokio::spawn(Connection::connect(address, TIME_LIMIT));
         listener.accept(TIME_LIMIT).await.unwrap();
@@ -72,12 +73,14 @@ fn accept_without_request_times_out_and_listener_goes_on() {
 fn connect_without_answer_times_out() {
     run(async {
         let listener = Listener::bind(any_port()).unwrap();
-        assert!(is_timeout(&Connection::connect(listener.local_addr(), SHORT_TIMEOUT).await), "no program accepts");
+        let result = Connection::connect(listener.local_addr(), SHORT_TIME_LIMIT).await;
+        assert!(is_timeout(&result), "the listener does not accept");
     });
 }
 
+/// The example has 8 clients of 100 rounds each.
 #[test]
-fn one_thread_serves_many_connections() {
+fn example_on_one_thread_echoes_every_message() {
     let runtime = Builder::new_current_thread().enable_io().build().unwrap();
     assert_eq!(runtime.block_on(example::demo()).unwrap(), 800);
 }

@@ -43,7 +43,7 @@ impl IpPair {
 /// | 20 | 128 | destination address |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IpCmHeader {
-    /// The active side's port, host order.
+    /// The active side's port, in host byte order.
     pub src_port: u16,
     /// Addresses of the active and the passive side.
     pub addresses: IpPair,

@@ -39,7 +39,7 @@ impl fmt::Display for CommId {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct TransactionId(pub u64);
 
-/// GUID of a channel adapter, as a number in host order (its first byte on the wire is the
+/// GUID of a channel adapter, as a number in host byte order (its first byte on the wire is the
 /// highest).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Guid(pub u64);
@@ -49,8 +49,8 @@ pub struct Guid(pub u64);
 pub struct ServiceId(pub u64);
 
 impl ServiceId {
-    /// Creates the service of `port` (host order) in a port space of RDMA CM (Linux cma.c: port
-    /// space and port, 16 bits each).
+    /// Creates the service of `port` (host byte order) in a port space of RDMA CM (Linux cma.c:
+    /// port space and port, 16 bits each).
     // clause: CM-SERVICE-ID
     pub const fn new(space: PortSpace, port: u16) -> Self {
         Self((space.code() as u64) << 16 | port as u64)

@@ -55,7 +55,7 @@ const fn level(severity: Severity) -> &'static str {
 
 fn result(named: &SymbolizedReport) -> Value {
     let report = &named.report;
-    let facts: String = report.facts.iter().fold(String::new(), |mut text, (label, value)| {
+    let labelled_values: String = report.labelled_values.iter().fold(String::new(), |mut text, (label, value)| {
         let _ = write!(text, "\n{label}: {value}");
         text
     });
@@ -68,7 +68,7 @@ fn result(named: &SymbolizedReport) -> Value {
     json!({
         "ruleId": report.rule.name(),
         "level": level(report.severity),
-        "message": {"text": format!("{}{facts}\nWhat to do: {}", report.sentence, report.advice)},
+        "message": {"text": format!("{}{labelled_values}\nWhat to do: {}", report.sentence, report.advice)},
         "locations": first.iter().filter_map(place).collect::<Vec<_>>(),
         "relatedLocations": others.iter().filter_map(place).collect::<Vec<_>>(),
         "stacks": named.stacks.iter().map(stack).collect::<Vec<_>>(),
@@ -176,7 +176,7 @@ mod tests {
         let header = Some("/usr/include/infiniband/verbs.h".into());
         let posted = vec![frame("post", header), frame("send_all", Some(here)), frame("main", None)];
         let freed = vec![frame("stop", Some("/usr/src/b.c".into()))];
-        let report = Report::new(Rule::KeyStale, "The key 0x7 is dead.").fact("key", "0x7").advice("Wait.");
+        let report = Report::new(Rule::KeyStale, "The key 0x7 is dead.").labelled("key", "0x7").advice("Wait.");
         SymbolizedReport { report, stacks: vec![("posted at", posted), ("deregistered", freed)] }
     }
 

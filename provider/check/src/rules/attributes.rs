@@ -86,7 +86,7 @@ impl Attributes {
         };
         let stack = attributes.call(bit);
         self.reported.insert(qp).then(|| {
-            let report = Report::new(Rule::TimeoutZero, sentence).fact("queue pair", program.name(qp));
+            let report = Report::new(Rule::TimeoutZero, sentence).labelled("queue pair", program.name(qp));
             report.at("set at", &stack).advice(advice)
         })
     }
@@ -104,7 +104,7 @@ impl Attributes {
             "The {operation} with wr_id {wr_id} was not acknowledged for {secs:.1} s: with timeout 0 no timer \
              retransmits a lost packet."
         );
-        let report = Report::new(Rule::TimeoutZero, sentence).fact("queue pair", program.name(qp));
+        let report = Report::new(Rule::TimeoutZero, sentence).labelled("queue pair", program.name(qp));
         let report = report.at("posted at", &first.posted);
         Some(report.at("set at", &program.attributes(qp)?.call(AttrMask::TIMEOUT)).advice(TIMEOUT_ADVICE))
     }
@@ -123,7 +123,7 @@ fn mtu_over_port(qp: ObjectId, (attr, mask): (&QpAttr, AttrMask), stack: &Stack,
     let (requested, max) = (attr.path_mtu.bytes(), program.qp(qp)?.port_mtu);
     (mask.contains(AttrMask::PATH_MTU) && requested > max).then(|| {
         let sentence = format!("path_mtu is {requested} bytes, but active_mtu of the port is {max} bytes.");
-        let report = Report::new(Rule::MtuOverPort, sentence).fact("queue pair", program.name(qp));
+        let report = Report::new(Rule::MtuOverPort, sentence).labelled("queue pair", program.name(qp));
         let advice = "Use the smaller active_mtu of the two ports; ibv_query_port returns it.";
         report.at("set at", stack).advice(advice)
     })
@@ -142,7 +142,7 @@ fn out_of_range(qp: ObjectId, (attr, mask): (&QpAttr, AttrMask), stack: &Stack, 
         values.into_iter().find(|(bit, _, value, range)| mask.contains(*bit) && !range.contains(value))?;
     let (low, high) = range.into_inner();
     let sentence = format!("{name} of ibv_modify_qp is {value}; it must be {low} to {high}.");
-    Some(garbage(sentence, stack).fact("queue pair", program.name(qp)))
+    Some(garbage(sentence, stack).labelled("queue pair", program.name(qp)))
 }
 
 fn garbage(sentence: String, stack: &Stack) -> Report {

@@ -37,7 +37,7 @@ const fn requests(side: Side) -> &'static str {
 /// A completion queue, its events and its user.
 #[derive(Debug, Default)]
 struct Queue {
-    held: usize,
+    unpolled: usize,
     is_reported: bool,
     armed: Armed,
     /// The thread that armed or polled it last. A thread that does neither does not own the
@@ -84,12 +84,12 @@ enum Armed {
 impl Observer for Completions {
     fn observe(&mut self, event: &Event<'_>, stack: &Stack, program: &Program, reports: &mut Vec<Report>) {
         match *event {
-            Event::Held { cq, held, capacity } => {
+            Event::CqFillLevel { cq, unpolled, capacity } => {
                 let queue = self.queues.entry(cq).or_default();
-                queue.held = held;
-                if held * 5 > capacity * 4 && !queue.is_reported {
+                queue.unpolled = unpolled;
+                if unpolled * 5 > capacity * 4 && !queue.is_reported {
                     let producers = producers(cq, &self.used, program);
-                    let report = too_small(cq, held, capacity, &producers, program);
+                    let report = too_small(cq, unpolled, capacity, &producers, program);
                     queue.is_reported = report.is_some();
                     reports.extend(report);
                 }
@@ -98,7 +98,7 @@ impl Observer for Completions {
             Event::PostedRecv { queue, .. } => drop(self.used.insert((queue, Side::Recv))),
             Event::Polled { cq, .. } => {
                 let queue = self.queues.entry(cq).or_default();
-                (queue.held, queue.user) = (queue.held.saturating_sub(1), Some(User::current()));
+                (queue.unpolled, queue.user) = (queue.unpolled.saturating_sub(1), Some(User::current()));
                 queue.missed = 0;
             }
             Event::Overrun { cq } => reports.extend(overrun(cq, &producers(cq, &self.used, program), program)),
@@ -108,7 +108,7 @@ impl Observer for Completions {
                 (queue.user, queue.armed_at) = (Some(User::current()), Some(stack.clone()));
                 queue.missed = missed;
             }
-            Event::Announced { cq } => {
+            Event::CqEventQueued { cq } => {
                 self.queues.entry(cq).or_default().armed = Armed::Spent;
                 // The waiting thread has its event, even if it has not run yet.
                 if let Some(Object::Cq { channel: Some(channel), .. }) =
@@ -127,13 +127,13 @@ impl Observer for Completions {
                 let report = self.sleeps(channel, None, is_it, program);
                 reports.extend(report.map(|report| report.at("waits at", waits)));
             }
-            Event::Sleeps { cq, thread, call } => {
+            Event::SleepsWithCompletions { cq, thread, call } => {
                 let Some(Object::Cq { channel: Some(channel), .. }) = program.live_object(cq).map(|known| known.object)
                 else {
                     return;
                 };
                 let report = self.sleeps(channel, Some(cq), |user| user.number == thread, program);
-                reports.extend(report.map(|report| report.fact("sleeps in", format!("{call}, thread {thread}"))));
+                reports.extend(report.map(|report| report.labelled("sleeps in", format!("{call}, thread {thread}"))));
             }
             Event::Destroyed(id) => {
                 self.used.retain(|(queue, _)| *queue != id);
@@ -179,7 +179,7 @@ impl Completions {
         queues.sort_by_key(|(id, _)| **id);
         let is_slept_on = |queue: &Queue| {
             let is_armed = matches!(queue.armed, Armed::Spent | Armed::Any);
-            queue.held > 0 && queue.user.as_ref().is_some_and(&is_waiter) && is_armed
+            queue.unpolled > 0 && queue.user.as_ref().is_some_and(&is_waiter) && is_armed
         };
         let is_it = |id: &ObjectId| wanted.is_none_or(|wanted| wanted == *id);
         let at = queues.iter().position(|(id, queue)| is_it(id) && is_slept_on(queue))?;
@@ -188,13 +188,13 @@ impl Completions {
         if queues.iter().any(|(_, other)| matches!(other.armed, Armed::Any | Armed::Some)) {
             return None;
         }
-        let (held, why) = match queue.armed {
-            Armed::Any => (queue.held, "the queue was armed too late, and nothing has completed since"),
-            _ => (queue.held, "the queue was not armed again after its last event"),
+        let (unpolled, why) = match queue.armed {
+            Armed::Any => (queue.unpolled, "the queue was armed too late, and nothing has completed since"),
+            _ => (queue.unpolled, "the queue was not armed again after its last event"),
         };
         let sentence = format!(
             "A thread waits for an event while {} in the {}, and no event is due: {why}.",
-            counted(held),
+            counted(unpolled),
             program.name(*cq)
         );
         Some(Report::new(Rule::SleepWithCompletions, sentence).at("armed at", &queue.armed_at).advice(ADVICE))
@@ -239,13 +239,19 @@ fn producers(cq: ObjectId, used: &IdSet<(ObjectId, Side)>, program: &Program) ->
     found
 }
 
-fn too_small(cq: ObjectId, held: usize, capacity: usize, producers: &[Producer], program: &Program) -> Option<Report> {
+fn too_small(
+    cq: ObjectId,
+    unpolled: usize,
+    capacity: usize,
+    producers: &[Producer],
+    program: &Program,
+) -> Option<Report> {
     let max: u64 = producers.iter().map(|(_, _, max)| u64::from(*max)).sum();
     if max <= capacity as u64 {
         return None;
     }
     let sentence = format!(
-        "A completion queue of {capacity} entries holds {held} completions, but the queues that complete there can \
+        "A completion queue of {capacity} entries holds {unpolled} completions, but the queues that complete there can \
          produce {max}."
     );
     let names = producers.iter().take(NAMED);
@@ -253,7 +259,7 @@ fn too_small(cq: ObjectId, held: usize, capacity: usize, producers: &[Producer],
         names.map(|(id, side, max)| format!("up to {max} {} of the {}", requests(*side), program.name(*id))).collect();
     Some(
         Report::new(Rule::CqTooSmall, sentence)
-            .fact("attached", names.join("; "))
+            .labelled("attached", names.join("; "))
             .at("created at", &program.live_object(cq)?.created)
             .advice(format!("Create it with cqe = {max} or more, or attach smaller queues to it.")),
     )
@@ -269,7 +275,7 @@ fn overrun(cq: ObjectId, producers: &[Producer], program: &Program) -> Option<Re
         let unpolled = program.outstanding(side, id).filter(|work| work.completed).count();
         format!("{unpolled} unpolled {} of the {}, which can have {max}", requests(side), program.name(id))
     });
-    let report = Report::new(Rule::CqOverrun, sentence).fact("filled by", names.collect::<Vec<_>>().join("; "));
+    let report = Report::new(Rule::CqOverrun, sentence).labelled("filled by", names.collect::<Vec<_>>().join("; "));
     let is_unpolled = |(queue, work): &(ObjectId, &Work)| {
         work.completed && program.qp(*queue).is_some_and(|pair| pair.send_cq == cq || pair.recv_cq == cq)
     };
@@ -350,7 +356,7 @@ impl Left {
              their completion queue: some cards keep them there, with the number of the destroyed queue pair."
         );
         Report::new(Rule::CompletionOfTheDead, sentence)
-            .fact("polled from", program.name(cq))
+            .labelled("polled from", program.name(cq))
             .at("destroyed at", &destroyed)
             .at("created at", &created)
             .advice(
@@ -385,15 +391,15 @@ mod tests {
             card.post(qp, &write(1, SendFlags::SIGNALED));
         }
         assert_eq!(
-            card.emit(Event::Held { cq, held: 16, capacity: 16 }),
+            card.emit(Event::CqFillLevel { cq, unpolled: 16, capacity: 16 }),
             [],
             "eight send queues of two, and no receive"
         );
         let one_more = card.qp();
         card.post(one_more, &write(1, SendFlags::SIGNALED));
-        assert_eq!(card.emit(Event::Held { cq, held: 12, capacity: 16 }), []);
-        assert_eq!(card.emit(Event::Held { cq, held: 13, capacity: 16 }), [Rule::CqTooSmall]);
-        assert_eq!(card.emit(Event::Held { cq, held: 14, capacity: 16 }), [], "once is enough");
+        assert_eq!(card.emit(Event::CqFillLevel { cq, unpolled: 12, capacity: 16 }), []);
+        assert_eq!(card.emit(Event::CqFillLevel { cq, unpolled: 13, capacity: 16 }), [Rule::CqTooSmall]);
+        assert_eq!(card.emit(Event::CqFillLevel { cq, unpolled: 14, capacity: 16 }), [], "once is enough");
     }
 
     #[test]
@@ -410,8 +416,8 @@ mod tests {
         let (mut card, channel) = card_with_events();
         let cq = card.cq;
         card.emit(Event::Armed { cq, any: true, missed: 0 });
-        card.emit(Event::Held { cq, held: 1, capacity: 16 });
-        card.emit(Event::Announced { cq });
+        card.emit(Event::CqFillLevel { cq, unpolled: 1, capacity: 16 });
+        card.emit(Event::CqEventQueued { cq });
         card.emit(Event::Waits { channel });
         assert_eq!(card.emit(Event::StillWaits { channel }), [Rule::SleepWithCompletions]);
     }
@@ -422,8 +428,8 @@ mod tests {
         let cq = card.cq;
         card.emit(Event::Armed { cq, any: true, missed: 0 });
         card.emit(Event::Waits { channel });
-        card.emit(Event::Held { cq, held: 1, capacity: 16 });
-        card.emit(Event::Announced { cq });
+        card.emit(Event::CqFillLevel { cq, unpolled: 1, capacity: 16 });
+        card.emit(Event::CqEventQueued { cq });
         assert_eq!(card.emit(Event::StillWaits { channel }), []);
     }
 
@@ -432,7 +438,7 @@ mod tests {
         let (mut card, channel) = card_with_events();
         let (qp, cq) = (card.qp(), card.cq);
         card.emit(Event::Armed { cq, any: true, missed: 0 });
-        card.emit(Event::Held { cq, held: 1, capacity: 16 });
+        card.emit(Event::CqFillLevel { cq, unpolled: 1, capacity: 16 });
         card.poll(qp, 1);
         card.emit(Event::Waits { channel });
         assert_eq!(card.emit(Event::StillWaits { channel }), []);
@@ -442,7 +448,7 @@ mod tests {
     fn wait_with_unarmed_or_solicited_cq_is_clean() {
         let (mut card, channel) = card_with_events();
         let cq = card.cq;
-        card.emit(Event::Held { cq, held: 1, capacity: 16 });
+        card.emit(Event::CqFillLevel { cq, unpolled: 1, capacity: 16 });
         card.emit(Event::Waits { channel });
         assert_eq!(card.emit(Event::StillWaits { channel }), []);
         card.emit(Event::Armed { cq, any: false, missed: 0 });
@@ -453,10 +459,10 @@ mod tests {
     fn sleep_in_poll_with_completions_is_reported() {
         let (mut card, _) = card_with_events();
         let (cq, thread) = (card.cq, User::current().number);
-        let sleeps = |thread| Event::Sleeps { cq, thread, call: "poll" };
+        let sleeps = |thread| Event::SleepsWithCompletions { cq, thread, call: "poll" };
         card.emit(Event::Armed { cq, any: true, missed: 0 });
-        card.emit(Event::Held { cq, held: 1, capacity: 16 });
-        card.emit(Event::Announced { cq });
+        card.emit(Event::CqFillLevel { cq, unpolled: 1, capacity: 16 });
+        card.emit(Event::CqEventQueued { cq });
         assert_eq!(card.emit(sleeps(thread + 1)), [], "another thread polls them");
         assert_eq!(card.emit(sleeps(thread)), [Rule::SleepWithCompletions]);
     }

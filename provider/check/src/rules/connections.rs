@@ -4,7 +4,7 @@
 //! shown a mismatch. Between two processes only packets show it; two ends in this process are
 //! compared directly.
 
-use crate::event::{Arrived, Event};
+use crate::event::{DroppedPacket, Event};
 use crate::id_map::{IdMap, IdSet};
 use crate::program::{Attributes, Observer, Program};
 use crate::report::Report;
@@ -89,7 +89,7 @@ const GID_ADVICE: &str = "Set ah_attr.grh.sgid_index to the index of the address
 type QpReport = Option<(ObjectId, Report)>;
 
 impl Connections {
-    fn dropped(&mut self, end: End<'_>, reason: DropReason, packet: &Arrived) -> QpReport {
+    fn dropped(&mut self, end: End<'_>, reason: DropReason, packet: &DroppedPacket) -> QpReport {
         let report = match reason {
             DropReason::OutOfSequence | DropReason::DuplicateRequest => self.psn(end, packet),
             DropReason::InvalidRequest if end.is_new(packet) && continues_message(&packet.header.kind) => {
@@ -104,7 +104,7 @@ impl Connections {
 
     /// Reports a peer that starts with another PSN. A lost packet is retransmitted; a missing start
     /// is not.
-    fn psn(&mut self, end: End<'_>, packet: &Arrived) -> Option<Report> {
+    fn psn(&mut self, end: End<'_>, packet: &DroppedPacket) -> Option<Report> {
         let End { qp, own, program } = end;
         let (psn, expected) = (packet.header.bth.psn, packet.expected);
         if !matches!(packet.header.kind, Kind::RcRequest(_)) || !end.is_new(packet) {
@@ -116,8 +116,8 @@ impl Connections {
             return (start != expected).then(|| {
                 let sentence =
                     format!("rq_psn is {expected}, but sq_psn of the peer is {start}: every request is dropped.");
-                let report = Report::new(Rule::PsnMismatch, sentence).fact("queue pair", program.name(qp));
-                let report = report.fact("peer", program.name(id)).at("rq_psn set at", &own.call(AttrMask::RQ_PSN));
+                let report = Report::new(Rule::PsnMismatch, sentence).labelled("queue pair", program.name(qp));
+                let report = report.labelled("peer", program.name(id)).at("rq_psn set at", &own.call(AttrMask::RQ_PSN));
                 report.at("sq_psn set at", &peer.call(AttrMask::SQ_PSN)).advice(PSN_ADVICE)
             });
         }
@@ -137,7 +137,7 @@ impl Connections {
                 "rq_psn is {expected}, but the peer began with PSN {psn}: packets before rq_psn are \
                  dropped as duplicates, packets after it as out of sequence."
             );
-            let report = Report::new(Rule::PsnMismatch, sentence).fact("queue pair", program.name(qp));
+            let report = Report::new(Rule::PsnMismatch, sentence).labelled("queue pair", program.name(qp));
             with_peer(report, end).at("rq_psn set at", &own.call(AttrMask::RQ_PSN)).advice(PSN_ADVICE)
         })
     }
@@ -147,7 +147,7 @@ const PSN_ADVICE: &str = "Set rq_psn of each end to the sq_psn of the other.";
 
 impl End<'_> {
     /// Returns true if the packet is a request and none of the peer was accepted yet.
-    fn is_new(&self, packet: &Arrived) -> bool {
+    fn is_new(&self, packet: &DroppedPacket) -> bool {
         let is_request = matches!(packet.header.kind, Kind::RcRequest(_) | Kind::XrcRequest(..) | Kind::UcRequest(_));
         self.own.has(AttrMask::RQ_PSN) && self.own.values.rq_psn == packet.expected && is_request
     }
@@ -196,7 +196,7 @@ fn mtu(end: End<'_>, request: &Request, len: usize) -> Option<Report> {
     (is_wrong && own.has(AttrMask::PATH_MTU)).then(|| {
         let what = if len > mtu { "a packet" } else { "a FIRST or MIDDLE packet" };
         let sentence = format!("path_mtu is {mtu} bytes, but the peer sent {what} of {len} bytes.");
-        let report = Report::new(Rule::MtuMismatch, sentence).fact("queue pair", program.name(qp));
+        let report = Report::new(Rule::MtuMismatch, sentence).labelled("queue pair", program.name(qp));
         with_peer(report, end).at("set at", &own.call(AttrMask::PATH_MTU)).advice(MTU_ADVICE)
     })
 }
@@ -206,10 +206,10 @@ const MTU_ADVICE: &str = "Set the same path_mtu at both ends: the smaller active
 /// Adds the peer, as far as it is known.
 fn with_peer(report: Report, end: End<'_>) -> Report {
     match peer_of(end) {
-        Some((id, _)) => report.fact("peer", end.program.name(id)),
+        Some((id, _)) => report.labelled("peer", end.program.name(id)),
         None => {
             let (number, address) = (end.own.values.dest_qpn.get(), end.own.values.av.dgid.to_ip());
-            report.fact("peer", format!("queue pair {number:#08x} at {address}"))
+            report.labelled("peer", format!("queue pair {number:#08x} at {address}"))
         }
     }
 }
@@ -222,8 +222,8 @@ fn mtu_of_read(qp: ObjectId, program: &Program) -> QpReport {
     (ours != theirs).then(|| {
         let sentence =
             format!("path_mtu is {ours} bytes, but that of the peer, which responded to a READ, is {theirs} bytes.");
-        let report = Report::new(Rule::MtuMismatch, sentence).fact("queue pair", program.name(qp));
-        let report = report.fact("peer", program.name(id)).at("set at", &own.call(AttrMask::PATH_MTU));
+        let report = Report::new(Rule::MtuMismatch, sentence).labelled("queue pair", program.name(qp));
+        let report = report.labelled("peer", program.name(id)).at("set at", &own.call(AttrMask::PATH_MTU));
         (qp, report.at("peer set at", &peer.call(AttrMask::PATH_MTU)).advice(MTU_ADVICE))
     })
 }
@@ -237,14 +237,14 @@ fn depth(end: End<'_>) -> Report {
     let theirs = theirs.unwrap_or_default();
     let sentence =
         format!("The peer{theirs} had more READs or atomics outstanding than max_dest_rd_atomic, which is {max}.");
-    let report = Report::new(Rule::DepthMismatch, sentence).fact("queue pair", program.name(qp));
+    let report = Report::new(Rule::DepthMismatch, sentence).labelled("queue pair", program.name(qp));
     let report = with_peer(report, end).at("set at", &own.call(AttrMask::MAX_DEST_RD_ATOMIC));
     let peers = peer.map(|(_, peer)| peer.call(AttrMask::MAX_QP_RD_ATOMIC));
     report.at("peer set at", &peers).advice("Set max_rd_atomic of each end to at most max_dest_rd_atomic of the other.")
 }
 
 /// Reports a first request that has other addresses than the connection.
-fn gid(end: End<'_>, packet: &Arrived) -> Option<Report> {
+fn gid(end: End<'_>, packet: &DroppedPacket) -> Option<Report> {
     let End { qp, own, program } = end;
     if !end.is_new(packet) || packet.header.bth.psn != packet.expected {
         return None;
@@ -256,20 +256,20 @@ fn gid(end: End<'_>, packet: &Arrived) -> Option<Report> {
     let differences = [differs("from", packet.src, av.dgid), differs("to", packet.dst, av.sgid)];
     let differences: Vec<_> = differences.into_iter().flatten().collect();
     let sentence = format!("The first packet of the peer was dropped: it arrived {}.", differences.join(" and "));
-    let report = Report::new(Rule::GidMismatch, sentence).fact("queue pair", program.name(qp));
+    let report = Report::new(Rule::GidMismatch, sentence).labelled("queue pair", program.name(qp));
     Some(report.at("set at", &own.call(AttrMask::AV)).advice(GID_ADVICE))
 }
 
-fn qkey(end: End<'_>, packet: &Arrived) -> Option<Report> {
+fn qkey(end: End<'_>, packet: &DroppedPacket) -> Option<Report> {
     let End { qp, own, program } = end;
     let Kind::Ud { deth, .. } = packet.header.kind else { return None };
     let (actual, ours) = (deth.qkey.0, own.values.qkey.0);
     let sentence = format!("A datagram with Q_Key {actual:#x} was dropped: the queue pair has Q_Key {ours:#x}.");
-    let report = Report::new(Rule::QkeyMismatch, sentence).fact("queue pair", program.name(qp));
+    let report = Report::new(Rule::QkeyMismatch, sentence).labelled("queue pair", program.name(qp));
     let sender = format!("queue pair {:#08x} at {}", deth.src_qpn.get(), packet.src.to_ip());
     let advice = "Set remote_qkey of the send to the receiver's qkey (below 0x80000000), or set the same qkey at both \
                   ends.";
-    Some(report.fact("sender", sender).at("set at", &own.call(AttrMask::QKEY)).advice(advice))
+    Some(report.labelled("sender", sender).at("set at", &own.call(AttrMask::QKEY)).advice(advice))
 }
 
 /// Reports a timeout between two queue pairs of this process that are not each other's destination.
@@ -293,8 +293,8 @@ fn dest(qp: ObjectId, program: &Program) -> QpReport {
         number.get(),
         program.qp(id)?.qpn.get()
     );
-    let report = Report::new(Rule::DestMismatch, sentence).fact("queue pair", program.name(qp));
-    let report = report.fact("other one", program.name(id)).at("set at", &own.call(AttrMask::DEST_QPN));
+    let report = Report::new(Rule::DestMismatch, sentence).labelled("queue pair", program.name(qp));
+    let report = report.labelled("other one", program.name(id)).at("set at", &own.call(AttrMask::DEST_QPN));
     let report = report.at("other set at", &peer.call(AttrMask::DEST_QPN));
     Some((qp, report.advice("Set dest_qp_num of each end to qp_num of the other.")))
 }

@@ -46,7 +46,7 @@ impl Observer for Events {
 fn whose(object: Option<ObjectId>, program: &Program) -> String {
     let Some(id) = object else { return String::new() };
     let alive = program.live_object(id).map(|known| &known.object);
-    let object = alive.or_else(|| program.gone().find(|gone| gone.id == id).map(|gone| &gone.object));
+    let object = alive.or_else(|| program.destroyed().find(|gone| gone.id == id).map(|gone| &gone.object));
     object.map_or_else(String::new, |object| format!(" of the {}", describe(object)))
 }
 
@@ -72,8 +72,10 @@ impl Observer for UnreadEvents {
                     _ => self.failed.remove(&qp),
                 };
             }
-            Event::Unread { channel, source, count } => reports.extend(self.unread(channel, source, count, program)),
-            Event::AsyncUnread { source, kind } if !self.failed.contains(&source) => {
+            Event::EventsUnread { channel, source, count } => {
+                reports.extend(self.unread(channel, source, count, program));
+            }
+            Event::AsyncEventUnread { source, kind } if !self.failed.contains(&source) => {
                 reports.push(async_unread(source, kind, program));
             }
             Event::Destroyed(id) => {
@@ -100,7 +102,7 @@ impl UnreadEvents {
              with EPOLLET, and the thread did not read all events when the descriptor was last reported."
         );
         let report = Report::new(Rule::EventUnread, sentence);
-        let report = if is_async { report } else { report.fact("oldest of", program.name(source)) };
+        let report = if is_async { report } else { report.labelled("oldest of", program.name(source)) };
         let label = if is_async { "opened at" } else { "channel made" };
         Some(report.at("armed at", self.armed.get(&source)).at(label, &known.created).advice(format!(
             "With EPOLLET, make the descriptor non-blocking and call {call} until it fails with EAGAIN, or do not set \
@@ -143,10 +145,10 @@ mod tests {
         card.emit(Event::Created(channel, Object::Channel { context }));
         card.emit(Event::Armed { cq, any: true, missed: 0 });
         for channel in [channel, context] {
-            assert_eq!(card.emit(Event::Unread { channel, source: cq, count: 1 }), [Rule::EventUnread]);
+            assert_eq!(card.emit(Event::EventsUnread { channel, source: cq, count: 1 }), [Rule::EventUnread]);
         }
         card.emit(Event::Destroyed(channel));
-        assert_eq!(card.emit(Event::Unread { channel, source: cq, count: 1 }), [], "the channel is destroyed");
+        assert_eq!(card.emit(Event::EventsUnread { channel, source: cq, count: 1 }), [], "the channel is destroyed");
     }
 
     #[test]
@@ -159,14 +161,14 @@ mod tests {
         let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
         card.emit(Event::Modified { qp: moved, attr: &attr, mask: AttrMask::STATE });
         for (source, expected) in [(unknown, &[Rule::AsyncUnread][..]), (polled, &[]), (moved, &[])] {
-            assert_eq!(card.emit(Event::AsyncUnread { source, kind: &"QpAccessErr" }), expected);
+            assert_eq!(card.emit(Event::AsyncEventUnread { source, kind: &"QpAccessErr" }), expected);
         }
     }
 
     #[test]
     fn unread_device_event_is_reported_without_an_object() {
         let mut card = Card::new();
-        let event = Event::AsyncUnread { source: ObjectId::next(), kind: &"DeviceFatal" };
+        let event = Event::AsyncEventUnread { source: ObjectId::next(), kind: &"DeviceFatal" };
         assert_eq!(card.emit(event), [Rule::AsyncUnread]);
     }
 }

@@ -4,7 +4,7 @@
 //! The mistake follows from the refused attempt and the known objects: a confused key, another
 //! domain, a dead key, a bad range or a missing right.
 
-use crate::event::{Event, Memory, Object};
+use crate::event::{Event, MrInfo, Object};
 use crate::id_map::IdMap;
 use crate::program::{DestroyedObject, LiveObject, Observer, Program, Work, describe};
 use crate::report::Report;
@@ -124,8 +124,8 @@ impl Keys {
         let sentence = format!("The {} was deregistered while {count} outstanding requests used it.", program.name(mr));
         Some(
             Report::new(Rule::MemoryGoneInFlight, sentence)
-                .fact("queue", program.name(queue))
-                .fact("first request", format!("{what}, wr_id {}", first.wr_id))
+                .labelled("queue", program.name(queue))
+                .labelled("first request", format!("{what}, wr_id {}", first.wr_id))
                 .at("deregistered", stack)
                 .at("posted at", &first.posted)
                 .advice("Poll the completions of all requests that use a region, or destroy their queue pair, first."),
@@ -149,7 +149,7 @@ fn unmapped(mr: ObjectId, stack: &Stack, program: &Program) -> Report {
 fn missing_right(qp: ObjectId, right: Access, program: &Program) -> Report {
     let flags = rights(right);
     let sentence = format!("A peer's request needs {flags} in qp_access_flags of the queue pair, which lacks it.");
-    let report = Report::new(Rule::AccessMissing, sentence).fact("queue pair", program.name(qp));
+    let report = Report::new(Rule::AccessMissing, sentence).labelled("queue pair", program.name(qp));
     let set = program.attributes(qp).map_or_else(Stack::unknown, |own| own.call(AttrMask::ACCESS_FLAGS));
     report.at("flags set at", &set).advice(format!("Call ibv_modify_qp with {flags} in qp_access_flags."))
 }
@@ -197,11 +197,11 @@ struct Target<'a> {
 /// Finds the mistake, if it is certain.
 fn explain(attempt: &Attempt<'_>, windows: &Windows, program: &Program) -> Option<Report> {
     let context = program.qp(attempt.qp)?.context;
-    let key_of = |memory: &Memory| if attempt.by == KeyUser::List { memory.lkey } else { memory.rkey };
-    let other_of = |memory: &Memory| if attempt.by == KeyUser::List { memory.rkey } else { memory.lkey };
+    let key_of = |memory: &MrInfo| if attempt.by == KeyUser::List { memory.lkey } else { memory.rkey };
+    let other_of = |memory: &MrInfo| if attempt.by == KeyUser::List { memory.rkey } else { memory.lkey };
     let region = program.regions().find(|(_, memory, _)| memory.context == context && key_of(memory) == attempt.key);
     if let Some((id, memory, registered)) = region {
-        let Memory { pd, base, length, access, .. } = *memory;
+        let MrInfo { pd, base, length, access, .. } = *memory;
         let name = format!("the {}", program.name(id));
         let origin = ("registered at", registered);
         return attempt.fault(&Target { name, pd: Some(pd), base, length, access, origin }, program);
@@ -231,7 +231,7 @@ fn explain(attempt: &Attempt<'_>, windows: &Windows, program: &Program) -> Optio
         Object::Mr(memory) => [memory.lkey, memory.rkey].contains(&attempt.key),
         _ => false,
     };
-    if let Some(gone) = program.gone().find(had_key) {
+    if let Some(gone) = program.destroyed().find(had_key) {
         let name = format!("the {} that was deregistered", describe(&gone.object));
         let (origin, ended) = (("registered at", &gone.created), ("deregistered", &gone.destroyed));
         return Some(attempt.stale(&name, origin, ended, program));
@@ -312,11 +312,11 @@ impl Attempt<'_> {
         };
         let sentence = format!("The {} bytes at {:#x} of {} {by} {}.", self.len, self.va, self.whose(), target.name);
         let report = self.report(Rule::KeyOutOfRange, sentence, program).at(target.origin.0, target.origin.1);
-        let overlaps = |memory: &Memory| memory.base < last && self.va < memory.base.saturating_add(memory.length);
-        let is_match = |memory: &Memory| (memory.base, memory.length) == (target.base, target.length);
+        let overlaps = |memory: &MrInfo| memory.base < last && self.va < memory.base.saturating_add(memory.length);
+        let is_match = |memory: &MrInfo| (memory.base, memory.length) == (target.base, target.length);
         let neighbour = program.regions().find(|(_, memory, _)| overlaps(memory) && !is_match(memory));
         let report = match neighbour {
-            Some((id, ..)) => report.fact("would reach", program.name(id)),
+            Some((id, ..)) => report.labelled("would reach", program.name(id)),
             None => report,
         };
         Some(report.advice("Keep address and length inside the memory of the key, or use the key of the other region."))
@@ -330,10 +330,10 @@ impl Attempt<'_> {
     }
 
     fn report(&self, rule: Rule, sentence: String, program: &Program) -> Report {
-        let report = Report::new(rule, sentence).fact("queue pair", program.name(self.qp));
-        let report = report.fact("bytes", format!("{} at {:#x}, key {:#x}", self.len, self.va, self.key));
+        let report = Report::new(rule, sentence).labelled("queue pair", program.name(self.qp));
+        let report = report.labelled("bytes", format!("{} at {:#x}, key {:#x}", self.len, self.va, self.key));
         let Some(work) = self.work else { return report };
-        report.fact("request", format!("{}, wr_id {}", work.operation(), work.wr_id)).at("posted at", &work.posted)
+        report.labelled("request", format!("{}, wr_id {}", work.operation(), work.wr_id)).at("posted at", &work.posted)
     }
 
     /// Returns the user of the key, for the beginning of a sentence.

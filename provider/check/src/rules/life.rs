@@ -96,7 +96,7 @@ fn leak(program: &Program) -> Option<Report> {
         objects.sort_by_key(|(id, _)| *id);
         let (_, first) = objects.first()?;
         let rest = if objects.len() == 1 { String::new() } else { format!(" and {} more", objects.len() - 1) };
-        report = report.fact(kind, format!("{}{rest}", describe(&first.object)));
+        report = report.labelled(kind, format!("{}{rest}", describe(&first.object)));
     }
     for (kind, objects) in &kinds {
         report = report.at(kind, &objects.first()?.1.created);
@@ -134,7 +134,7 @@ fn in_flight(stack: &Stack, program: &Program) -> Option<Report> {
     );
     Some(
         Report::new(Rule::ForkInFlight, sentence)
-            .fact("oldest", format!("{}, wr_id {}", first.operation(), first.wr_id))
+            .labelled("oldest", format!("{}, wr_id {}", first.operation(), first.wr_id))
             .at("forked at", stack)
             .at("posted at", &first.posted)
             .advice(
@@ -182,7 +182,7 @@ fn refused(id: ObjectId, error: &Error, stack: &Stack, program: &Program) -> Opt
     let mut report = Report::new(Rule::DestroyOrder, sentence);
     let names: Vec<_> = users.iter().take(MAX_NAMED).map(|(_, user)| describe(&user.object)).collect();
     if !names.is_empty() {
-        report = report.fact("used by", names.join("; "));
+        report = report.labelled("used by", names.join("; "));
     }
     report = report.at("destroyed at", stack).at("created at", &known.created);
     report = report.at("user created", users.first().map(|(_, first)| &first.created));
@@ -202,7 +202,7 @@ fn with_outstanding(id: ObjectId, stack: &Stack, program: &Program) -> Option<Re
     );
     Some(
         Report::new(Rule::DestroyWithOutstanding, sentence)
-            .fact("oldest", format!("{}, wr_id {}", first.operation(), first.wr_id))
+            .labelled("oldest", format!("{}, wr_id {}", first.operation(), first.wr_id))
             .at("destroyed at", stack)
             .at("posted at", &first.posted)
             .advice(

@@ -3,7 +3,7 @@
 //! change words that atomics change.
 
 use super::keys::remote;
-use crate::event::{Event, Memory, Object};
+use crate::event::{Event, MrInfo, Object};
 use crate::id_map::{IdMap, IdSet};
 use crate::program::{Observer, Program, Work};
 use crate::report::Report;
@@ -136,8 +136,8 @@ impl Buffers {
         );
         Some(
             describe(Report::new(Rule::BufferOverlapInFlight, sentence), queue, work, program)
-                .fact("other queue", program.name(other_queue))
-                .fact("other request", format!("{}, wr_id {}", other.operation(), other.wr_id))
+                .labelled("other queue", program.name(other_queue))
+                .labelled("other request", format!("{}, wr_id {}", other.operation(), other.wr_id))
                 .at("posted at", &work.posted)
                 .at("other posted", &other.posted)
                 .advice("Give each outstanding request bytes of its own until its completion is polled."),
@@ -148,9 +148,9 @@ impl Buffers {
 fn describe(report: Report, queue: ObjectId, work: &Work, program: &Program) -> Report {
     let bytes = work.sges.iter().map(|sge| format!("{} at {:#x}", sge.length, sge.addr));
     report
-        .fact("queue", program.name(queue))
-        .fact("request", format!("{}, wr_id {}", work.operation(), work.wr_id))
-        .fact("bytes", bytes.collect::<Vec<_>>().join(", "))
+        .labelled("queue", program.name(queue))
+        .labelled("request", format!("{}, wr_id {}", work.operation(), work.wr_id))
+        .labelled("bytes", bytes.collect::<Vec<_>>().join(", "))
 }
 
 /// Returns true if the card wrote a receive with this completion.
@@ -261,10 +261,10 @@ fn unordered(
         range.key
     );
     Report::new(Rule::RemoteOverlap, sentence)
-        .fact("queue pair", program.name(qp))
-        .fact("request", format!("{operation}, wr_id {}", work.wr_id))
-        .fact("other queue", program.name(queue))
-        .fact("other request", format!("{earlier}, wr_id {}", other.wr_id))
+        .labelled("queue pair", program.name(qp))
+        .labelled("request", format!("{operation}, wr_id {}", work.wr_id))
+        .labelled("other queue", program.name(queue))
+        .labelled("other request", format!("{earlier}, wr_id {}", other.wr_id))
         .at("posted at", &work.posted)
         .at("other posted", &other.posted)
         .advice(
@@ -328,10 +328,10 @@ const MAX_WORDS: usize = 4096;
 
 /// `atomic-mixed`: words that peers change with atomics and the processor changes too.
 ///
-/// The value that an atomic finds is compared with the value that the previous one left. A
-/// difference alone is legal: the program may reset a counter between rounds. It is a mistake if
-/// the second atomic was posted before the first was executed, which is known for requests of this
-/// process only.
+/// The rule compares the value before an atomic with the value after the previous one. A difference
+/// alone is legal: the program may reset a counter between rounds. It is a mistake if the second
+/// atomic was posted before the first was executed, which is known for requests of this process
+/// only.
 #[derive(Debug, Default)]
 pub(super) struct Atomics {
     words: BTreeMap<u64, Word>,
@@ -342,8 +342,8 @@ pub(super) struct Atomics {
 
 #[derive(Clone, Copy, Debug)]
 struct Word {
-    /// Value that the last atomic left.
-    left: u64,
+    /// Value after the last atomic.
+    value: u64,
     /// Number of requests posted before that atomic.
     posted: u64,
 }
@@ -359,23 +359,23 @@ impl Observer for Atomics {
                     self.posted.entry(qp).or_default().push_back(work.clone());
                 }
             }
-            Event::Atomic { qp, rkey, va, addr, found, left } => {
+            Event::Atomic { qp, rkey, va, addr, old, new } => {
                 let request = requester(qp, program).and_then(|requester| self.take_oldest(requester, (va, rkey.0)));
                 if self.words.len() == MAX_WORDS {
                     self.words.clear();
                 }
-                let before = self.words.insert(addr, Word { left, posted: program.posted() });
-                if let (Some(before), Some(request)) = (before, request)
-                    && found != before.left
-                    && request.serial <= before.posted
+                let last = self.words.insert(addr, Word { value: new, posted: program.posted() });
+                if let (Some(last), Some(request)) = (last, request)
+                    && old != last.value
+                    && request.serial <= last.posted
                     && self.reported.insert(addr)
                 {
-                    reports.push(mixed(&request, addr, (before.left, found), (qp, program)));
+                    reports.push(mixed(&request, addr, (last.value, old), (qp, program)));
                 }
             }
             Event::Written { addr, len } if !self.words.is_empty() => self.forget(addr, len),
             // The next atomic to be executed is now unknown.
-            Event::TakenBack { qp, .. } => drop(self.posted.remove(&qp)),
+            Event::SendsWithdrawn { qp, .. } => drop(self.posted.remove(&qp)),
             Event::Modified { qp, attr, mask } if mask.contains(AttrMask::STATE) && attr.state == QpState::Reset => {
                 self.posted.remove(&qp);
             }
@@ -429,10 +429,10 @@ fn mixed(request: &Work, addr: u64, (left, found): (u64, u64), (qp, program): (O
         request.operation()
     );
     let report = Report::new(Rule::AtomicMixed, sentence)
-        .fact("executed by", program.name(qp))
-        .fact("request", format!("{}, wr_id {}", request.operation(), request.wr_id))
+        .labelled("executed by", program.name(qp))
+        .labelled("request", format!("{}, wr_id {}", request.operation(), request.wr_id))
         .at("posted at", &request.posted);
-    let holds = |memory: &Memory| addr.wrapping_sub(memory.addr) < memory.length;
+    let holds = |memory: &MrInfo| addr.wrapping_sub(memory.addr) < memory.length;
     let region = program.regions().find(|(_, memory, _)| holds(memory));
     report.at("registered at", region.map(|(_, _, registered)| registered)).advice(
         "Change the word with atomics of the card only; on its own host, use a queue pair that is connected to \

@@ -2,7 +2,7 @@
 //! limit, posts in the error state) and for receives (posted too late, or too short for a datagram
 //! with its GRH).
 
-use crate::event::{Arrived, Event};
+use crate::event::{DroppedPacket, Event};
 use crate::id_map::{IdMap, IdSet};
 use crate::program::{Observer, Program, Work, length};
 use crate::report::Report;
@@ -56,7 +56,7 @@ impl Observer for Queues {
 fn send_posted(qp: ObjectId, stack: &Stack, program: &Program) -> Option<Report> {
     if program.has_set_error(qp) {
         let report = Report::new(Rule::PostInError, "A send was posted to a queue pair in the error state.");
-        let report = report.fact("queue pair", program.name(qp)).at("posted at", stack);
+        let report = report.labelled("queue pair", program.name(qp)).at("posted at", stack);
         return Some(report.advice("Move the queue pair to RESET and connect it anew, or destroy it."));
     }
     // roxe frees the slot of a completed request at once; other cards free it when the completion
@@ -101,7 +101,7 @@ fn full_queue_report(
     oldest: Option<&Work>,
     (qp, stack, program): (ObjectId, &Stack, &Program),
 ) -> Option<Report> {
-    let report = Report::new(rule, sentence).fact("queue pair", program.name(qp)).at("posted at", stack);
+    let report = Report::new(rule, sentence).labelled("queue pair", program.name(qp)).at("posted at", stack);
     Some(report.at("oldest request", &oldest?.posted).advice(advice))
 }
 
@@ -110,10 +110,10 @@ fn inline_over_grant(qp: ObjectId, inline: usize, wr_id: u64, stack: &Stack, pro
     let granted = program.qp(qp)?.caps.max_inline_data;
     let sentence =
         format!("A request has {inline} bytes of inline data, but the queue pair was created for {granted}.");
-    let report = Report::new(Rule::InlineOverGrant, sentence).fact("queue pair", program.name(qp));
+    let report = Report::new(Rule::InlineOverGrant, sentence).labelled("queue pair", program.name(qp));
     Some(
         report
-            .fact("wr_id", format!("{wr_id}"))
+            .labelled("wr_id", format!("{wr_id}"))
             .at("posted at", stack)
             .at("created at", &program.live_object(qp)?.created)
             .advice(format!(
@@ -220,7 +220,7 @@ impl Receives {
         };
         self.reported.insert((qp, Rule::ReceiveLate)).then(|| {
             let sentence = format!("A message found no receive posted: {consequence}; {end}.");
-            Report::new(Rule::ReceiveLate, sentence).fact("queue pair", program.name(qp)).advice(
+            Report::new(Rule::ReceiveLate, sentence).labelled("queue pair", program.name(qp)).advice(
                 "Post receives before the peer can send: the first before it learns of the queue pair, and each new \
                  one before it learns that the previous one was used.",
             )
@@ -234,7 +234,7 @@ impl Receives {
         (is_zero && pair.service.is_reliable() && self.reported.insert((qp, Rule::RnrTimerZero))).then(|| {
             let sentence = "A message found no receive posted, and the sender has to wait for 655.36 ms, because \
                             the lower five bits of min_rnr_timer are 0.";
-            let report = Report::new(Rule::RnrTimerZero, sentence).fact("queue pair", program.name(qp));
+            let report = Report::new(Rule::RnrTimerZero, sentence).labelled("queue pair", program.name(qp));
             let advice = "Set min_rnr_timer to 1, which is 10 µs, or to what the program needs; 12 is 640 µs.";
             report.at("set at", &attributes.call(AttrMask::MIN_RNR_TIMER)).advice(advice)
         })
@@ -259,7 +259,7 @@ impl Receives {
     }
 
     /// Reports a datagram that was dropped because its receive is too short.
-    fn too_small(&mut self, qp: ObjectId, packet: &Arrived, program: &Program) -> Option<Report> {
+    fn too_small(&mut self, qp: ObjectId, packet: &DroppedPacket, program: &Program) -> Option<Report> {
         if program.qp(qp)?.service != Service::Ud {
             return None;
         }
@@ -279,7 +279,7 @@ impl Receives {
 
     fn too_small_report(&mut self, qp: ObjectId, sentence: String, stack: &Stack, program: &Program) -> Option<Report> {
         self.reported.insert((qp, Rule::UdReceiveTooSmall)).then(|| {
-            let report = Report::new(Rule::UdReceiveTooSmall, sentence).fact("queue pair", program.name(qp));
+            let report = Report::new(Rule::UdReceiveTooSmall, sentence).labelled("queue pair", program.name(qp));
             let advice = "Post receives that are 40 bytes longer than the longest message; the message begins after \
                           those 40 bytes.";
             report.at("posted at", stack).advice(advice)

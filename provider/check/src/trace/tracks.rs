@@ -5,7 +5,7 @@
 //! overlap, so they are asynchronous slices. A line is one event of Chrome's Trace Event format;
 //! times are microseconds of CLOCK_MONOTONIC, which all processes of a host share.
 
-use crate::event::{Event, Object, Pair};
+use crate::event::{Event, Object, QpInfo};
 use crate::explain;
 use crate::id_map::IdMap;
 use crate::program::{length, operation};
@@ -73,7 +73,7 @@ impl Tracks {
                 let serial = self.serial;
                 self.on(qp, |pair| pair.posted(lines, at, request, serial));
             }
-            Event::TakenBack { qp, count } => self.on(qp, |pair| pair.end_sends(lines, at, count, "withdrawn")),
+            Event::SendsWithdrawn { qp, count } => self.on(qp, |pair| pair.end_sends(lines, at, count, "withdrawn")),
             Event::PostedRecv { queue, request } => {
                 self.receives.entry(queue).or_default().push_back((request.wr_id, at));
                 self.count_receives(lines, queue, at);
@@ -81,15 +81,15 @@ impl Tracks {
             Event::Completed { qp, side: Side::Send, cqe } => self.on(qp, |pair| pair.completed(lines, at, cqe)),
             Event::Completed { qp, side: Side::Recv, cqe } => self.received(lines, qp, cqe, at),
             Event::Retried { qp, counts } => self.on(qp, |pair| pair.retried(lines, at, counts)),
-            Event::Raised { source, kind } => {
+            Event::AsyncEventQueued { source, kind } => {
                 let track = self.track_of(lines, source);
                 lines.put(Phase::Instant, track, at, ("async event", &format_args!("{kind:?}")), &Args::default());
             }
-            Event::Connection { id, kind, status } => {
+            Event::CmEventQueued { id, kind, status } => {
                 let args = Args::default().hex("id", id.number()).text("status", &status);
                 lines.put(Phase::Instant, lines.pid(), at, ("cm event", &format!("{kind:?}")), &args);
             }
-            Event::Announced { cq } => {
+            Event::CqEventQueued { cq } => {
                 let args = Args::default().number("cq", cq.number());
                 lines.put(Phase::Instant, lines.pid(), at, ("completion event", &"completion event"), &args);
             }
@@ -272,7 +272,7 @@ struct OpenSend {
 /// The track of a queue pair.
 #[derive(Debug)]
 struct PairTrack {
-    pair: Pair,
+    pair: QpInfo,
     state: QpState,
     /// True during an RNR wait.
     waits: bool,
@@ -281,7 +281,7 @@ struct PairTrack {
 }
 
 impl PairTrack {
-    fn new(lines: &mut Lines, at: Instant, pair: Pair) -> Self {
+    fn new(lines: &mut Lines, at: Instant, pair: QpInfo) -> Self {
         let new = Self { pair, state: QpState::Reset, waits: false, sends: VecDeque::new() };
         new.name(lines, at, None);
         new.begin_state(lines, at, Args::default());

@@ -108,8 +108,9 @@ impl Id {
 
     /// Accepts a request; for a datagram id only `qp_num` and the private data of `param` count. On
     /// the active side, moves a queue pair attached after the request to RTS, and then does as
-    /// [`Id::establish`]; `param` has no effect. EINVAL without a request, with too much private
-    /// data, or terms that the queue pair refuses; in the last case the request is rejected.
+    /// [`Id::establish`]; `param` has no effect. Fails with EINVAL if there is no request, for too
+    /// much private data, or for terms that the queue pair refuses; in the last case the request is
+    /// rejected.
     pub fn accept(&self, param: &ConnParam) -> Result<(), Error> {
         self.runtime()?.cm(|session| {
             let mut inner = self.lock();
@@ -139,8 +140,8 @@ impl Id {
         accepted.inspect_err(|_| inner.give_up(session))
     }
 
-    /// Rejects a request, or the peer's reply. A datagram id does not send the reason. EINVAL:
-    /// nothing to reject, or too much private data.
+    /// Rejects a request, or the peer's reply. A datagram id does not send the reason. Fails with
+    /// EINVAL if there is nothing to reject, or for too much private data.
     pub fn reject(&self, private_data: &[u8], reason: RejReason) -> Result<(), Error> {
         self.runtime()?.cm(|session| {
             let mut inner = self.lock();
@@ -159,7 +160,8 @@ impl Id {
     }
 
     /// Confirms the peer's reply (`rdma_establish`), for programs that move their queue pair
-    /// themselves. No event follows: the connection is established. EINVAL without a reply.
+    /// themselves. No event follows: the connection is established. Fails with EINVAL if there is
+    /// no reply.
     pub fn establish(&self) -> Result<(), Error> {
         self.runtime()?.cm(|session| {
             let inner = self.lock();
@@ -169,7 +171,7 @@ impl Id {
     }
 
     /// Disconnects, or agrees to the peer's disconnect; moves the queue pair to ERR. Does nothing
-    /// if the connection is over. EINVAL if the id was never connected.
+    /// if the connection is over. Fails with EINVAL if the id was never connected.
     pub fn disconnect(&self) -> Result<(), Error> {
         let runtime = self.runtime()?;
         let (conn, qp) = {
@@ -190,8 +192,8 @@ impl Id {
 
     /// Reports an event of the queue pair. [`AsyncEventKind::CommEst`] establishes an accepted
     /// connection whose confirmation was lost; [`AsyncEventKind::PathMig`] makes the alternate path
-    /// the path of the connection. EISCONN if the connection is established; EINVAL for any other
-    /// event or state.
+    /// the path of the connection. Fails with EISCONN if the connection is established; EINVAL for
+    /// any other event or state.
     // clause: CM-ESTABLISH
     pub fn notify(&self, event: AsyncEventKind) -> Result<(), Error> {
         let runtime = self.runtime()?;
@@ -386,7 +388,7 @@ impl Deadline for Cut {
             // A call after the end of the connection is not an error.
             id.upgrade().map(|id| id.disconnect())
         };
-        // Without a thread the connection goes on.
+        // If no thread can be started, the connection stays established.
         _ = thread::Builder::new().spawn(end);
     }
 }
@@ -475,8 +477,8 @@ type Modify = (QpAttr, AttrMask);
 
 impl Id {
     /// Attaches a queue pair, which the id moves from now on: now to INIT, datagrams to RTS; later
-    /// with connect, accept, reject and disconnect. EINVAL if the id has a queue pair or no device,
-    /// or the queue pair belongs to another device or is not in RESET.
+    /// with connect, accept, reject and disconnect. Fails with EINVAL if the id has a queue pair or
+    /// no device, or the queue pair belongs to another device or is not in RESET.
     pub fn attach_qp(&self, qp: &Arc<Qp>) -> Result<(), Error> {
         let mut inner = self.lock();
         if inner.qp.is_some() {
@@ -520,8 +522,8 @@ impl Id {
     }
 
     /// Returns the attributes for moving a queue pair to `state` (INIT, RTR or RTS), for programs
-    /// that move it themselves. EINVAL without a device, for another state, or before the peer's
-    /// reply.
+    /// that move it themselves. Fails with EINVAL if the id has no device, for any other `state`,
+    /// or before the peer's reply.
     pub fn init_qp_attr(&self, state: QpState) -> Result<(QpAttr, AttrMask), Error> {
         let inner = self.lock();
         let runtime = inner.device_addr()?.runtime.clone();
@@ -550,8 +552,8 @@ impl Inner {
     }
 
     /// Moves the attached queue pair, if any, to RTS. `depths` are the program's responder
-    /// resources and initiator depth. EINVAL if the queue pair belongs to another device, or cannot
-    /// reach RTS from its state.
+    /// resources and initiator depth. Fails with EINVAL if the queue pair belongs to another
+    /// device, or cannot reach RTS from its state.
     fn make_ready(&self, session: &mut Session<'_>, depths: Option<(u8, u8)>) -> Result<(), Error> {
         let Some(qp) = &self.qp else { return Ok(()) };
         self.check_device(qp)?;
@@ -668,8 +670,8 @@ fn no_such_state() -> Error {
 
 impl Id {
     /// Sets if alternate paths that the peer proposes are loaded. By default they are refused,
-    /// because they let the peer choose a destination of packets. EINVAL if the id is not connected
-    /// or has no queue pair.
+    /// because they let the peer choose a destination of packets. Fails with EINVAL if the id is
+    /// not connected or has no queue pair.
     pub fn allow_alternates(&self, allow: bool) -> Result<(), Error> {
         self.runtime()?.cm(|session| {
             let inner = self.lock();

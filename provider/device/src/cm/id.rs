@@ -52,7 +52,7 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Creates a channel. EMFILE without a free descriptor.
+    /// Creates a channel. Fails with EMFILE if no descriptor is free.
     pub fn create() -> Result<Arc<Self>, Error> {
         Ok(Arc::new(Self { events: EventQueue::new()?, engine: OnceLock::new() }))
     }
@@ -68,16 +68,16 @@ impl Channel {
         self.events.as_fd()
     }
 
-    /// Waits for the next event. EAGAIN if the descriptor is non-blocking and no event is pending;
-    /// EINTR as for `read(2)`.
+    /// Waits for the next event. Fails with EAGAIN if the descriptor is non-blocking and no event
+    /// is pending; EINTR as for `read(2)`.
     pub fn next(&self) -> Result<Event, Error> {
         let _wait = self.before_wait();
         Ok(count_fetched(self.events.next()?))
     }
 
-    /// Prepares a wait by a caller that sleeps itself: receives what has arrived, and returns the
+    /// Prepares a wait by a caller that sleeps itself: receives arrived packets, and returns the
     /// descriptor to read a unit from (`None` if an event is pending) and a guard for the wait.
-    /// EAGAIN if [`Channel::fd`] is non-blocking and no event is pending.
+    /// Fails with EAGAIN if [`Channel::fd`] is non-blocking and no event is pending.
     pub fn before_wait(&self) -> io::Result<(Option<RawFd>, Option<Wait>)> {
         let sleep_on = self.events.sleep_on()?;
         let engine = self.engine.get().filter(|_| sleep_on.is_some());
@@ -297,7 +297,7 @@ impl Id {
     }
 
     /// Creates an id like [`Id::create`], for UC, the two sides of XRC, or UD in the IB port space.
-    /// EINVAL for raw packets, which have no connections.
+    /// Fails with EINVAL for raw packets, which have no connections.
     pub fn create_for(
         channel: &Arc<Channel>,
         port_space: PortSpace,
@@ -411,7 +411,7 @@ impl Id {
     /// Raises an event; `inner` shows that the id is locked.
     pub(super) fn raise_in(&self, inner: &Inner, kind: EventKind, status: i32, data: EventData) {
         if let Some(id) = self.me.upgrade().filter(|_| inner.state != State::Destroyed) {
-            emit(|| CheckEvent::Connection { id: self.name, kind: &kind, status });
+            emit(|| CheckEvent::CmEventQueued { id: self.name, kind: &kind, status });
             let channel = self.channel.lock();
             if let Some(DeviceAddr { runtime, .. }) = &inner.device_addr {
                 channel.engine.get_or_init(|| Arc::clone(runtime.engine()));
@@ -432,7 +432,7 @@ impl Id {
         let (kind, id, channel) = (EventKind::ConnectRequest, Arc::clone(id), self.channel());
         // The listener may have moved to another channel.
         *id.channel.lock() = Arc::clone(&channel);
-        emit(|| CheckEvent::Connection { id: id.name, kind: &kind, status: 0 });
+        emit(|| CheckEvent::CmEventQueued { id: id.name, kind: &kind, status: 0 });
         channel.events.push(self.name, Event { kind, status: 0, id, listener: Some(me), data }, None);
         true
     }
@@ -604,7 +604,7 @@ fn with_machine(runtime: &Runtime, verb: impl FnOnce(&mut Session<'_>)) {
     }
 }
 
-/// Receives what has arrived before a connection ends: the kernel may have delivered packets for
+/// Receives arrived packets before a connection ends: the kernel may have delivered packets for
 /// another process of this host to a socket of this process, and they must reach the other process
 /// before the end of the connection does. The caller holds no lock of an id.
 pub(super) fn receive_before_end(runtime: &Runtime) {

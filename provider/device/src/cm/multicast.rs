@@ -60,8 +60,8 @@ impl Id {
 }
 
 impl Inner {
-    /// Returns the destination of datagrams to a group. EINVAL if the group is of the other IP
-    /// version.
+    /// Returns the destination of datagrams to a group. Fails with EINVAL if the group is of the
+    /// other IP version.
     // clause: CM-MULTICAST
     fn group_destination(&self, mgid: Gid) -> Result<UdParam, Error> {
         let device_addr = self.device_addr()?;

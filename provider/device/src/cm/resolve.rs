@@ -180,7 +180,7 @@ impl Id {
     }
 
     /// Resolves the path, without waiting: RoCE has no subnet administrator. The result is
-    /// [`EventKind::RouteResolved`]. EINVAL if the address is not resolved.
+    /// [`EventKind::RouteResolved`]. Fails with EINVAL if the address is not resolved.
     pub fn resolve_route(&self, _timeout_ms: u32) -> Result<(), Error> {
         let mut inner = self.lock();
         inner.check(&[State::AddrResolved])?;

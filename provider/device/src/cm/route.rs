@@ -29,7 +29,7 @@ pub enum Address {
     Ib(IbAddress),
 }
 
-/// An address with a service ID (`struct sockaddr_ib`); all fields in host order.
+/// An address with a service ID (`struct sockaddr_ib`); all fields are in host byte order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct IbAddress {
     /// P_Key; 0 and 0xffff mean the default one.
@@ -136,8 +136,8 @@ pub(super) struct DeviceAddr {
 }
 
 impl DeviceAddr {
-    /// Finds the device with the address `gid`. EADDRNOTAVAIL if it is not an address of this host;
-    /// ENODEV if no device has it.
+    /// Finds the device with the address `gid`. Fails with EADDRNOTAVAIL if it is not an address of
+    /// this host; ENODEV if no device has it.
     pub(super) fn of(gid: Gid) -> Result<Self, Error> {
         if let Some(device_addr) = Self::find(&known_devices(), |own| own == gid)? {
             return Ok(device_addr);
@@ -220,8 +220,8 @@ pub(super) struct HostRoute {
 }
 
 impl HostRoute {
-    /// Finds the route from `source` (`None`: by the system's routing table) to `to`. ENETUNREACH
-    /// and others as connect(2); EADDRNOTAVAIL, ENODEV as [`DeviceAddr::of`].
+    /// Finds the route from `source` (`None`: by the system's routing table) to `to`. Fails with
+    /// ENETUNREACH and others as connect(2); EADDRNOTAVAIL, ENODEV as [`DeviceAddr::of`].
     pub(super) fn find(source: Option<IpAddr>, to: &Address) -> Result<Self, Error> {
         let to = match to {
             Address::Ip(ip) => *ip,
@@ -296,7 +296,7 @@ pub fn connections(device: &Arc<Device>) -> usize {
 /// Default packet lifetime code: that of Linux on RoCE.
 pub(super) const PACKET_LIFE_TIME: u8 = 16;
 
-/// A path (`struct ibv_sa_path_rec`), in host order.
+/// A path (`struct ibv_sa_path_rec`), in host byte order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
     /// Local GID.

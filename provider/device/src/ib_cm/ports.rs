@@ -64,9 +64,9 @@ pub(crate) fn abandon() {
 }
 
 impl Claim {
-    /// Binds `port` (0: a free one) at `address`, which may be the wildcard. EADDRINUSE if the port
-    /// is in use at this address; EADDRNOTAVAIL if it is in use and one of both claims has all
-    /// addresses, or if no port is free.
+    /// Binds `port` (0: a free one) at `address`, which may be the wildcard. Fails with EADDRINUSE
+    /// if the port is in use at this address; EADDRNOTAVAIL if it is in use and one of both claims
+    /// has all addresses, or if no port is free.
     pub(crate) fn take(space: PortSpace, address: IpAddr, port: u16, sharing: Sharing) -> Result<Self, Error> {
         let scope = match address {
             _ if !address.is_unspecified() => Scope::At(address.into()),

@@ -90,8 +90,8 @@ impl QpHost<'_> {
     #[inline(never)]
     pub(super) fn report_failed_bind(&mut self, bind: &Bind, error: MemError) {
         let key_states = self.on_regions(|regions, _| {
-            let now = regions.key_of(bind.rkey.0).unwrap_or(bind.rkey.0);
-            (regions.key_state(now), regions.key_state(bind.lkey.0))
+            let current = regions.current_key(bind.rkey.0).unwrap_or(bind.rkey.0);
+            (regions.key_state(current), regions.key_state(bind.lkey.0))
         });
         failure::note_local(&mut self.state.failed, || failure::failed_bind(bind, error, key_states));
     }
@@ -212,10 +212,10 @@ impl QpHost<'_> {
         }
         let done = self.on_regions(|regions, scope| weakest::atomic(regions, scope, rkey, va, op));
         if is_checking()
-            && let Ok(found) = done
+            && let Ok(old) = done
             && let Ok(addr) = self.on_regions(|regions, scope| regions.locate_remote(scope, rkey, va, 8))
         {
-            emit(|| Event::Atomic { qp: self.qp.id, rkey, va, addr, found, left: op.applied(found) });
+            emit(|| Event::Atomic { qp: self.qp.id, rkey, va, addr, old, new: op.applied(old) });
         }
         Some(done)
     }

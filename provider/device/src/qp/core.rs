@@ -15,7 +15,7 @@ use roxe_base::config::Explain;
 use roxe_base::lock::{Mutex, MutexGuard, rank};
 use roxe_base::uses::ObjectId;
 use roxe_check::explain::explains;
-use roxe_check::{Arrived, Event, emit};
+use roxe_check::{DroppedPacket, Event, emit};
 use roxe_engine::engine::Engine;
 use roxe_engine::flow_control::Key;
 use roxe_engine::poll_policy::DelayedAck;
@@ -176,7 +176,7 @@ impl QpCore {
         }
         emit(|| {
             let (src, dst, header, expected) = (net.src, net.dst, *header, machine.expected_psn());
-            let packet = Some(Arrived { src, dst, header, len, expected });
+            let packet = Some(DroppedPacket { src, dst, header, len, expected });
             Event::Dropped { qp: self.resources.id, reason, packet }
         });
         self.engine().counters().count_drop(reason);

@@ -371,7 +371,7 @@ impl FlowControl for QpHost<'_> {
         if self.state.waits_for != Some(key) {
             self.state.waits_for = Some(key);
             if let Some(flow) = &self.state.flow {
-                flow.wait(pool, self.qp.qpn, bytes);
+                flow.add_waiter(pool, self.qp.qpn, bytes);
             }
             // Room freed between the refusal and the registration woke no waiter.
             if self.try_reserve(key, bytes, own) {
@@ -445,7 +445,7 @@ pub(super) struct QpHostState {
 }
 
 impl QpHostState {
-    /// Opens the window if credits seem to be lost.
+    /// Resets the window if credits seem to be lost.
     pub(super) fn on_timer(&mut self, engine: &Engine, service: Service, now: Instant) {
         if self.stalls_at.is_none_or(|at| at > now) {
             return;
@@ -455,8 +455,8 @@ impl QpHostState {
         self.stalls_at = self.waits_for.map(|_| now.after(stall(pool)));
         if let Some(flow) = &self.flow {
             match pool {
-                Pool::Stream => flow.open_stream_if_stalled(now),
-                Pool::Datagrams if flow.open_if_stalled(now) => engine.scheduler.note_unanswered(now),
+                Pool::Stream => flow.reset_stream_if_stalled(now),
+                Pool::Datagrams if flow.reset_datagrams_if_stalled(now) => engine.scheduler.note_unanswered(now),
                 Pool::Datagrams => {}
             }
             engine.flows.wake(flow);

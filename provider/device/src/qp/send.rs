@@ -13,14 +13,15 @@ use roxe_transport::qp::PostError;
 use roxe_transport::wr::{SendFlags, SendRequest};
 
 impl Qp {
-    /// Posts `requests` in order and sends what can be sent. On an error, returns the
+    /// Posts `requests` in order and sends the packets that can leave now. On an error, returns the
     /// index of the refused request; those before it are posted.
     pub fn post_send(&self, requests: &[SendRequest<'_>]) -> Result<(), (usize, PostError)> {
         let mut guard = self.send();
         requests.iter().enumerate().try_for_each(|(at, request)| guard.push(request).map_err(|error| (at, error)))
     }
 
-    /// Locks the queue pair for posting. Dropping the guard sends what can be sent.
+    /// Locks the queue pair for posting. Dropping the guard sends the packets
+    /// that can leave now.
     #[inline]
     pub fn send(&self) -> SendGuard<'_> {
         prefetch(&*self.core);
@@ -107,7 +108,7 @@ impl SendGuard<'_> {
             inner.machine.retract_sends(pushed);
             inner.state.watch.take_back(pushed);
             inner.state.weak.iter_mut().for_each(|weak| weak.take_back(pushed));
-            emit(|| Event::TakenBack { qp: self.core.resources.id, count: pushed as usize });
+            emit(|| Event::SendsWithdrawn { qp: self.core.resources.id, count: pushed as usize });
         }
     }
 }

@@ -13,7 +13,7 @@ use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use};
 use roxe_base::{clock, instruments};
 use roxe_check::explain::because;
-use roxe_check::{Event, Object, Pair, Tracked, emit, is_checking, is_on};
+use roxe_check::{Event, Object, QpInfo, Tracked, emit, is_checking, is_on};
 use roxe_engine::engine::Engine;
 use roxe_engine::queue_pair::QueuePair;
 use roxe_transport::cm::Route;
@@ -108,7 +108,7 @@ impl Qp {
             }
         }
         let flows = FlowUses::default();
-        let tracked = Tracked::new(core.resources.id, || Object::Qp(pair_for_checker(&core, pd, &init)));
+        let tracked = Tracked::new(core.resources.id, || Object::Qp(qp_for_checker(&core, pd, &init)));
         Ok(Arc::new(Self { core, pd: Arc::clone(pd), uses: Mutex::new(uses), flows, rss, tracked }))
     }
 
@@ -196,10 +196,10 @@ impl Qp {
     }
 
     /// Changes attributes and state (`man ibv_modify_qp`). With an address it waits until the
-    /// neighbour is resolved. EINVAL if an attribute is not valid or not allowed in this state;
-    /// then nothing has changed. EOPNOTSUPP for a hash queue pair; ENETUNREACH, EHOSTUNREACH or
-    /// EACCES without a route to the address; ETIMEDOUT if the neighbour has not answered for a
-    /// second.
+    /// neighbour is resolved. Fails with EINVAL if an attribute is not valid or not allowed in this
+    /// state; then nothing has changed. Fails with EOPNOTSUPP for a hash queue pair; ENETUNREACH,
+    /// EHOSTUNREACH or EACCES without a route to the address; ETIMEDOUT if the neighbour has not
+    /// answered for a second.
     // clause: AV-NEXT-HOP
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
         let route = Route { local: attr.av.sgid, remote: attr.av.dgid };
@@ -283,9 +283,9 @@ impl Qp {
 
     /// Joins the multicast group `mgid` (`man ibv_attach_mcast`); joining twice changes nothing.
     /// For a raw packet queue pair the last six bytes of `mgid` are an Ethernet group address, the
-    /// others are 0. EINVAL if `mgid` is not a group, or for services other than UD and raw
-    /// packets; ENOMEM beyond the limit of groups or members; EADDRINUSE if another user listens
-    /// for the group.
+    /// others are 0. Fails with EINVAL if `mgid` is not a group, or for services other than UD and
+    /// raw packets; ENOMEM beyond the limit of groups or members; EADDRINUSE if another user
+    /// listens for the group.
     pub fn attach_mcast(&self, mgid: Gid) -> Result<(), Error> {
         if self.service() == Service::Raw {
             return self.flows.attach(&self.core, self.rss.as_ref(), mgid);
@@ -305,8 +305,8 @@ impl Qp {
     }
 
     /// Steers frames to the queue pair until the returned flow is dropped (`man ibv_create_flow`).
-    /// EINVAL for another service, or for a flow that passes frames on and is not of type NORMAL;
-    /// ENOMEM beyond the limit of flows.
+    /// Fails with EINVAL for another service, or for a flow that passes frames on and is not of
+    /// type NORMAL; ENOMEM beyond the limit of flows.
     pub fn create_flow(&self, init: FlowInit) -> Result<Flow, Error> {
         Flow::create(&self.core, self.rss.as_ref(), &self.flows, init)
     }
@@ -382,9 +382,9 @@ fn config(context: &Context, init: &QpInit, qpn: Qpn, is_xrc_target: bool) -> Qp
     }
 }
 
-fn pair_for_checker(core: &QpCore, pd: &Pd, init: &QpInit) -> Pair {
+fn qp_for_checker(core: &QpCore, pd: &Pd, init: &QpInit) -> QpInfo {
     let qp = &core.resources;
-    Pair {
+    QpInfo {
         context: pd.context().id(),
         pd: pd.object(),
         qpn: qp.qpn,

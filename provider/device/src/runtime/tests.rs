@@ -117,8 +117,8 @@ fn rescheduled_timer_waits_for_a_later_receive() {
 #[test]
 fn get_event_receives_packets() {
     let _engines = engines();
-    // With retries: an engine of another test that is busy may receive a packet and deliver it here
-    // after the timeout.
+    // The queue pair retries: a busy engine of another test may receive a packet and deliver it
+    // here after the timeout.
     let (qp, cq) = self_connected(7);
     for _ in 0..100 {
         cq.req_notify(false);
@@ -142,7 +142,7 @@ fn cm_message_within_host_does_not_need_receive_side() {
         threads.spawn(|| {
             let _rx = runtime.engine().hold_receive_side();
             held.send(()).unwrap();
-            // Until `done` is dropped.
+            // Hold the receive side until `done` is dropped.
             let _ = is_done.into_iter().next();
         });
         is_held.recv().unwrap();

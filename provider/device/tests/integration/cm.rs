@@ -335,7 +335,7 @@ fn destroyed_listener_rejects_pending_requests() {
     accepted.id.connect(&conn_param(b"1")).unwrap();
     let (passive, _) = listener.next_request();
     pending.id.connect(&conn_param(b"2")).unwrap();
-    // Until the request has arrived.
+    // Wait until the request has arrived.
     wait_any(&[&listener.channel]);
     listener.id.destroy();
     assert_eq!(pending.expect(EventKind::Rejected).status, 28);

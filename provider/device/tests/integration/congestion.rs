@@ -76,8 +76,8 @@ fn cnps_answer_only_marks_and_limit_rate_with_dcqcn() {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{stderr}");
     let stats = stderr.lines().find(|line| line.starts_with("roxe0 (process ")).unwrap_or_else(|| panic!("{stderr}"));
-    let facts = ["np_ecn_marked_roce_packets=1", "np_cnp_sent=1", "rp_cnp_handled=501"];
-    assert!(facts.iter().all(|fact| stats.contains(fact)) && !stats.contains("rp_cnp_ignored"), "{stats}");
+    let expected = ["np_ecn_marked_roce_packets=1", "np_cnp_sent=1", "rp_cnp_handled=501"];
+    assert!(expected.iter().all(|counter| stats.contains(counter)) && !stats.contains("rp_cnp_ignored"), "{stats}");
 }
 
 /// Runs with DCQCN, in a process started by the test above.

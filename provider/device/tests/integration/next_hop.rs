@@ -103,7 +103,7 @@ fn unreachable_peers_are_refused() {
     namespace::inside("unreachable_peers_are_refused", &format!("{make} && {VETH_UP}"), "x0,x1", || {
         let node = Node::open();
         let errno = |result: Result<(), Error>| result.map_err(|e| e.errno());
-        // Without a neighbour, with a known one, and through one.
+        // Peers that need no neighbour, are a known neighbour, or are reached through one.
         for peer in ["10.77.0.1", "10.78.0.1", "10.77.0.8", "198.51.100.1", "fd77::1", "fd77::8"] {
             let outcomes = [to_rtr(&node, peer), create_ah(&node, peer)].map(errno);
             assert_eq!(outcomes, [Ok(()); 2], "{peer}");

@@ -12,17 +12,19 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 const THREADS: usize = 32;
-const PAIRS: usize = 8;
+const CONNECTIONS: usize = 8;
+/// Messages that each thread sends.
 const MESSAGES: usize = 200;
+/// Length of a message in bytes.
 const LEN: usize = 64;
-/// Maximum duration, on a busy machine.
+/// Time limit for a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Connections between two nodes, each with a completion queue; the receivers take from `srqs`
-/// shared receive queues.
+/// Connections between queue pairs of one node. Each connection has a completion queue. The
+/// receiving queue pairs use the shared receive queues `srqs` in turn.
 struct Connections {
     context: Arc<Context>,
-    /// Memory per thread.
+    /// One buffer per thread.
     sges: Vec<Sge>,
     cqs: Vec<Arc<Cq>>,
     srqs: Vec<Arc<Srq>>,
@@ -34,22 +36,22 @@ struct Connections {
 }
 
 impl Connections {
-    fn new(srqs: usize) -> Self {
+    fn new(srq_count: usize) -> Self {
         let node = Node::open();
         let srq = || node.pd.create_srq(SrqInit { max_wr: 8192, max_sge: 1, ..SrqInit::default() }).unwrap();
-        let srqs: Vec<_> = (0..srqs).map(|_| srq()).collect();
+        let srqs: Vec<_> = (0..srq_count).map(|_| srq()).collect();
         let cq = || node.context.create_cq(CqInit { cqe: 8192, ..CqInit::default() }).unwrap();
-        let cqs: Vec<_> = (0..PAIRS).map(|_| cq()).collect();
+        let cqs: Vec<_> = (0..CONNECTIONS).map(|_| cq()).collect();
         let caps = QpCaps { max_send_wr: 64, max_recv_wr: 0, max_send_sge: 1, max_recv_sge: 0, max_inline_data: 0 };
         let gid = node.context.gid(1, 0).unwrap();
-        let qp = |at: usize, srq: Option<Arc<Srq>>| {
-            let (send_cq, recv_cq) = (Arc::clone(&cqs[at]), Arc::clone(&cqs[at]));
+        let qp = |index: usize, srq: Option<Arc<Srq>>| {
+            let (send_cq, recv_cq) = (Arc::clone(&cqs[index]), Arc::clone(&cqs[index]));
             let init = QpInit { service: Service::Rc, caps, sq_sig_all: true, send_cq, recv_cq, srq, user_context: 0 };
             node.pd.create_qp(init).unwrap()
         };
-        let (senders, receivers): (Vec<_>, Vec<_>) = (0..PAIRS)
-            .map(|at| {
-                let (a, b) = (qp(at, None), qp(at, Some(Arc::clone(&srqs[at % srqs.len()]))));
+        let (senders, receivers): (Vec<_>, Vec<_>) = (0..CONNECTIONS)
+            .map(|index| {
+                let (a, b) = (qp(index, None), qp(index, Some(Arc::clone(&srqs[index % srqs.len()]))));
                 connect(&a, node.av(0, gid), b.qpn(), PathMtu::Mtu1024);
                 connect(&b, node.av(0, gid), a.qpn(), PathMtu::Mtu1024);
                 (a, b)
@@ -57,60 +59,63 @@ impl Connections {
             .unzip();
         let (sent, received) = Default::default();
         let sges = (0..THREADS).map(|thread| node.sge(thread * LEN, LEN)).collect();
-        // The registration and its memory are leaked.
+        // The node is leaked: `sges` refer to its memory, which has to stay registered.
         let context = Arc::clone(&node.context);
         std::mem::forget(node);
         Self { context, sges, cqs, srqs, senders, _receivers: receivers, sent, received, start: Barrier::new(THREADS) }
     }
 
-    fn poll(&self, at: usize) {
-        let found = |cqe: &roxe_provider::Cqe| {
+    /// Polls the completion queue of connection `index`, and counts the completions.
+    fn poll(&self, index: usize) {
+        let count_cqe = |cqe: &roxe_provider::Cqe| {
             assert_eq!(cqe.status, WcStatus::Success, "{cqe:?}");
             let count = if cqe.opcode == WcOpcode::Recv { &self.received } else { &self.sent };
             count.fetch_add(1, Relaxed);
         };
-        self.cqs[at % PAIRS].poll(16, found).unwrap();
+        self.cqs[index % CONNECTIONS].poll(16, count_cqe).unwrap();
     }
 
     /// Posts a thread's share of receives and sends, and polls until those of all threads are
     /// complete.
     fn run(&self, thread: usize) {
         let (started, sge) = (Instant::now(), self.sges[thread]);
-        let watch = || {
+        let check_time = || {
             let counters = || self.context.counters().into_iter().filter(|(_, n)| *n > 0).collect::<Vec<_>>();
             let (sent, received) = (self.sent.load(Relaxed), self.received.load(Relaxed));
             assert!(started.elapsed() < TIMEOUT, "{sent} sent, {received} received: {:?}", counters());
         };
         self.start.wait();
         for turn in 0..MESSAGES {
-            let at = thread + turn;
+            let index = thread + turn;
             let before = self.sent.load(Relaxed);
-            let srq = &self.srqs[at % PAIRS % self.srqs.len()];
+            let srq = &self.srqs[index % CONNECTIONS % self.srqs.len()];
             srq.post_recv(&RecvRequest { wr_id: 0, sges: &[sge] }).unwrap();
-            while let Err((_, error)) = self.senders[at % PAIRS].post_send(&[request(1, SendOp::Send, &[sge])]) {
+            let sender = &self.senders[index % CONNECTIONS];
+            while let Err((_, error)) = sender.post_send(&[request(1, SendOp::Send, &[sge])]) {
                 assert!(matches!(error, PostError::QueueFull), "{error}");
-                self.poll(at);
-                watch();
+                self.poll(index);
+                check_time();
             }
-            // Until a request completes, so that all threads run at once.
-            let mut next = at;
+            // Wait until any thread's request completes, so that all threads run at once.
+            let mut next = index;
             while self.sent.load(Relaxed) == before {
                 self.poll(next);
                 next += 1;
-                watch();
+                check_time();
             }
         }
-        let mut at = thread;
+        let mut next = thread;
         while self.sent.load(Relaxed) + self.received.load(Relaxed) < 2 * THREADS * MESSAGES {
-            self.poll(at);
-            at += 1;
-            watch();
+            self.poll(next);
+            next += 1;
+            check_time();
         }
     }
 }
 
-fn all_complete(srqs: usize) {
-    let (connections, started) = (Connections::new(srqs), Instant::now());
+/// Runs the threads, and checks that every send and every receive completes.
+fn run_threads(srq_count: usize) {
+    let (connections, started) = (Connections::new(srq_count), Instant::now());
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
             let connections = &connections;
@@ -121,15 +126,15 @@ fn all_complete(srqs: usize) {
         (connections.sent.into_inner(), connections.received.into_inner()),
         (THREADS * MESSAGES, THREADS * MESSAGES)
     );
-    println!("{srqs} SRQs: {:.2} s", started.elapsed().as_secs_f32());
+    println!("{srq_count} SRQs: {:.2} s", started.elapsed().as_secs_f32());
 }
 
 #[test]
-fn threads_share_one_receive_queue() {
-    all_complete(1);
+fn threads_on_one_srq_complete_all_messages() {
+    run_threads(1);
 }
 
 #[test]
-fn threads_share_several_receive_queues() {
-    all_complete(4);
+fn threads_on_several_srqs_complete_all_messages() {
+    run_threads(4);
 }

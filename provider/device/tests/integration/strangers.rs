@@ -31,6 +31,7 @@ const FIRST_PSN: u32 = 77;
 /// Set in the network namespace: user ID of the victim.
 const INSIDE: &str = "ROXE_TEST_STRANGERS";
 const LOOPBACK: Ipv4Addr = Ipv4Addr::LOCALHOST;
+/// Length of a message in bytes.
 const MESSAGE: usize = 64 << 10;
 /// Offset for messages read back.
 const BACK: usize = 1 << 20;
@@ -229,7 +230,7 @@ impl Puppet {
             "try" => self.write_until_it_fails(),
             "check" => u8::from(self.node.bytes(0, MESSAGE) == pattern(MESSAGE, 7)).to_string(),
             "target" => {
-                // Receive what has arrived.
+                // Receive arrived packets.
                 for _ in 0..1000 {
                     self.node.cq.poll(1, |_| ()).unwrap();
                 }
@@ -553,13 +554,14 @@ fn is_barred(cause: &std::io::Error) -> bool {
     matches!(cause.kind(), ErrorKind::PermissionDenied | ErrorKind::NotFound)
 }
 
-/// Starts two connected processes of the victim; returns them and the facts of the responder.
+/// Starts two connected processes of the victim; returns them, and the QPN, address
+/// and rkey of the responder.
 fn pair_of_victims(place: &Place, link: &str) -> (Peer, Peer, Vec<u64>) {
     let (a, b, _, of_b) = both_victims(place, link);
     (a, b, of_b)
 }
 
-/// Returns [`pair_of_victims`], with the facts of both.
+/// Like [`pair_of_victims`]. Returns the QPN, address and rkey of both.
 fn both_victims(place: &Place, link: &str) -> (Peer, Peer, Vec<u64>, Vec<u64>) {
     let (mut a, mut b) = (place.peer(victim(), link), place.peer(victim(), link));
     let (of_a, of_b) = (a.ask("create"), b.ask("create"));

@@ -15,9 +15,10 @@ use std::time::{Duration, Instant};
 
 /// Offsets that the programs write, read and receive at.
 const DATA: usize = 0;
-const LEN: usize = 300;
 const FLAG: usize = 4096;
 const INBOX: usize = 8192;
+/// Length of a message in bytes.
+const LEN: usize = 300;
 /// Maximum number of seeds until every outcome has occurred.
 const SEEDS: u64 = 2000;
 

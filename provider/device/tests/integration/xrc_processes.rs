@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Length of a receive buffer.
+/// Length of a receive buffer in bytes.
 const ROOM: usize = 200_000;
 /// Offset of memory for remote access, after the receive buffers.
 const WINDOW: usize = LEN / 2;

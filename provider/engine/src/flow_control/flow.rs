@@ -1,4 +1,4 @@
-//! The window to one receiving process: RC bytes in flight, and datagram bytes without credit.
+//! The window to one receiving process: RC bytes in flight, and datagram bytes not credited yet.
 
 use super::used::Used;
 use super::waiters::{Pool, RoomQueue};
@@ -11,13 +11,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Time without credits after which a sender of datagrams assumes that they are lost.
+/// Time without credits after which a datagram sender assumes that the missing ones are lost.
 pub const STALL: Duration = Duration::from_millis(100);
-/// Time without releases after which a sender of RC with nothing in flight assumes that others'
-/// bytes will never be released.
+/// Time without releases after which an RC sender with nothing in flight resets the window, even if
+/// other senders hold bytes of it.
 pub const STREAM_STALL: Duration = Duration::from_secs(1);
 /// Maximum size in bytes of the packet of a short message.
-const MAX_SHORT_LEN: u32 = 1024;
+const SHORT_PACKET: u32 = 1024;
 
 /// Identifies a receiving process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,16 +35,16 @@ impl Key {
     }
 }
 
-/// Kind of a receiver of datagrams.
+/// How the process at a destination receives datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Receiver {
-    /// On another host: no credits, no window.
+    /// On another host, which has no window because it returns no credits.
     Remote,
-    /// On this host, but no process owns the slot.
+    /// Not at all: no process of this host owns the slot, or the owner is not known yet.
     Absent,
-    /// A process on this host that returns credits.
+    /// From a socket on this host; the process returns credits.
     Credits,
-    /// A process reached through a ring, which has its own limit.
+    /// From a ring, which has its own limit.
     Ring,
 }
 
@@ -52,10 +52,13 @@ pub enum Receiver {
 #[derive(Debug)]
 pub struct Flow {
     pub(crate) key: Key,
+    /// Size of the RC window in bytes.
     pub(crate) window: u32,
+    /// Used bytes of the RC window.
     pub(crate) stream: Used,
     /// True from a refusal in [`Flow::take_stream`] until a reservation fits its limit again.
     pub(crate) is_full: AtomicBool,
+    /// Used bytes of the datagram window.
     pub(crate) datagrams: Used,
     pub(crate) receiver: Mutex<rank::FlowReceiver, Receiver>,
     /// Time of the last credit or reset in nanoseconds.
@@ -73,35 +76,41 @@ impl Flow {
         self.key
     }
 
-    /// Takes `bytes` of the RC window for a QP that holds `own` of it. A window that was full opens
-    /// when a quarter is free, since little room makes short runs. A QP that holds nothing may use
-    /// the window a second time, as the socket buffer holds two, unless others wait: with thousands
-    /// of them, packets would stay in the buffer until their timers expire.
+    /// Reserves `bytes` of the RC window for a QP that holds `own` bytes of it. Returns false if
+    /// they do not fit.
+    ///
+    /// A full window opens again when a quarter of it is free, because little room makes short
+    /// runs. A QP that holds nothing may exceed the window by as much again, because the socket
+    /// buffer holds two windows. It may not while other QPs wait: with thousands of waiting QPs,
+    /// packets would stay in the buffer until the timers of their senders expire.
     pub fn reserve_stream(&self, bytes: u32, own: u32) -> bool {
-        let limit = if self.is_full.load(Ordering::Relaxed) { self.nearly_full() } else { self.window };
+        let limit = if self.is_full.load(Ordering::Relaxed) { self.reopen_level() } else { self.window };
         let is_new = own == 0 && !self.waiters(Pool::Stream).has_waiters();
         self.take_stream(bytes, limit, if is_new { 2 * self.window } else { limit })
     }
 
-    /// Takes `bytes` of the RC window for packets not built yet, if no queue pair waits.
+    /// Reserves `bytes` of the RC window for packets that are not built yet. Returns false if they
+    /// do not fit, or if a queue pair waits.
     pub fn reserve_ahead(&self, bytes: u32) -> bool {
         let is_free = !self.is_full.load(Ordering::Relaxed) && !self.waiters(Pool::Stream).has_waiters();
         is_free && self.take_up_to(bytes, self.window)
     }
 
-    /// Takes `bytes` for another packet of a run, also a little beyond the RC window: a packet left
-    /// for later would cost a system call of its own.
+    /// Reserves `bytes` for another packet of a run; returns false if they do not fit. The run may
+    /// exceed the RC window a little, because a packet left for later would cost a system call of
+    /// its own.
     pub fn reserve_in_run(&self, bytes: u32) -> bool {
         self.take_up_to(bytes, self.window + (self.window / 4).min(MAX_BYTES as u32))
     }
 
-    /// As [`Flow::reserve_stream`], for a queue pair whose turn it is after waiting.
+    /// Like [`Flow::reserve_stream`], for a queue pair that waited for room and is now served.
+    /// Returns false if the bytes do not fit.
     pub fn reserve_in_turn(&self, bytes: u32) -> bool {
         self.take_stream(bytes, self.window, self.window)
     }
 
-    /// Takes `bytes` if at most `max` bytes are then in use, or none were before. A full window
-    /// opens again if at most `limit` bytes are then in use.
+    /// Takes `bytes` if at most `max` bytes are then in use, or none were before. Returns true if
+    /// so. A full window opens again if at most `limit` bytes are then in use.
     pub(crate) fn take_stream(&self, bytes: u32, limit: u32, max: u32) -> bool {
         let before = self.stream.take(bytes);
         let used = before.saturating_add(bytes);
@@ -116,7 +125,7 @@ impl Flow {
         fits
     }
 
-    /// Takes `bytes` of the RC window if at most `max` are then in use.
+    /// Takes `bytes` of the RC window if at most `max` are then in use. Returns true if so.
     pub(crate) fn take_up_to(&self, bytes: u32, max: u32) -> bool {
         let used = self.stream.take(bytes).saturating_add(bytes);
         if used > max {
@@ -126,7 +135,7 @@ impl Flow {
     }
 
     /// Returns the bytes in use below which a full window opens again.
-    pub(crate) fn nearly_full(&self) -> u32 {
+    pub(crate) fn reopen_level(&self) -> u32 {
         self.window - self.window / 4
     }
 
@@ -160,9 +169,10 @@ impl Flow {
         self.used(pool).give(bytes);
     }
 
-    /// Takes `bytes` of the datagram window. `find_receiver` determines the receiver when the
-    /// window is used up and the receiver is unknown. A receiver with a ring is unlimited only for
-    /// packets that go `by_ring`: senders that began before the ring existed still use the socket.
+    /// Reserves `bytes` of the datagram window; returns false if they do not fit. `find_receiver`
+    /// determines the receiver when the window is used up and the receiver is absent. A receiver
+    /// with a ring is unlimited only for packets that go `by_ring`: senders that began before the
+    /// ring existed still use the socket.
     pub fn reserve_datagram(
         &self,
         bytes: u32,
@@ -192,7 +202,7 @@ impl Flow {
         true
     }
 
-    /// Returns `bytes` of datagram credit.
+    /// Releases `bytes` of the datagram window, for which the receiver returned credit.
     pub fn credit(&self, bytes: u32, now: Instant) {
         self.give(Pool::Datagrams, bytes);
         self.last_credit.store(now.0, Ordering::Relaxed);
@@ -200,7 +210,7 @@ impl Flow {
 
     /// Resets the datagram window and the receiver if no credit arrived for [`STALL`]. Returns true
     /// if it did.
-    pub fn open_if_stalled(&self, now: Instant) -> bool {
+    pub fn reset_datagrams_if_stalled(&self, now: Instant) -> bool {
         let is_stalled = now.since(Instant(self.last_credit.load(Ordering::Relaxed))) >= STALL;
         if is_stalled {
             self.last_credit.store(now.0, Ordering::Relaxed);
@@ -210,18 +220,18 @@ impl Flow {
         is_stalled
     }
 
-    /// Resets the RC window if nothing was released for [`STREAM_STALL`]: queue pairs with lost
-    /// packets may wait very long before they retransmit.
-    pub fn open_stream_if_stalled(&self, now: Instant) {
+    /// Resets the RC window if no bytes were released for [`STREAM_STALL`], because queue pairs
+    /// that lost packets may wait very long before they retransmit.
+    pub fn reset_stream_if_stalled(&self, now: Instant) {
         if now.since(Instant(self.last_release.load(Ordering::Relaxed))) >= STREAM_STALL {
             self.last_release.store(now.0, Ordering::Relaxed);
             self.stream.clear();
         }
     }
 
-    /// Registers `qpn`, which was refused `bytes`, for room. The caller has to reserve once more
-    /// afterwards: room released before the registration is not granted to `qpn`.
-    pub fn wait(&self, pool: Pool, qpn: Qpn, bytes: u32) {
+    /// Enqueues `qpn`, which was refused `bytes`, as a waiter for room. The caller must then try to
+    /// reserve again, because room released before this call is not granted to `qpn`.
+    pub fn add_waiter(&self, pool: Pool, qpn: Qpn, bytes: u32) {
         self.waiters(pool).push(qpn, bytes);
     }
 
@@ -229,16 +239,16 @@ impl Flow {
         &self.waiters[pool as usize]
     }
 
-    /// Returns the bytes granted to a waiter that needs `bytes`, if there is room: for a long
-    /// message a quarter of the window, so that runs are long.
+    /// Returns the bytes to grant to a waiter that was refused `bytes`; `None` if there is no room.
+    /// A long message gets at least a quarter of the window, so that runs are long.
     pub(crate) fn room_for(&self, pool: Pool, bytes: u32) -> Option<u32> {
         let used = self.used(pool).get();
-        let (room, wanted) = match pool {
-            Pool::Stream if bytes > MAX_SHORT_LEN => (used <= self.nearly_full(), bytes.max(self.window / 4)),
-            Pool::Stream => (used <= self.nearly_full(), bytes),
+        let (has_room, granted) = match pool {
+            Pool::Stream if bytes > SHORT_PACKET => (used <= self.reopen_level(), bytes.max(self.window / 4)),
+            Pool::Stream => (used <= self.reopen_level(), bytes),
             Pool::Datagrams => (used.saturating_add(bytes) <= self.datagram_window(), bytes),
         };
-        (room || used == 0).then_some(wanted)
+        (has_room || used == 0).then_some(granted)
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -246,7 +256,8 @@ impl Flow {
     }
 }
 
-/// Room held for one queue pair; dropped just before that queue pair reserves its room.
+/// Room held for one queue pair. The queue pair drops the grant, which releases the room, just
+/// before it reserves the same room itself.
 #[derive(Debug)]
 pub struct Grant {
     pub(crate) flow: Arc<Flow>,

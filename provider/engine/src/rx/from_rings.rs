@@ -24,8 +24,8 @@ const HEAD: usize = 96;
 const MIN_LONG_LEN: usize = 1024;
 
 impl Engine {
-    /// Receives from the rings. Polls of a new ring first receive the packets sent earlier through
-    /// the socket.
+    /// Receives from the rings; returns true if packets arrived. Polls of a new ring first receive
+    /// the packets sent earlier through the socket.
     pub(crate) fn receive_by_rings(
         &self,
         sources: &mut Sources,

@@ -493,7 +493,7 @@ impl TxBatch for TxPath<'_> {
         Some(room)
     }
 
-    /// Rings take single packets as well, so a ring never fits.
+    /// Returns true for a batch with room. Rings take single packets as well, so a ring never fits.
     fn fits_same_send(&self, len: usize, count: usize) -> bool {
         self.open.is_none() && self.batch.as_ref().is_some_and(|batch| batch.fits_same_send(len, count))
     }

@@ -18,10 +18,10 @@ struct Arch {
     store: fn(u64, [u8; 8]) -> Result<(), Fault>,
 }
 
+/// Returns the implementations whose instructions and system calls this machine has.
 fn arches() -> Vec<Arch> {
     super::install();
     let own = Arch { name: "own", read: arch::read, write: arch::write, atomic: arch::atomic, store: arch::store };
-    // Only those whose instructions the processor has.
     let shared = Arch {
         name: "moves",
         read: arch::read_shared,

@@ -14,7 +14,7 @@ use std::os::fd::RawFd;
 pub(super) const MAX_SEND: usize = 16;
 pub(super) const MAX_RECV: usize = 16;
 
-/// Returns the address of an interface for frames of `protocol` in host order; 0 for none.
+/// Returns the address of an interface for frames of `protocol` in host byte order; 0 for none.
 pub(super) fn address(ifindex: u32, protocol: u16) -> io::Result<SockAddr> {
     // SAFETY: the closure writes a whole sockaddr_ll, which fits into the storage, and its length.
     let ((), address) = unsafe {

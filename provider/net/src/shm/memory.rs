@@ -52,7 +52,7 @@ unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
     /// Creates memory with `size` bytes of data, a power of two and a multiple of 64 KiB, and the
-    /// file for the other process. EFBIG if it exceeds the file size limit.
+    /// file for the other process. Fails with EFBIG if it exceeds the file size limit.
     pub(super) fn create(size: usize) -> io::Result<(Self, OwnedFd)> {
         // SAFETY: the name is a constant with its terminating zero.
         let fd = unsafe { libc::memfd_create(c"roxe".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };

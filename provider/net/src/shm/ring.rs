@@ -194,7 +194,7 @@ impl Writer {
         self.open.as_ref().is_some_and(|open| open.fields == fields) && self.addresses == Some((src, dst))
     }
 
-    /// As [`Writer::takes`], for a packet with the IP fields of the packet before it, if that is
+    /// Like [`Writer::takes`], for a packet with the IP fields of the packet before it, if that is
     /// not published.
     #[inline]
     pub fn takes_next(&mut self, len: usize) -> bool {

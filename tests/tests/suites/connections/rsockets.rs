@@ -182,7 +182,8 @@ fn command_lines(lossy: bool) -> Vec<(&'static str, String)> {
     {
         lines.push(("rstream", format!("{options} -I 5 -C 20")));
     }
-    // Without losses only: udpong waits for each datagram, and a lost one is not retransmitted.
+    // These lines run without losses only: udpong waits for each datagram, and a lost one is not
+    // retransmitted.
     for (wait, size) in
         [WAITS.as_slice(), &["e"]].concat().into_iter().flat_map(|wait| [16, 64, 1000].map(|size| (wait, size)))
     {

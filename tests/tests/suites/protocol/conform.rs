@@ -67,7 +67,7 @@ fn create_veth() -> io::Result<Veth> {
     let here = end("conform0", "02:00:00:00:77:02", &near);
     let there = end("conform1", "02:00:00:00:77:01", &["10.77.0.1/24", "fd77::1/64"]);
     let veth = Veth::build(&here, &there)?;
-    // For a path MTU of 4096.
+    // A path MTU of 4096 needs longer frames.
     veth.set_mtu(&here, &there, 9000)?;
     Ok(veth)
 }
@@ -157,7 +157,7 @@ fn roxe(words: &[&str]) -> Output {
 /// Runs `roxe` with these words, and returns the last line if no case failed.
 ///
 /// # Errors
-/// The whole output.
+/// Returns the whole output if a case failed.
 fn conforms(words: &[&str]) -> Result<String, String> {
     let output = roxe(words);
     let text = String::from_utf8_lossy(&output.stdout);

@@ -15,6 +15,7 @@ use std::net::Ipv4Addr;
 use std::process::ExitCode;
 use std::time::Duration;
 
+/// Number of messages or packets in a measurement.
 const MESSAGES: u32 = 10_000;
 
 pub(crate) fn main() -> ExitCode {

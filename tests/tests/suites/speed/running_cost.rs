@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
+/// Length of a message in bytes.
 const MESSAGE: usize = 8192;
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 const IDLE_QPS: usize = 1000;

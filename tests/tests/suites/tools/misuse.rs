@@ -185,7 +185,7 @@ fn judge_stop() -> Verdict {
     }
 }
 
-/// Two wrong programs at the same time, and what is in the file then.
+/// Runs two wrong programs at the same time, and judges the file of their reports.
 fn judge_document(end: &str, judge: fn(&str) -> Result<(), String>) -> Verdict {
     if let Some(why) = cc::missing() {
         return Verdict::Skipped(why);

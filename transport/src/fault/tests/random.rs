@@ -3,6 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 
+/// Number of packets that the injector judges.
 const COUNT: u32 = 4000;
 
 fn dropped_by(text: &str, seed: u64) -> Vec<u32> {

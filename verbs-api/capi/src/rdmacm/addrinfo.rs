@@ -20,7 +20,7 @@ pub(crate) const AF_IB: u16 = 27;
 pub(crate) const AF_INET: u16 = libc::AF_INET as u16;
 pub(crate) const AF_INET6: u16 = libc::AF_INET6 as u16;
 
-/// Reads an address of the program. EINVAL for NULL and for unsupported families.
+/// Reads an address of the program. Fails with EINVAL for NULL and for unsupported families.
 ///
 /// # Safety
 /// `addr` is NULL or points to an address of its family's size.
@@ -191,8 +191,8 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
     })
 }
 
-/// Resolves an address for `rdma_resolve_addrinfo`. EOPNOTSUPP for `RAI_SA`, because there is no
-/// subnet administrator; EADDRNOTAVAIL for an unknown name or service.
+/// Resolves an address for `rdma_resolve_addrinfo`. Fails with EOPNOTSUPP for `RAI_SA`, because
+/// there is no subnet administrator; EADDRNOTAVAIL for an unknown name or service.
 ///
 /// # Safety
 /// `node` and `service` are strings or NULL. `hints` is NULL or a structure in which each address

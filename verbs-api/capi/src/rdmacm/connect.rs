@@ -66,8 +66,8 @@ fn queue_pair(object: &Object<CmId>) -> *mut ibv_qp {
 }
 
 /// Checks the parameters of a connection. Like rdma-core, checks only those of the TCP port space.
-/// EINVAL if there is neither a queue pair nor parameters, or for more outstanding READs than the
-/// device supports.
+/// Fails with EINVAL if there is neither a queue pair nor parameters, or for more outstanding READs
+/// than the device supports.
 fn check_param(object: &Object<CmId>, wanted: Option<&rdma_conn_param>) -> Result<()> {
     if object.inner.id.port_space() != PortSpace::Tcp {
         return Ok(());

@@ -75,7 +75,7 @@ pub(super) fn release_event(handle: *mut rdma_cm_id) {
 }
 
 /// `man rdma_migrate_id`: waits until the program has acknowledged events of the old channel.
-/// EINVAL for a NULL channel if the identifier is synchronous already.
+/// Fails with EINVAL for a NULL channel if the identifier is synchronous already.
 pub(crate) unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
     zero(|| migrate(id, channel))
 }
@@ -105,7 +105,7 @@ fn migrate(handle: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> Result<
 }
 
 /// Waits for the outcome of a call of a synchronous identifier and stores it in `id->event`.
-/// ECONNREFUSED if the peer rejects; otherwise the errno of the event.
+/// Fails with ECONNREFUSED if the peer rejects; otherwise the errno of the event.
 pub(super) fn complete(handle: *mut rdma_cm_id) -> Result<()> {
     if !live(handle)?.inner.state.lock().synchronous {
         return Ok(());

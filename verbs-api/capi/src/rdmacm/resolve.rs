@@ -51,7 +51,8 @@ pub(super) fn resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> Result<()
 }
 
 /// `man rdma_resolve_addrinfo`. Resolves the name before it returns, as rdma-core does, so an
-/// unknown name is an error of this call. EBUSY until the program has queried the previous result.
+/// unknown name is an error of this call. Fails with EBUSY until the program has queried the
+/// previous result.
 pub(crate) unsafe extern "C" fn rdma_resolve_addrinfo(
     id: *mut rdma_cm_id,
     node: *const c_char,

@@ -3,8 +3,8 @@
 //! object works again once the field is restored.
 //!
 //! With an overwritten field, destroy calls return ENOENT and others EINVAL, as the kernel does for
-//! an unknown number (`rdma_lookup_get_uobject` and its callers). A pointer that is no object is
-//! EINVAL.
+//! an unknown number (`rdma_lookup_get_uobject` and its callers). A pointer that is not an object
+//! is EINVAL.
 
 use super::*;
 use crate::cq::{create_cq_ex, ibv_resize_cq, modify_cq};

@@ -51,9 +51,9 @@ pub(crate) struct InnerArgs {
 pub(super) struct Limits {
     /// Time after which the run hangs.
     pub(super) time: Duration,
-    /// True to write a census.
+    /// True if a census is written.
     pub(super) census: bool,
-    /// True to capture the packets.
+    /// True if the packets are captured.
     pub(super) capture: bool,
     /// True if the program's output goes to the terminal.
     pub(super) shows: bool,

@@ -133,10 +133,10 @@ fn report_has_the_settings_of_the_environment_without_the_token() {
     command.args(["conform", "virtual", "responder/gap_nak", "--json", &path]);
     let output = command.envs([("ROXE_DCQCN", "on"), ("ROXE_PEER_TOKEN", "0123456789abcdef")]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
-    let facts = json_of(&path)["facts"].clone();
-    let settings = facts["environment"].as_str().unwrap();
+    let run_info = json_of(&path)["facts"].clone();
+    let settings = run_info["environment"].as_str().unwrap();
     assert!(settings.split(' ').any(|setting| setting == "ROXE_DCQCN=on"), "{settings}");
-    assert!(!facts.to_string().contains("0123456789abcdef"), "{facts}");
+    assert!(!run_info.to_string().contains("0123456789abcdef"), "{run_info}");
 }
 
 #[test]

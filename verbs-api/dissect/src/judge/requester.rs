@@ -130,8 +130,8 @@ impl Channel {
 
     /// Judges the lengths in one packet, with the path MTU.
     fn lengths(&mut self, current: &PacketRecord, request: Request) {
-        let (index, len, facts) = (current.index, current.len, request.operation().properties());
-        let (name, is_full) = (facts.name, facts.payload == PayloadRule::Full);
+        let (index, len, properties) = (current.index, current.len, request.operation().properties());
+        let (name, is_full) = (properties.name, properties.payload == PayloadRule::Full);
         // clause: MTU-PATH, CHECK-LENGTH
         if is_full && !matches!(len, 256 | 512 | 1024 | 2048 | 4096) {
             self.requester(Rule::Mtu, index, format!("{name} carries {len} bytes, which is not a path MTU"));
@@ -141,7 +141,7 @@ impl Channel {
             let text = format!("{name} carries {len} bytes, but the path MTU is {mtu}");
             self.requester(Rule::PacketLength, index, text);
         }
-        if facts.position == Position::Last && len == 0 {
+        if properties.position == Position::Last && len == 0 {
             self.requester(Rule::PacketLength, index, format!("{name} carries no payload"));
         }
         let length = reth(&request).map_or(0, |reth| u64::from(reth.dma_len));

@@ -52,9 +52,9 @@ pub fn page(report: &Report, compared: Option<(&Comparison, &Value)>) -> String 
     let mut page = head(&format!("Conformance of {}", report.target));
     let counts = format_counts(WORDS.map(|word| report.count(word)));
     _ = writeln!(page, "<h1>RoCEv2 conformance</h1>\n<p>{} cases: {counts}</p>", report.tried.len());
-    let facts = [("card".to_owned(), report.target.clone()), ("date".to_owned(), date(SystemTime::now()))];
+    let card_and_date = [("card".to_owned(), report.target.clone()), ("date".to_owned(), date(SystemTime::now()))];
     page.push_str("<table class=\"facts\">\n");
-    for (name, value) in facts.iter().chain(&report.facts) {
+    for (name, value) in card_and_date.iter().chain(&report.run_info) {
         _ = writeln!(page, "<tr><th>{}</th><td>{}</td></tr>", escape(name), escape(value));
     }
     page.push_str("</table>\n");

@@ -15,10 +15,10 @@ pub fn value(report: &Report) -> Value {
     let sums: Value = WORDS.iter().map(|word| (word.to_ascii_lowercase(), json!(report.count(word)))).collect();
     let failed: Value =
         Class::ALL.iter().map(|class| (class.word().to_owned(), json!(report.failed(*class).count()))).collect();
-    let facts: Value = report.facts.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
+    let run_info: Value = report.run_info.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
     let cases: Vec<_> = report.tried.iter().map(case).collect();
     json!({
-        "format": FORMAT, "target": report.target, "date": date(SystemTime::now()), "facts": facts, "sums": sums,
+        "format": FORMAT, "target": report.target, "date": date(SystemTime::now()), "facts": run_info, "sums": sums,
         "failed": failed, "unsteady": report.unsteady, "not_run": report.lost.as_ref().map(|lost| lost.not_run), "cases": cases,
     })
 }

@@ -18,15 +18,15 @@ impl Run<'_> {
     pub(super) fn send(&mut self, spec: &Spec) -> Result<(), Stop> {
         let default = self.default(spec)?;
         let [near, stranger] = self.card.near;
-        if spec.damage.stranger && stranger.is_zero() {
+        if spec.overrides.stranger && stranger.is_zero() {
             return Err(Stop::Unsupported("the near side has one address".into()));
         }
         let net = NetHeader {
-            src: if spec.damage.stranger { stranger } else { near },
-            dst: spec.damage.group.map_or(self.card.address, Gid::from),
+            src: if spec.overrides.stranger { stranger } else { near },
+            dst: spec.overrides.group.map_or(self.card.address, Gid::from),
             src_port: self.card.near_port,
-            traffic_class: spec.damage.tos.value(&self.names)? as u8,
-            hop_limit: spec.damage.ttl.value(&self.names)? as u8,
+            traffic_class: spec.overrides.tos.value(&self.names)? as u8,
+            hop_limit: spec.overrides.ttl.value(&self.names)? as u8,
             ..NetHeader::default()
         };
         let bytes = craft::build(spec, &default, &net, &self.names)?;
@@ -50,7 +50,7 @@ impl Run<'_> {
             return Ok(self.default_message(message, card_qp));
         }
         let card_qp = self.objects.card_qp(spec.qp.as_deref())?;
-        let dqpn = if spec.damage.group.is_some() { 0xff_ffff } else { card_qp.qpn };
+        let dqpn = if spec.overrides.group.is_some() { 0xff_ffff } else { card_qp.qpn };
         Ok(vec![("dqpn", dqpn.into()), ("sqpn", card_qp.near.into()), ("qkey", card_qp.qkey.into())])
     }
 
@@ -164,7 +164,7 @@ impl Run<'_> {
                 return Err(self.differs(&wanted.spec, received));
             }
         }
-        if let Some(name) = &wanted.spec.named {
+        if let Some(name) = &wanted.spec.prefix {
             self.names.insert(format!("{name}.count"), count);
             first.map(|first| self.names.insert(format!("{name}.first"), first.as_nanos() as u64));
         }
@@ -185,7 +185,7 @@ impl Run<'_> {
         if to != near {
             differences.push(format!("its destination is queue pair {to:#x}, not {near:#x}"));
         }
-        if self.objects.has_alternate && self.is_to_stranger != spec.damage.stranger {
+        if self.objects.has_alternate && self.is_to_stranger != spec.overrides.stranger {
             differences.push("it was sent over the other path".into());
         }
         Ok(differences)
@@ -212,7 +212,7 @@ impl Run<'_> {
 
     /// Stores time, TOS and fields of the newest packet under the name that the step gives it.
     fn store_names(&mut self, spec: &Spec, packet: &[u8]) {
-        let Some(name) = &spec.named else { return };
+        let Some(name) = &spec.prefix else { return };
         self.names.insert(format!("{name}.at"), self.last.as_nanos() as u64);
         self.names.insert(format!("{name}.tos"), self.newest_path().0.into());
         for field in spec.layout().0.iter().filter(|field| !field.name.starts_with('_')) {

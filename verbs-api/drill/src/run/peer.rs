@@ -5,7 +5,8 @@ use super::state::{CardQp, Run, Srq, Stop, differs, known};
 use crate::craft::bytes_differ;
 use crate::number::Number;
 use crate::script::steps::{
-    Bind, CmStep, Completion, Data, ExpectedAttributes, ExpectedCmEvent, Modify, Numbers, Peer, Post, QpSpec, Sge, Tag,
+    Bind, CmStep, Data, ExpectedAttributes, ExpectedCmEvent, ExpectedCompletion, Modify, Numbers, Peer, Post, QpSpec,
+    Sge, Tag,
 };
 use crate::target::{
     Answer, Bound, Change, Completed, ConnParam, ConnectionEvent, Event, NewQp, Piece, Region, TagWork, Work,
@@ -532,7 +533,7 @@ impl Run<'_> {
         }
     }
 
-    fn complete(&mut self, qp: &str, wanted: &Completion, within: &Number) -> Result<(), Stop> {
+    fn complete(&mut self, qp: &str, wanted: &ExpectedCompletion, within: &Number) -> Result<(), Stop> {
         let card_qp = self.completing_qp(qp)?;
         let id = wanted.id.value(&self.names)?;
         let expected = format!("completion of {qp}: id={id} status={}", wanted.status);

@@ -1,8 +1,8 @@
 //! Parses a line into a step.
 
 use super::steps::{
-    Bind, CmStep, Completion, Count, Damage, Data, Expectation, ExpectedAttributes, ExpectedCmEvent, Figure, Modify,
-    Numbers, Peer, Post, QpSpec, Sge, Skips, Spec, Step, Tag,
+    Bind, CmStep, Count, Data, Expectation, ExpectedAttributes, ExpectedCmEvent, ExpectedCompletion, Figure, Modify,
+    Numbers, Overrides, Peer, Post, QpSpec, Sge, Skips, Spec, Step, Tag,
 };
 use crate::figures::Unit;
 use crate::number::Number;
@@ -87,8 +87,8 @@ pub(super) fn step(service: &str, word: &str, rest: &str) -> Result<Step, String
         "send" => Step::Send(spec(service, &mut words)?),
         "expect" => Step::Expect(expectation(service, &mut words)?),
         "silence" => {
-            let each = words.flag("each");
-            Step::Silence(Number::parse_time(words.next("the time")?)?, each)
+            let forbids_cnps = words.flag("each");
+            Step::Silence { time: Number::parse_time(words.next("the time")?)?, forbids_cnps }
         }
         "wait" => Step::Wait(Number::parse_time(words.next("the time")?)?),
         "repeat" => Step::Repeat(Number::parse(words.next("the number of turns")?)?, Vec::new()),
@@ -144,7 +144,7 @@ fn spec(service: &str, words: &mut Words<'_>) -> Result<Spec, String> {
         },
     };
     let opcode = opcode.ok_or_else(|| format!("{service} has no opcode `{operation}`"))?;
-    let damage = Damage {
+    let overrides = Overrides {
         cut: words.number("cut")?,
         extra: words.number("extra")?,
         icrc: words.number("icrc")?,
@@ -153,7 +153,7 @@ fn spec(service: &str, words: &mut Words<'_>) -> Result<Spec, String> {
         stranger: words.flag("stranger"),
         group: words.text("group").map(address).transpose()?,
     };
-    let [qp, named] = ["of", "as"].map(|name| words.owned(name));
+    let [qp, prefix] = ["of", "as"].map(|name| words.owned(name));
     let payload = words.data()?;
     for (field, value) in words.rest() {
         let (field, value) = match (field, value) {
@@ -166,7 +166,7 @@ fn spec(service: &str, words: &mut Words<'_>) -> Result<Spec, String> {
         };
         set(field, value);
     }
-    Ok(Spec { opcode, name, message, fields, payload, qp, named, damage })
+    Ok(Spec { opcode, name, message, fields, payload, qp, prefix, overrides })
 }
 
 /// Returns true if a script may set this field.
@@ -350,10 +350,15 @@ fn post(qp: String, words: &mut Words<'_>) -> Result<Post, String> {
     })
 }
 
-fn completion(words: &mut Words<'_>) -> Result<Completion, String> {
+fn completion(words: &mut Words<'_>) -> Result<ExpectedCompletion, String> {
     let status = words.text("status").unwrap_or("SUCCESS").to_owned();
     let opcode = words.owned("opcode");
-    Ok(Completion { id: words.required_number("id")?, status, opcode, numbers: numbers(words, &COMPLETION_NUMBERS)? })
+    Ok(ExpectedCompletion {
+        id: words.required_number("id")?,
+        status,
+        opcode,
+        numbers: numbers(words, &COMPLETION_NUMBERS)?,
+    })
 }
 
 /// Parses all `sge=MR:AT:LEN`.

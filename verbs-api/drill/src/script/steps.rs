@@ -1,4 +1,4 @@
-//! The types of steps. Numbers are evaluated when a step runs.
+//! The steps of a script. Numbers are evaluated when a step runs.
 
 use crate::figures::Unit;
 use crate::layout::{self, Field};
@@ -9,6 +9,7 @@ use std::net::IpAddr;
 
 #[derive(Debug)]
 pub(crate) struct Line {
+    /// Number of the line in the script, from 1.
     pub(crate) number: usize,
     pub(crate) text: String,
     pub(crate) step: Step,
@@ -20,8 +21,11 @@ pub(crate) enum Step {
     Send(Spec),
     /// The near side expects a packet of the card.
     Expect(Expectation),
-    /// The card sends no packet for this time; CNPs are allowed unless the flag is true.
-    Silence(Number, bool),
+    /// The card sends no packet for this time, except CNPs unless they are forbidden.
+    Silence {
+        time: Number,
+        forbids_cnps: bool,
+    },
     Wait(Number),
     Let(String, Number),
     Count(Count),
@@ -47,7 +51,7 @@ impl Step {
 #[derive(Debug)]
 pub(crate) struct Spec {
     pub(crate) opcode: u8,
-    /// Name for error messages.
+    /// Name of the packet in error messages.
     pub(crate) name: String,
     /// Message of the connection manager in the packet.
     pub(crate) message: Option<&'static Message>,
@@ -57,8 +61,8 @@ pub(crate) struct Spec {
     /// Queue pair of the card; the first one by default.
     pub(crate) qp: Option<String>,
     /// Prefix for the names of the packet's fields and time.
-    pub(crate) named: Option<String>,
-    pub(crate) damage: Damage,
+    pub(crate) prefix: Option<String>,
+    pub(crate) overrides: Overrides,
 }
 
 impl Spec {
@@ -68,12 +72,12 @@ impl Spec {
     }
 }
 
-/// Deliberate damage of a packet, and unusual fields of its IP header.
+/// Deliberate damage to a packet, and unusual addresses and fields in its IP header.
 #[derive(Debug)]
-pub(crate) struct Damage {
+pub(crate) struct Overrides {
     /// Length to which the packet is cut, in bytes; its ICRC is correct.
     pub(crate) cut: Option<Number>,
-    /// Additional bytes before the ICRC.
+    /// Number of additional bytes before the ICRC.
     pub(crate) extra: Option<Number>,
     /// Number to add to the ICRC.
     pub(crate) icrc: Option<Number>,
@@ -81,7 +85,7 @@ pub(crate) struct Damage {
     pub(crate) tos: Number,
     /// IPv4 TTL or IPv6 hop limit.
     pub(crate) ttl: Number,
-    /// True to send from, or receive at, the stranger's address.
+    /// True if the packet is sent from, or expected at, the second address of the near side.
     pub(crate) stranger: bool,
     /// Multicast group to send to instead of the card.
     pub(crate) group: Option<IpAddr>,
@@ -103,12 +107,13 @@ pub(crate) struct Expectation {
     pub(crate) skips: Skips,
 }
 
-/// `count`: packets of the card that match.
+/// `count`: counts the card's packets that match.
 #[derive(Debug)]
 pub(crate) struct Count {
     pub(crate) spec: Spec,
     /// Minimum and maximum number of these packets.
     pub(crate) range: Option<[Number; 2]>,
+    /// Duration of the count.
     pub(crate) time: Number,
 }
 
@@ -133,7 +138,8 @@ pub(crate) enum Skips {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Data {
-    /// The pattern from its byte `from` on, in which misplaced bytes differ.
+    /// The bytes of [`pattern`] from byte `from` on. They vary, so that misplaced bytes are
+    /// noticed.
     Pattern {
         len: Number,
         from: Option<Number>,
@@ -157,9 +163,9 @@ pub(crate) enum Data {
 const MAX_DATA: u64 = 1 << 24;
 
 impl Data {
-    /// Returns the bytes. Fails as [`Number::value`] does, and for too many bytes.
+    /// Returns the bytes. Fails if a number has no value, or if the data exceed [`MAX_DATA`].
     pub(crate) fn bytes(&self, names: &Names) -> Result<Vec<u8>, String> {
-        let many = |len: &Number| match len.value(names)? {
+        let checked_len = |len: &Number| match len.value(names)? {
             len if len > MAX_DATA => Err(format!("{len} bytes exceed the limit of {MAX_DATA} bytes per step")),
             len => Ok(len),
         };
@@ -170,10 +176,10 @@ impl Data {
                 parts.concat()
             }
             Self::Word { value, bytes } => value.value(names)?.to_be_bytes()[8 - bytes..].to_vec(),
-            Self::Fill { len, byte } => vec![byte.value(names)? as u8; many(len)? as usize],
+            Self::Fill { len, byte } => vec![byte.value(names)? as u8; checked_len(len)? as usize],
             Self::Pattern { len, from } => {
                 let from = from.as_ref().map_or(Ok(0), |from| from.value(names))?;
-                (0..many(len)?).map(|at| pattern(from.wrapping_add(at))).collect()
+                (0..checked_len(len)?).map(|at| pattern(from.wrapping_add(at))).collect()
             }
         })
     }
@@ -224,28 +230,29 @@ pub(crate) enum Peer {
     /// `recv NAME`
     Recv { queue: String, id: Number, sges: Vec<Sge> },
     /// `complete NAME`
-    Complete { qp: String, wanted: Completion, within: Number },
-    /// `idle NAME`: no completion for this time.
+    Complete { qp: String, wanted: ExpectedCompletion, within: Number },
+    /// `idle NAME`: expects no completion for this time.
     Idle { qp: String, time: Number },
     /// `state NAME STATE`
     State { qp: String, state: String, within: Number },
-    /// `attributes NAME`: a query reports these attributes.
+    /// `attributes NAME`: expects that a query reports these attributes.
     Attributes(Box<ExpectedAttributes>),
     /// `memory NAME`
     Memory { mr: String, at: Number, data: Data, within: Number },
-    /// `checksum NAME`: these bytes have a valid IP checksum.
+    /// `checksum NAME`: expects that these bytes have a valid IP checksum.
     Checksum { mr: String, at: Number, len: Number },
     /// `write NAME`: the program of the far side writes to its memory.
     Write { mr: String, at: Number, data: Data },
-    /// `event NAME`, of any object or of this queue pair or shared receive queue
+    /// `event NAME`: expects an asynchronous event. `of` is its queue pair or shared receive queue;
+    /// `None` if any object may raise it.
     Event { name: String, of: Option<String>, within: Number },
-    /// `event none`: no asynchronous event for this time.
+    /// `event none`: expects no asynchronous event for this time.
     NoEvent { time: Number },
     /// `arm NAME`: requests an event for the next completion, or for the next solicited one.
     Arm { qp: String, solicited: bool },
-    /// `wakes NAME`: the requested event is raised.
+    /// `wakes NAME`: expects the requested event.
     Wakes { qp: String, within: Number },
-    /// `sleeps NAME`: the requested event is not raised for this time.
+    /// `sleeps NAME`: expects that the requested event is not raised for this time.
     Sleeps { qp: String, time: Number },
     /// `resize NAME N`: changes the number of entries of the queue pair's completion queue.
     Resize { qp: String, entries: Number },
@@ -267,7 +274,7 @@ pub(crate) struct Modify {
     pub(crate) to: String,
     pub(crate) numbers: Numbers,
     pub(crate) access: Option<u32>,
-    /// True to set the path to the stranger's address as the alternate one.
+    /// True if the path to the second address of the near side becomes the alternate path.
     pub(crate) alternate: bool,
     /// State of path migration.
     pub(crate) migration: Option<String>,
@@ -322,7 +329,7 @@ pub(crate) enum CmStep {
     Forget,
     /// `cm NAME EVENT`: expects the next event.
     Event(Box<ExpectedCmEvent>),
-    /// `quiet NAME`: no event for this time.
+    /// `quiet NAME`: expects no event for this time.
     Quiet { time: Number },
 }
 
@@ -345,14 +352,14 @@ pub(crate) struct ExpectedAttributes {
     pub(crate) migration: Option<String>,
 }
 
-/// Attributes by name.
+/// Numeric attributes by name.
 pub(crate) type Numbers = BTreeMap<&'static str, Number>;
 
 #[derive(Debug)]
 pub(crate) struct QpSpec {
     pub(crate) name: String,
     pub(crate) service: String,
-    /// Final state.
+    /// State in which the step leaves the queue pair.
     pub(crate) state: String,
     pub(crate) access: u32,
     pub(crate) pd: Option<String>,
@@ -383,7 +390,7 @@ pub(crate) struct Post {
 
 /// Expected fields of a completion.
 #[derive(Debug)]
-pub(crate) struct Completion {
+pub(crate) struct ExpectedCompletion {
     pub(crate) id: Number,
     pub(crate) status: String,
     pub(crate) opcode: Option<String>,

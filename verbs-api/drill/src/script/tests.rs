@@ -35,7 +35,7 @@ fn message_has_the_fields_of_packet_and_mad() {
     };
     assert_eq!((spec.opcode, spec.message.map(|message| message.name)), (0x64, Some("REP")));
     assert_eq!(expectation.spec.message.map(|message| message.attribute), Some(0x15));
-    assert_eq!((expectation.spec.named.as_deref(), expectation.skips), (Some("d"), steps::Skips::Mra));
+    assert_eq!((expectation.spec.prefix.as_deref(), expectation.skips), (Some("d"), steps::Skips::Mra));
 }
 
 #[test]

@@ -143,12 +143,12 @@ impl CmId {
 
     pub(crate) fn listen(&self, address: SocketAddr, backlog: u32) -> Result<u16, Refusal> {
         let (library, address) = (&self.channel.library, SockAddr::from(address));
-        // SAFETY: `self.raw` is valid until `end`, and `address` outlives the call.
+        // SAFETY: `self.raw` is valid until `destroy`, and `address` outlives the call.
         check("rdma_bind_addr", unsafe { (library.rdma_bind_addr)(self.raw, address.as_ptr().cast()) })?;
         let backlog = c_int::try_from(backlog).unwrap_or(c_int::MAX);
-        // SAFETY: `self.raw` is a valid identifier until `end`.
+        // SAFETY: `self.raw` is a valid identifier until `destroy`.
         check("rdma_listen", unsafe { (library.rdma_listen)(self.raw, backlog) })?;
-        // SAFETY: `self.raw` is a valid identifier until `end`.
+        // SAFETY: `self.raw` is a valid identifier until `destroy`.
         Ok(u16::from_be(unsafe { (library.rdma_get_src_port)(self.raw) }))
     }
 
@@ -157,13 +157,14 @@ impl CmId {
         let (from, to) = (from.map(SockAddr::from), SockAddr::from(to));
         let from = from.as_ref().map_or(ptr::null(), SockAddr::as_ptr);
         let resolve = self.channel.library.rdma_resolve_addr;
-        // SAFETY: `self.raw` is valid until `end`; `from`, if not NULL, and `to` outlive the call.
+        // SAFETY: `self.raw` is valid until `destroy`; `from`, if not NULL, and `to` outlive the
+        // call.
         check("rdma_resolve_addr", unsafe { resolve(self.raw, from.cast(), to.as_ptr().cast(), RESOLVE_MS) })
     }
 
     /// Starts to resolve the route; an event reports the result.
     pub(crate) fn resolve_route(&self) -> Result<(), Refusal> {
-        // SAFETY: `self.raw` is a valid identifier until `end`.
+        // SAFETY: `self.raw` is a valid identifier until `destroy`.
         check("rdma_resolve_route", unsafe { (self.channel.library.rdma_resolve_route)(self.raw, RESOLVE_MS) })
     }
 
@@ -171,7 +172,7 @@ impl CmId {
     pub(crate) fn modify_qp(&self, qp: &Qp, state: i32) -> Result<(), Refusal> {
         let (mut attr, mut mask) = (ibv_qp_attr { qp_state: state, ..ibv_qp_attr::ZERO }, 0);
         let init = self.channel.library.rdma_init_qp_attr;
-        // SAFETY: `self.raw` is valid until `end`; `attr`, a structure of the ABI, and `mask`
+        // SAFETY: `self.raw` is valid until `destroy`; `attr`, a structure of the ABI, and `mask`
         // outlive the call.
         check("rdma_init_qp_attr", unsafe { init(self.raw, &raw mut attr, &raw mut mask) })?;
         qp.modify(attr, mask.unsigned_abs())
@@ -179,36 +180,38 @@ impl CmId {
 
     pub(crate) fn connect(&self, private_data: &[u8], param: rdma_conn_param) -> Result<(), Refusal> {
         let mut param = with_private_data(param, private_data)?;
-        // SAFETY: `self.raw` is valid until `end`; `param` and its private data outlive the call.
+        // SAFETY: `self.raw` is valid until `destroy`; `param` and its private data outlive the
+        // call.
         check("rdma_connect", unsafe { (self.channel.library.rdma_connect)(self.raw, &raw mut param) })
     }
 
     pub(crate) fn accept(&self, private_data: &[u8], param: rdma_conn_param) -> Result<(), Refusal> {
         let mut param = with_private_data(param, private_data)?;
-        // SAFETY: `self.raw` is valid until `end`; `param` and its private data outlive the call.
+        // SAFETY: `self.raw` is valid until `destroy`; `param` and its private data outlive the
+        // call.
         check("rdma_accept", unsafe { (self.channel.library.rdma_accept)(self.raw, &raw mut param) })
     }
 
     pub(crate) fn establish(&self) -> Result<(), Refusal> {
-        // SAFETY: `self.raw` is a valid identifier until `end`.
+        // SAFETY: `self.raw` is a valid identifier until `destroy`.
         check("rdma_establish", unsafe { (self.channel.library.rdma_establish)(self.raw) })
     }
 
     pub(crate) fn reject(&self, private_data: &[u8]) -> Result<(), Refusal> {
         let (data, len) = (private_data.as_ptr().cast::<c_void>(), private_data_len(private_data)?);
-        // SAFETY: `self.raw` is valid until `end`, and `data` has `len` bytes, which outlive the
-        // call.
+        // SAFETY: `self.raw` is valid until `destroy`, and `data` has `len` bytes, which outlive
+        // the call.
         check("rdma_reject", unsafe { (self.channel.library.rdma_reject)(self.raw, data, len) })
     }
 
     pub(crate) fn disconnect(&self) -> Result<(), Refusal> {
-        // SAFETY: `self.raw` is a valid identifier until `end`.
+        // SAFETY: `self.raw` is a valid identifier until `destroy`.
         check("rdma_disconnect", unsafe { (self.channel.library.rdma_disconnect)(self.raw) })
     }
 
     /// Reports to librdmacm that the queue pair raised COMM_EST.
     pub(crate) fn notify(&self) -> Result<(), Refusal> {
-        // SAFETY: `self.raw` is a valid identifier until `end`.
+        // SAFETY: `self.raw` is a valid identifier until `destroy`.
         check("rdma_notify", unsafe { (self.channel.library.rdma_notify)(self.raw, COMM_EST) })
     }
 }

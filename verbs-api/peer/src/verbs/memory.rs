@@ -25,21 +25,22 @@ impl Pages {
     }
 
     /// Maps `len` bytes so that the address of byte `edge` is a multiple of 4 GiB.
-    fn map_across(len: usize, edge: usize) -> Result<Self, Refusal> {
+    fn map_across_edge(len: usize, edge: usize) -> Result<Self, Refusal> {
         // Addresses below 16 TiB are free in most processes.
-        let multiples = (256..4096_usize).map(|number| number << 32);
-        let mut places = multiples.filter_map(|at| Some(ptr::without_provenance_mut(at.checked_sub(edge)?)));
-        // Kernels before 4.17 ignore the flag, and choose another address if `at` is in use.
+        let multiples = (256..4096_usize).map(|upper_half| upper_half << 32);
+        let mut addresses = multiples.filter_map(|at| Some(ptr::without_provenance_mut(at.checked_sub(edge)?)));
+        // Kernels before 4.17 ignore MAP_FIXED_NOREPLACE, and choose another address if `at` is in
+        // use.
         let map = |at| Self::map_at(at, len, libc::MAP_FIXED_NOREPLACE).ok().filter(|pages| pages.begin.cast() == at);
-        let mapped = places.find_map(map);
+        let mapped = addresses.find_map(map);
         mapped.ok_or_else(|| Refusal::invalid(format!("no {len} bytes are free around a multiple of 4 GiB")))
     }
 
-    fn map_at(at: *mut c_void, len: usize, more: c_int) -> Result<Self, Refusal> {
+    fn map_at(at: *mut c_void, len: usize, extra_flags: c_int) -> Result<Self, Refusal> {
         let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: maps new pages and replaces none: the kernel chooses the address if `at` is null,
         // and MAP_FIXED_NOREPLACE refuses one that is in use.
-        let begin = unsafe { libc::mmap(at, len, protection, flags | more, -1, 0) };
+        let begin = unsafe { libc::mmap(at, len, protection, flags | extra_flags, -1, 0) };
         if begin == libc::MAP_FAILED {
             return Err(Refusal::os("mmap", &io::Error::last_os_error()));
         }
@@ -78,7 +79,8 @@ impl Mr {
         fill: &[u8],
         edge: Option<usize>,
     ) -> Result<Self, Refusal> {
-        let pages = edge.map_or_else(|| Pages::map(len), |edge| Pages::map_across(len, edge))?;
+        let pages = edge.map_or_else(|| Pages::map(len), |edge| Pages::map_across_edge(len, edge))?;
+        // New pages are zero, so a fill of zeros is not copied.
         for offset in (0..len).step_by(fill.len().max(1)).take_while(|_| fill.iter().any(|byte| *byte != 0)) {
             let count = fill.len().min(len - offset);
             // SAFETY: the destination is within `pages`, which are mapped, and does not overlap
@@ -107,12 +109,12 @@ impl Mr {
     }
 
     pub(crate) fn lkey(&self) -> u32 {
-        // SAFETY: `self.raw` is a registered region until `end`.
+        // SAFETY: `self.raw` is a registered region until `destroy`.
         unsafe { (*self.raw).lkey }
     }
 
     pub(crate) fn rkey(&self) -> u32 {
-        // SAFETY: `self.raw` is a registered region until `end`.
+        // SAFETY: `self.raw` is a registered region until `destroy`.
         unsafe { (*self.raw).rkey }
     }
 
@@ -121,10 +123,10 @@ impl Mr {
         self.pages()?;
         let access = c_int::try_from(access).map_err(|_| Refusal::invalid("access is too large"))?;
         let reregister = self.pd.context.library.ibv_rereg_mr;
-        // SAFETY: `self.raw` is a registered region until `end`; with this flag alone the verb does
-        // not use the domain and the address.
+        // SAFETY: `self.raw` is a registered region until `destroy`; with this flag alone the verb
+        // does not use the domain and the address.
         let code = unsafe { reregister(self.raw, REREG_ACCESS, ptr::null_mut(), ptr::null_mut(), 0, access) };
-        // The verb returns `IBV_REREG_MR_ERR_...`, which is no errno; the errno is in `errno`.
+        // The verb returns `IBV_REREG_MR_ERR_...`, which is not an errno; the cause is in `errno`.
         check("ibv_rereg_mr", if code == 0 { 0 } else { -1 })
     }
 
@@ -132,7 +134,7 @@ impl Mr {
         let from = self.pages()?.pointer(offset, len)?;
         let mut bytes = vec![0_u8; len];
         // SAFETY: the source is within the pages, which stay mapped during the call. A byte that
-        // the card writes meanwhile is read old or new.
+        // the card writes meanwhile has its old or its new value.
         unsafe { ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), len) };
         Ok(bytes)
     }
@@ -145,7 +147,7 @@ impl Mr {
         Ok(())
     }
 
-    pub(crate) fn end(&mut self) -> Result<(), Refusal> {
+    pub(crate) fn destroy(&mut self) -> Result<(), Refusal> {
         let raw = mem::replace(&mut self.raw, ptr::null_mut());
         if raw.is_null() {
             return Ok(());
@@ -163,7 +165,7 @@ impl Mr {
 impl Drop for Mr {
     fn drop(&mut self) {
         // A destructor cannot report an error.
-        let _ = self.end();
+        let _ = self.destroy();
     }
 }
 
@@ -183,18 +185,18 @@ impl Mw {
     }
 
     pub(crate) fn rkey(&self) -> u32 {
-        // SAFETY: `self.raw` is a valid window until `end`.
+        // SAFETY: `self.raw` is a valid window until `destroy`.
         unsafe { (*self.raw).rkey }
     }
 
     pub(super) fn set_rkey(&self, rkey: u32) {
-        // SAFETY: `self.raw` is a valid window until `end`; programs may write its key (`man
+        // SAFETY: `self.raw` is a valid window until `destroy`; programs may write its key (`man
         // ibv_bind_mw`).
         unsafe { (*self.raw).rkey = rkey };
     }
 
     pub(crate) fn kind(&self) -> u32 {
-        // SAFETY: `self.raw` is a valid window until `end`.
+        // SAFETY: `self.raw` is a valid window until `destroy`.
         unsafe { (*self.raw).mw_type }
     }
 }

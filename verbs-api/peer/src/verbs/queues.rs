@@ -86,13 +86,13 @@ impl Cq {
     }
 
     pub(crate) fn cqe(&self) -> c_int {
-        // SAFETY: `self.raw` is a valid queue until `end`.
+        // SAFETY: `self.raw` is a valid queue until `destroy`.
         unsafe { (*self.raw).cqe }
     }
 
     pub(crate) fn resize(&self, cqe: u32) -> Result<(), Refusal> {
         let cqe = c_int::try_from(cqe).map_err(|_| Refusal::invalid("cqe is too large"))?;
-        // SAFETY: `self.raw` is a valid queue until `end`.
+        // SAFETY: `self.raw` is a valid queue until `destroy`.
         check("ibv_resize_cq", unsafe { (self.channel.context.library.ibv_resize_cq)(self.raw, cqe) })
     }
 
@@ -103,7 +103,7 @@ impl Cq {
         let poll = self.channel.context.ops().poll_cq.ok_or_else(|| missing("ibv_poll_cq"))?;
         let mut entries = vec![ibv_wc::ZERO; max];
         let room = c_int::try_from(max).unwrap_or(c_int::MAX);
-        // SAFETY: `self.raw` is a valid queue until `end`, and `entries` has room for `room`
+        // SAFETY: `self.raw` is a valid queue until `destroy`, and `entries` has room for `room`
         // entries.
         let count = unsafe { poll(self.raw, room, entries.as_mut_ptr()) };
         let count = usize::try_from(count).or_else(|_| check("ibv_poll_cq", count).map(|()| 0))?;
@@ -114,12 +114,12 @@ impl Cq {
     /// Polls a queue of `ibv_create_cq_ex`, whose completions are read field by field.
     fn poll_extended(&self, max: usize) -> Result<Vec<Entry>, Refusal> {
         let (raw, mut attr, mut entries) = (self.raw.cast::<ibv_cq_ex>(), ibv_poll_cq_attr { comp_mask: 0 }, vec![]);
-        // SAFETY: `raw` is a valid queue until `end`, and one of `ibv_create_cq_ex`
+        // SAFETY: `raw` is a valid queue until `destroy`, and one of `ibv_create_cq_ex`
         // (`is_extended`).
         let queue = unsafe { &*raw };
         let start = queue.start_poll.ok_or_else(|| missing("ibv_start_poll"))?;
         let (next, end) = (queue.next_poll.zip(queue.end_poll)).ok_or_else(|| missing("ibv_next_poll"))?;
-        // SAFETY: `raw` is a valid extended queue until `end`, and `attr` outlives the call.
+        // SAFETY: `raw` is a valid extended queue until `destroy`, and `attr` outlives the call.
         let mut code = unsafe { start(raw, &raw mut attr) };
         if code == libc::ENOENT {
             return Ok(entries);
@@ -142,7 +142,7 @@ impl Cq {
 
     pub(crate) fn notify(&self, solicited: bool) -> Result<(), Refusal> {
         let notify = self.channel.context.ops().req_notify_cq.ok_or_else(|| missing("ibv_req_notify_cq"))?;
-        // SAFETY: `self.raw` is a valid queue until `end`.
+        // SAFETY: `self.raw` is a valid queue until `destroy`.
         check("ibv_req_notify_cq", unsafe { notify(self.raw, c_int::from(solicited)) })
     }
 
@@ -262,8 +262,8 @@ impl Srq {
         let post = self.pd.context.extended().and_then(|more| more.post_srq_ops);
         let (post, mut bad) = (post.ok_or_else(|| missing("ibv_post_srq_ops"))?, ptr::null_mut());
         (wr.tm.add.sg_list, wr.tm.add.num_sge) = (segments.as_ptr(), count(segments)?);
-        // SAFETY: `self.raw` is a valid queue until `end`; the request and `segments` outlive the
-        // call.
+        // SAFETY: `self.raw` is a valid queue until `destroy`; the request and `segments` outlive
+        // the call.
         check("ibv_post_srq_ops", unsafe { post(self.raw, &raw mut wr, &raw mut bad) })?;
         Ok(wr.tm.handle)
     }
@@ -272,15 +272,15 @@ impl Srq {
     pub(crate) fn set_limit(&self, srq_limit: u32) -> Result<(), Refusal> {
         let mut attr = ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit };
         let modify = self.pd.context.library.ibv_modify_srq;
-        // SAFETY: `self.raw` is a valid queue until `end`, and `attr` outlives the call.
+        // SAFETY: `self.raw` is a valid queue until `destroy`, and `attr` outlives the call.
         check("ibv_modify_srq", unsafe { modify(self.raw, &raw mut attr, SRQ_LIMIT) })
     }
 
     pub(crate) fn post_recv(&self, wr_id: u64, segments: &[Segment]) -> Result<(), Refusal> {
         let post = self.pd.context.ops().post_srq_recv.ok_or_else(|| missing("ibv_post_srq_recv"))?;
         let (mut wr, mut bad) = (recv_wr(wr_id, segments)?, ptr::null_mut());
-        // SAFETY: `self.raw` is a valid queue until `end`; the request and `segments` outlive the
-        // call.
+        // SAFETY: `self.raw` is a valid queue until `destroy`; the request and `segments` outlive
+        // the call.
         check("ibv_post_srq_recv", unsafe { post(self.raw, &raw mut wr, &raw mut bad) })
     }
 
@@ -288,7 +288,7 @@ impl Srq {
     pub(crate) fn number(&self) -> Result<u32, Refusal> {
         let get = self.pd.context.extended().and_then(|more| more.get_srq_num);
         let (get, mut number) = (get.ok_or_else(|| missing("ibv_get_srq_num"))?, 0);
-        // SAFETY: `self.raw` is a valid queue until `end`, and `number` is valid for writing.
+        // SAFETY: `self.raw` is a valid queue until `destroy`, and `number` is valid for writing.
         check("ibv_get_srq_num", unsafe { get(self.raw, &raw mut number) })?;
         Ok(number)
     }
@@ -362,20 +362,20 @@ impl Qp {
     }
 
     pub(crate) fn number(&self) -> u32 {
-        // SAFETY: `self.raw` is a valid queue pair until `end`.
+        // SAFETY: `self.raw` is a valid queue pair until `destroy`.
         unsafe { (*self.raw).qp_num }
     }
 
     pub(crate) fn modify(&self, mut attr: ibv_qp_attr, mask: u32) -> Result<(), Refusal> {
         let modify = self.pd.context.library.ibv_modify_qp;
-        // SAFETY: `self.raw` is a valid queue pair until `end`, and `attr` outlives the call.
+        // SAFETY: `self.raw` is a valid queue pair until `destroy`, and `attr` outlives the call.
         check("ibv_modify_qp", unsafe { modify(self.raw, &raw mut attr, mask.cast_signed()) })
     }
 
     pub(crate) fn query(&self) -> Result<ibv_qp_attr, Refusal> {
         let (mut attr, mut init) = (ibv_qp_attr::ZERO, ibv_qp_init_attr::ZERO);
         let query = self.pd.context.library.ibv_query_qp;
-        // SAFETY: `self.raw` is a valid queue pair until `end`; `attr` and `init` are valid for
+        // SAFETY: `self.raw` is a valid queue pair until `destroy`; `attr` and `init` are valid for
         // writing.
         check("ibv_query_qp", unsafe { query(self.raw, &raw mut attr, ALL_ATTRIBUTES, &raw mut init) })?;
         Ok(attr)
@@ -387,7 +387,7 @@ impl Qp {
             true => ("ibv_attach_mcast", library.ibv_attach_mcast),
             false => ("ibv_detach_mcast", library.ibv_detach_mcast),
         };
-        // SAFETY: `self.raw` is a valid queue pair until `end`, and `gid` outlives the call.
+        // SAFETY: `self.raw` is a valid queue pair until `destroy`, and `gid` outlives the call.
         check(verb, unsafe { function(self.raw, &raw const gid, 0) })
     }
 
@@ -404,16 +404,16 @@ impl Qp {
         }
         let post = self.pd.context.ops().post_send.ok_or_else(|| missing("ibv_post_send"))?;
         let mut bad = ptr::null_mut();
-        // SAFETY: `self.raw` is a valid queue pair until `end`; `wr`, `segments` and `path` outlive
-        // the call, and the request has no other pointers. The library dereferences addresses of
-        // segments only for inline data, which is in the agent's memory.
+        // SAFETY: `self.raw` is a valid queue pair until `destroy`; `wr`, `segments` and `path`
+        // outlive the call, and the request has no other pointers. The library dereferences
+        // addresses of segments only for inline data, which is in the agent's memory.
         check("ibv_post_send", unsafe { post(self.raw, &raw mut wr, &raw mut bad) })
     }
 
     pub(crate) fn post_recv(&self, wr_id: u64, segments: &[Segment]) -> Result<(), Refusal> {
         let post = self.pd.context.ops().post_recv.ok_or_else(|| missing("ibv_post_recv"))?;
         let (mut wr, mut bad) = (recv_wr(wr_id, segments)?, ptr::null_mut());
-        // SAFETY: `self.raw` is a valid queue pair until `end`; `wr` and `segments` outlive the
+        // SAFETY: `self.raw` is a valid queue pair until `destroy`; `wr` and `segments` outlive the
         // call.
         check("ibv_post_recv", unsafe { post(self.raw, &raw mut wr, &raw mut bad) })
     }
@@ -434,8 +434,8 @@ impl Qp {
         if mw.kind() == 1 {
             let bind = self.pd.context.ops().bind_mw.ok_or_else(|| missing("ibv_bind_mw"))?;
             let mut request = ibv_mw_bind { wr_id, send_flags: flags, bind_info };
-            // SAFETY: `self.raw`, `mw.raw` and the region in `request` are valid until their `end`,
-            // and `request` outlives the call.
+            // SAFETY: `self.raw`, `mw.raw` and the region in `request` are valid until their
+            // `destroy`, and `request` outlives the call.
             check("ibv_bind_mw", unsafe { bind(self.raw, mw.raw, &raw mut request) })?;
         } else {
             let rkey = next_key(mw.rkey());

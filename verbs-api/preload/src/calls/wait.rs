@@ -1,7 +1,7 @@
 //! `poll`, `select` and `epoll` of rsockets and other descriptors.
 
 use super::rsocket_of;
-use crate::rdma::{Rdma, rdma};
+use crate::rdma::{RdmaLibrary, rdma_library};
 use crate::real::real;
 use crate::{epoll, fail, table};
 use core::ffi::{c_int, c_ulong};
@@ -59,17 +59,17 @@ fn fits(room: size_t, count: nfds_t) -> bool {
 ///
 /// `entries` is NULL or points to `count` entries that are valid for `'a` and used by no other
 /// code.
-unsafe fn with_rsockets<'a>(entries: *mut pollfd, count: nfds_t) -> Option<(&'static Rdma, &'a mut [pollfd])> {
+unsafe fn with_rsockets<'a>(entries: *mut pollfd, count: nfds_t) -> Option<(&'static RdmaLibrary, &'a mut [pollfd])> {
     if entries.is_null() {
         return None;
     }
     // SAFETY: not NULL; the caller guarantees `count` entries, valid and unshared for `'a`.
     let entries = unsafe { slice::from_raw_parts_mut(entries, count as usize) };
-    if entries.iter().any(|entry| table::rsocket(entry.fd).is_some()) { Some((rdma()?, entries)) } else { None }
+    if entries.iter().any(|entry| table::rsocket(entry.fd).is_some()) { Some((rdma_library()?, entries)) } else { None }
 }
 
 /// Calls `rpoll` with the program's descriptors replaced by their rsockets.
-fn poll_translated(rdma: &Rdma, entries: &mut [pollfd], timeout: c_int) -> c_int {
+fn poll_translated(rdma: &RdmaLibrary, entries: &mut [pollfd], timeout: c_int) -> c_int {
     let translate = |entry: &pollfd| pollfd { fd: table::rsocket(entry.fd).unwrap_or(entry.fd), revents: 0, ..*entry };
     let mut translated: Vec<pollfd> = entries.iter().map(translate).collect();
     // SAFETY: pointer and length are those of a local vector.
@@ -119,7 +119,7 @@ unsafe extern "C" fn select(
     timeout: *mut timeval,
 ) -> c_int {
     let sets = [FdSet(read), FdSet(write), FdSet(except)];
-    let Some(rdma) = rdma_if_needed(count, &sets) else {
+    let Some(rdma) = library_if_needed(count, &sets) else {
         return call!(real.select(count, read, write, except, timeout));
     };
     // SAFETY: the program passes NULL or a variable that is valid during the call.
@@ -140,7 +140,7 @@ unsafe extern "C" fn pselect(
     mask: *const sigset_t,
 ) -> c_int {
     let sets = [FdSet(read), FdSet(write), FdSet(except)];
-    let Some(rdma) = rdma_if_needed(count, &sets) else {
+    let Some(rdma) = library_if_needed(count, &sets) else {
         return call!(real.pselect(count, read, write, except, timeout, mask));
     };
     // SAFETY: the program passes NULL or a variable that is valid during the call.
@@ -177,7 +177,7 @@ impl FdSet {
 }
 
 /// Returns the RDMA library, if any set contains an rsocket.
-fn rdma_if_needed(count: c_int, sets: &[FdSet; 3]) -> Option<&'static Rdma> {
+fn library_if_needed(count: c_int, sets: &[FdSet; 3]) -> Option<&'static RdmaLibrary> {
     (0..count).filter(|fd| sets.iter().any(|set| set.has(*fd as usize))).find_map(rsocket_of).map(|(rdma, _)| rdma)
 }
 
@@ -185,7 +185,7 @@ fn rdma_if_needed(count: c_int, sets: &[FdSet; 3]) -> Option<&'static Rdma> {
 const READY: [i16; 3] = [POLLIN | POLLHUP | POLLERR, POLLOUT | POLLERR, POLLPRI];
 
 /// Does `select` by `rpoll`.
-fn select_by_poll(rdma: &Rdma, count: c_int, sets: &[FdSet; 3], timeout: c_int) -> c_int {
+fn select_by_poll(rdma: &RdmaLibrary, count: c_int, sets: &[FdSet; 3], timeout: c_int) -> c_int {
     let interest = |fd: &c_int| {
         let wanted = sets.iter().zip([POLLIN, POLLOUT, POLLPRI]).filter(|(set, _)| set.has(*fd as usize));
         let events = wanted.fold(0, |events, (_, event)| events | event);

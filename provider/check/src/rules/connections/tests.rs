@@ -41,7 +41,7 @@ fn pair(card: &mut Card, change: impl FnOnce(&mut QpAttr)) -> [ObjectId; 2] {
     [a, b]
 }
 
-fn drop_packet(card: &mut Card, qp: ObjectId, reason: DropReason, packet: Arrived) -> Vec<Rule> {
+fn drop_packet(card: &mut Card, qp: ObjectId, reason: DropReason, packet: DroppedPacket) -> Vec<Rule> {
     card.emit(Event::Dropped { qp, reason, packet: Some(packet) })
 }
 
@@ -126,9 +126,14 @@ fn reads_above_max_dest_rd_atomic_are_reported() {
 fn first_packet_with_other_gid_is_reported() {
     let mut card = Card::new();
     let qp = end(&mut card);
-    let stranger = Arrived { src: Gid([3; 16]), ..packet(SEND, 7, 7, 64) };
+    let stranger = DroppedPacket { src: Gid([3; 16]), ..packet(SEND, 7, 7, 64) };
     assert_eq!(
-        drop_packet(&mut card, qp, DropReason::Address, Arrived { header: packet(SEND, 1, 7, 0).header, ..stranger }),
+        drop_packet(
+            &mut card,
+            qp,
+            DropReason::Address,
+            DroppedPacket { header: packet(SEND, 1, 7, 0).header, ..stranger }
+        ),
         []
     );
     assert_eq!(drop_packet(&mut card, qp, DropReason::Address, stranger), [Rule::GidMismatch]);

@@ -1,6 +1,6 @@
 //! Refused keys and unused rights.
 
-use crate::event::{Event, Memory, Object};
+use crate::event::{Event, MrInfo, Object};
 use crate::rule::Rule;
 use crate::testing::{Card, write};
 use roxe_base::error::Error;
@@ -17,7 +17,7 @@ const WRITABLE: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 /// Registers a region of 64 bytes at 4096 in `pd`, with these rights.
 fn region(card: &mut Card, pd: ObjectId, access: Access) -> ObjectId {
     let (context, id) = (card.context, ObjectId::next());
-    let memory = Memory { context, pd, lkey: LKEY, rkey: RKEY, addr: 4096, base: 4096, length: 64, access };
+    let memory = MrInfo { context, pd, lkey: LKEY, rkey: RKEY, addr: 4096, base: 4096, length: 64, access };
     card.emit(Event::Created(id, Object::Mr(memory)));
     id
 }

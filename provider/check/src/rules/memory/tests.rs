@@ -166,8 +166,8 @@ mod atomics {
         card.post(qp, &SendRequest { op, ..write(1, SendFlags::SIGNALED) });
     }
 
-    fn execute(card: &mut Card, qp: ObjectId, found: u64) -> Vec<Rule> {
-        card.emit(Event::Atomic { qp, rkey: RKey(5), va: ADDR, addr: ADDR, found, left: found + 1 })
+    fn execute(card: &mut Card, qp: ObjectId, old: u64) -> Vec<Rule> {
+        card.emit(Event::Atomic { qp, rkey: RKey(5), va: ADDR, addr: ADDR, old, new: old + 1 })
     }
 
     #[test]

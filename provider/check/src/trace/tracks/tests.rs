@@ -102,7 +102,7 @@ fn completion_ends_its_request_and_earlier_unsignaled() {
     assert_eq!(ends.len(), 2);
     assert_eq!((&ends[0]["status"], &ends[0]["first_psn"]), (&"no completion requested".into(), &8.into()));
     assert_eq!((&ends[1]["status"], &ends[1]["retransmitted"]), (&"success".into(), &1.into()));
-    traced.emit(&Event::TakenBack { qp: traced.qp, count: 1 });
+    traced.emit(&Event::SendsWithdrawn { qp: traced.qp, count: 1 });
     assert_eq!(traced.names(), ["e SEND 0x000011"]);
 }
 

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 /// Maximum wait of a test.
 const TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) const QKEY: Qkey = Qkey(0x1234_5678);
+/// Length of the buffer of a [`Node`] in bytes.
 pub(crate) const LEN: usize = 4 << 20;
 /// ACK timeout of 268 ms, eight times: a busy machine may preempt a process that long.
 const ACK_TIMEOUT: u8 = 16;
@@ -93,8 +94,8 @@ impl Node {
     }
 
     pub(crate) fn bytes(&self, offset: usize, length: usize) -> Vec<u8> {
-        // SAFETY: inside the leaked buffer; no operation that writes there is outstanding when a
-        // test looks.
+        // SAFETY: inside the leaked buffer; no operation that writes there is in flight when a test
+        // looks.
         (0..length).map(|i| unsafe { self.memory.add(offset + i).read_volatile() }).collect()
     }
 

@@ -6,6 +6,7 @@ use crate::proto::conn::ByteOrder;
 use std::collections::VecDeque;
 
 const SIZES: Sizes = Sizes { send_queue: 16, recv_queue: 16, send_buffer: 8192, recv_buffer: 8192, iomaps: 2 };
+/// Addresses of the receive buffer and of the target list.
 const BUFFER: u64 = 0x10_0000;
 const LIST: u64 = 0x20_0000;
 
