@@ -570,12 +570,21 @@ fn judge_output(output: &Output, status: i32, lines: &[&str]) -> Verdict {
     if is_good { Verdict::Passed } else { Verdict::Failed(printed) }
 }
 
-/// Runs a scenario with a guest to its end, with this command prefix.
+/// Runs a scenario with a guest to its end, with this command prefix. Adds the last packets of the
+/// second host to the output of a scenario that fails.
 fn rxe_scenario(name: &str, prefix: &[&str], text: &str) -> Result<Output, Verdict> {
     let folder = folder(name);
-    let file = in_folder(&folder, "lab.toml");
+    let [file, captures] = ["lab.toml", "captures"].map(|name| in_folder(&folder, name));
     fs::write(&file, text).unwrap();
-    output(roxe_lab(&[prefix, &["timeout", BOOT_LIMIT]].concat(), &[&file]).current_dir(&*folder))
+    let prefix = [prefix, &["timeout", BOOT_LIMIT]].concat();
+    let mut output = output(roxe_lab(&prefix, &["--captures", &captures, &file]).current_dir(&*folder))?;
+    if !output.status.success() {
+        let dump = Command::new(build::roxe()).arg("dump").arg(format!("{captures}/host2.pcap")).output();
+        let packets = dump.map(|dump| text_of(&dump)).unwrap_or_else(|error| error.to_string());
+        let lines: Vec<&str> = packets.lines().collect();
+        output.stderr.extend(lines[lines.len().saturating_sub(30)..].join("\n").into_bytes());
+    }
+    Ok(output)
 }
 
 /// Time limit in seconds of a lab with a guest, which boots in ten seconds on an idle machine.
