@@ -5,8 +5,8 @@ use crate::num::{Pkey, Psn, Qpn};
 use crate::opcode::Opcode;
 use core::fmt;
 
-/// The BTH without opcode, pad count and header version, which follow from the other headers and
-/// the payload.
+/// The fields of the BTH, except the opcode and the pad count, which follow from the other headers
+/// and the payload, and the header version, which is always 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bth {
     /// Destination queue pair.
@@ -15,14 +15,14 @@ pub struct Bth {
     pub psn: Psn,
     /// Partition key.
     pub pkey: Pkey,
-    /// True if the completion of this message is a solicited event (SE).
+    /// True if the receive completion of this message is solicited (SE).
     pub solicited: bool,
     /// True if the responder must schedule a response (A).
     pub ack_req: bool,
     /// True if the sender's path migration state is "migrated" (M).
     pub mig_req: bool,
-    /// True if the packet met congestion (F). RoCEv2 uses the ECN bits of the IP header instead and
-    /// sends 0.
+    /// True if the packet encountered congestion (F). RoCEv2 uses the ECN bits of the IP header
+    /// instead and sends 0.
     pub fecn: bool,
     /// True if the receiver of this packet causes congestion (B); set in a CNP.
     pub becn: bool,
@@ -46,7 +46,8 @@ impl Bth {
         }
     }
 
-    /// Returns the BTH of the next joined packet: only the first requests an acknowledgement.
+    /// Returns the BTH of the next of several packets that share one header in a ring: it has the
+    /// next PSN and no acknowledgement request, which only the first packet may have.
     #[must_use]
     pub const fn next_joined(self) -> Self {
         Self { psn: self.psn.next(), ack_req: false, ..self }
@@ -78,6 +79,7 @@ impl Bth {
         Ok((opcode, usize::from(flags >> 4 & 3), bth))
     }
 
+    /// Sets the PSN and the acknowledgement request from the third word of the header.
     #[inline]
     pub(crate) fn set_last_word(&mut self, word: u32) {
         (self.psn, self.ack_req) = (Psn::new(word), word >> 31 != 0);
