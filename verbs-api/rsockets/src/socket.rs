@@ -5,7 +5,7 @@ use crate::datagram::Datagram;
 use crate::errno::os;
 use crate::lock::Table;
 use crate::service::{self, ServiceDue, Serviced};
-use crate::stream::{Drain, Fill, RecvMode, Stream};
+use crate::stream::{RecvCursor, RecvMode, SendCursor, Stream};
 use crate::sys;
 use crate::wait::{Source, Waker};
 use roxe::{MemoryRegion, ProtectionDomain};
@@ -214,7 +214,7 @@ impl Socket {
     /// Errors of [`recv`](Self::recv).
     pub fn recv_vectored(&self, bufs: &mut [IoSliceMut<'_>], flags: i32) -> io::Result<(usize, Option<SocketAddr>)> {
         let wait = self.blocks(flags);
-        let mut room = Fill::new(bufs);
+        let mut room = RecvCursor::new(bufs);
         let mode = RecvMode { wait, peek: flags & libc::MSG_PEEK != 0, all: flags & libc::MSG_WAITALL != 0 };
         match &self.kind {
             Kind::Stream(stream) => Ok((stream.recv(&mut room, mode)?, self.peer_addr().ok())),
@@ -248,7 +248,7 @@ impl Socket {
     /// Errors of [`send_to`](Self::send_to).
     pub fn send_vectored(&self, bufs: &[IoSlice<'_>], flags: i32, to: Option<SocketAddr>) -> io::Result<usize> {
         let wait = self.blocks(flags);
-        let mut data = Drain::new(bufs);
+        let mut data = SendCursor::new(bufs);
         match &self.kind {
             Kind::Stream(_) if to.is_some() => Err(os(libc::EISCONN)),
             Kind::Stream(stream) => stream.send(&mut data, wait),
@@ -365,7 +365,7 @@ impl Socket {
         let stream = self.stream().ok_or_else(|| os(libc::EINVAL))?;
         let offset = u64::try_from(offset).map_err(|_| os(libc::EINVAL))?;
         let bufs = [IoSlice::new(buf)];
-        stream.iowrite(&mut Drain::new(&bufs), offset, self.blocks(flags))
+        stream.iowrite(&mut SendCursor::new(&bufs), offset, self.blocks(flags))
     }
 }
 

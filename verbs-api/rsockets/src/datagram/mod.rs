@@ -14,7 +14,7 @@ use crate::errno::os;
 use crate::proto::datagram;
 use crate::proto::datagram::{MAX_DATAGRAM, MAX_HEADER, UdpHeader};
 use crate::service::ServiceDue;
-use crate::stream::{Drain, Fill, RecvMode};
+use crate::stream::{RecvCursor, RecvMode, SendCursor};
 use crate::wait::{Source, Waker, Watchers};
 use crate::{RDMA_INLINE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA, errno, lock, service, sys, wait};
 use roxe::{AddressHandle, Qpn};
@@ -181,7 +181,7 @@ impl Datagram {
         let Ok(ud_qp) = self.qp_towards(&mut inner, from) else { return };
         if header.data {
             // If the answer is lost, the peer announces itself with its next datagram.
-            let _ = self.send_over_udp(&inner.ud_qps[ud_qp], from, false, &mut Drain::new(&[]));
+            let _ = self.send_over_udp(&inner.ud_qps[ud_qp], from, false, &mut SendCursor::new(&[]));
         }
         let qpn = Qpn::new(header.qpn);
         let is_known = inner.peers.get(&from).and_then(|peer| peer.qp).is_some_and(|(_, known)| known == qpn);
@@ -199,7 +199,13 @@ impl Datagram {
 
     /// Sends the number of `ud_qp` over UDP, followed by `data`. The header says whether there is a
     /// datagram, which may be empty.
-    fn send_over_udp(&self, ud_qp: &UdQp, to: SocketAddr, with_data: bool, data: &mut Drain<'_>) -> io::Result<()> {
+    fn send_over_udp(
+        &self,
+        ud_qp: &UdQp,
+        to: SocketAddr,
+        with_data: bool,
+        data: &mut SendCursor<'_>,
+    ) -> io::Result<()> {
         let header = UdpHeader { data: with_data, qpn: ud_qp.qpn(), addr: ud_qp.ip() }.encode();
         let mut packet = [0; MAX_DATAGRAM + MAX_HEADER];
         let (head, body) = packet.split_at_mut(header.as_slice().len());
@@ -208,7 +214,7 @@ impl Datagram {
         self.udp.send_to(&packet[..len], to_program(to, self.domain)).map(drop)
     }
 
-    pub(crate) fn send(&self, data: &mut Drain<'_>, to: Option<SocketAddr>, wait: bool) -> io::Result<usize> {
+    pub(crate) fn send(&self, data: &mut SendCursor<'_>, to: Option<SocketAddr>, wait: bool) -> io::Result<usize> {
         loop {
             match self.send_now(data, to) {
                 Err(e) if wait && e.kind() == io::ErrorKind::WouldBlock => self.wait_to_send()?,
@@ -223,7 +229,7 @@ impl Datagram {
         wait::until(self, None, || self.ready(libc::POLLOUT) != 0)
     }
 
-    fn send_now(&self, data: &mut Drain<'_>, to: Option<SocketAddr>) -> io::Result<usize> {
+    fn send_now(&self, data: &mut SendCursor<'_>, to: Option<SocketAddr>) -> io::Result<usize> {
         let to = to.or_else(|| self.inner.lock().connected).ok_or_else(|| os(libc::EDESTADDRREQ))?;
         if self.inner.lock().peers.get(&to).is_none_or(|peer| peer.qp.is_none()) {
             // Reads the peer's answer, if it has arrived. This datagram then leaves through the
@@ -239,7 +245,7 @@ impl Datagram {
         let ud_qp = &mut ud_qps[at];
         let source = SocketAddr::new(ud_qp.ip(), self.udp.local_addr()?.port());
         let header = datagram::encode_source(source);
-        let len = data.left();
+        let len = data.remaining();
         if len > ud_qp.max_payload(header.as_slice().len()) {
             return Err(os(libc::EMSGSIZE));
         }
@@ -277,7 +283,11 @@ impl Datagram {
         Ok(probe.local_addr()?.ip())
     }
 
-    pub(crate) fn recv(&self, room: &mut Fill<'_, '_>, mode: RecvMode) -> io::Result<(usize, Option<SocketAddr>)> {
+    pub(crate) fn recv(
+        &self,
+        room: &mut RecvCursor<'_, '_>,
+        mode: RecvMode,
+    ) -> io::Result<(usize, Option<SocketAddr>)> {
         wait::retry(self, mode.wait, libc::POLLIN, || self.lock_updated().recv(room, mode.peek))
     }
 
@@ -328,7 +338,7 @@ impl DatagramState {
 
     /// Receives the next datagram; returns its length and sender, or `None` if there is none.
     /// Returns length 0 without a sender after a shutdown.
-    fn recv(&mut self, room: &mut Fill<'_, '_>, peek: bool) -> io::Result<Option<(usize, Option<SocketAddr>)>> {
+    fn recv(&mut self, room: &mut RecvCursor<'_, '_>, peek: bool) -> io::Result<Option<(usize, Option<SocketAddr>)>> {
         let Some(message) = self.inbox.front() else {
             return match self {
                 Self { closed: true, .. } => Err(os(libc::EBADF)),

@@ -4,7 +4,7 @@ use crate::completions::{BATCH, Completions};
 use crate::config::Config;
 use crate::errno::{self, os};
 use crate::proto::datagram::{self, HeaderBytes, MAX_DATAGRAM};
-use crate::stream::Drain;
+use crate::stream::SendCursor;
 use roxe::{
     Access, AddressHandle, Gid, MemoryRegion, ProtectionDomain, Qkey, Qpn, QueuePair, Service, WcStatus,
     WorkCompletion, WorkRequest,
@@ -163,12 +163,12 @@ impl UdQp {
         &mut self,
         to: (AddressHandle, Qpn),
         header: &HeaderBytes,
-        data: &mut Drain<'_>,
+        data: &mut SendCursor<'_>,
     ) -> Result<bool, roxe::Error> {
         let Some(slot) = self.free.pop() else { return Ok(false) };
         let start = usize::from(slot) * MAX_DATAGRAM;
         let body = start + header.as_slice().len();
-        let end = body + data.left();
+        let end = body + data.remaining();
         self.send_buffer.write(start, header.as_slice())?;
         data.write_to(&self.send_buffer, body..end)?;
         let sges = [self.send_buffer.slice(start..end)?];

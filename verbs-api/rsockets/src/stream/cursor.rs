@@ -10,63 +10,65 @@ pub(crate) struct Cursor<L> {
     bufs: L,
     /// Index of the current buffer.
     index: usize,
-    /// Offset in the current buffer.
-    at: usize,
+    /// Offset in the current buffer, bytes.
+    offset: usize,
     /// Bytes after the position.
-    left: usize,
+    remaining: usize,
     /// Bytes before the position.
     moved: usize,
 }
 
-/// Buffers to send from.
-pub(crate) type Drain<'a> = Cursor<&'a [IoSlice<'a>]>;
+/// The buffers of a send call.
+pub(crate) type SendCursor<'a> = Cursor<&'a [IoSlice<'a>]>;
 
-/// Buffers to receive into.
-pub(crate) type Fill<'a, 'b> = Cursor<&'a mut [IoSliceMut<'b>]>;
+/// The buffers of a receive call.
+pub(crate) type RecvCursor<'a, 'b> = Cursor<&'a mut [IoSliceMut<'b>]>;
 
 impl<B: Deref<Target = [u8]>, L: Deref<Target = [B]>> Cursor<L> {
     pub(crate) fn new(bufs: L) -> Self {
-        let left = bufs.iter().map(|buf| buf.len()).sum();
-        Self { bufs, index: 0, at: 0, left, moved: 0 }
+        let remaining = bufs.iter().map(|buf| buf.len()).sum();
+        Self { bufs, index: 0, offset: 0, remaining, moved: 0 }
     }
 
     pub(crate) const fn is_done(&self) -> bool {
-        self.left == 0
+        self.remaining == 0
     }
 
-    pub(crate) const fn left(&self) -> usize {
-        self.left
+    pub(crate) const fn remaining(&self) -> usize {
+        self.remaining
     }
 
-    /// Returns the number of bytes taken or filled so far.
+    /// Returns the number of bytes sent or received so far.
     pub(crate) const fn moved(&self) -> usize {
         self.moved
     }
 
-    /// Returns the next contiguous bytes, at most `max`, as index of a buffer and range in it.
-    fn next(&mut self, max: usize) -> (usize, Range<usize>) {
-        while self.bufs.get(self.index).is_some_and(|buf| self.at >= buf.len()) {
+    /// Returns the index of the buffer with the next bytes, and their range in it, at most `max`
+    /// bytes long.
+    fn next_piece(&mut self, max: usize) -> (usize, Range<usize>) {
+        while self.bufs.get(self.index).is_some_and(|buf| self.offset >= buf.len()) {
             self.index += 1;
-            self.at = 0;
+            self.offset = 0;
         }
-        let rest = self.bufs.get(self.index).map_or(0, |buf| buf.len() - self.at);
-        (self.index, self.at..self.at + rest.min(max))
+        let rest = self.bufs.get(self.index).map_or(0, |buf| buf.len() - self.offset);
+        (self.index, self.offset..self.offset + rest.min(max))
     }
 
     const fn advance(&mut self, len: usize) {
-        self.at += len;
-        self.left -= len;
+        self.offset += len;
+        self.remaining -= len;
         self.moved += len;
     }
 }
 
-impl<'a> Drain<'a> {
+impl<'a> SendCursor<'a> {
     /// Returns the number of remaining bytes, limited to `max`.
-    pub(crate) fn at_most(&self, max: u32) -> u32 {
-        u32::try_from(self.left).map_or(max, |left| left.min(max))
+    pub(crate) fn remaining_up_to(&self, max: u32) -> u32 {
+        u32::try_from(self.remaining).map_or(max, |remaining| remaining.min(max))
     }
 
-    /// Takes `len` bytes; copies them to `scratch` if they are not contiguous.
+    /// Takes `len` bytes. If they are not contiguous, copies them to `scratch`, at most as many as
+    /// fit.
     pub(crate) fn take<'s>(&mut self, len: u32, scratch: &'s mut [u8]) -> &'s [u8]
     where
         'a: 's,
@@ -94,6 +96,7 @@ impl<'a> Drain<'a> {
         filled
     }
 
+    /// Copies bytes to `range` of `region`, until the range is full or all bytes are taken.
     pub(crate) fn write_to(&mut self, region: &MemoryRegion, range: Range<usize>) -> Result<(), roxe::Error> {
         let mut at = range.start;
         while at < range.end && !self.is_done() {
@@ -107,12 +110,13 @@ impl<'a> Drain<'a> {
 
     /// Returns the next contiguous bytes, at most `max`.
     fn piece(&mut self, max: usize) -> &'a [u8] {
-        let (index, range) = self.next(max);
+        let (index, range) = self.next_piece(max);
         self.bufs.get(index).map_or(&[], |buf| &buf[range])
     }
 }
 
-impl Fill<'_, '_> {
+impl RecvCursor<'_, '_> {
+    /// Copies bytes from `range` of `region`, until its end or until the buffers are full.
     pub(crate) fn read_from(&mut self, region: &MemoryRegion, range: Range<usize>) -> Result<(), roxe::Error> {
         let mut at = range.start;
         while at < range.end && !self.is_done() {
@@ -130,16 +134,16 @@ impl Fill<'_, '_> {
         let mut bytes = bytes;
         while !bytes.is_empty() && !self.is_done() {
             let out = self.piece_mut(bytes.len());
-            let (now, later) = bytes.split_at(out.len());
-            out.copy_from_slice(now);
-            self.advance(now.len());
-            bytes = later;
+            let (head, tail) = bytes.split_at(out.len());
+            out.copy_from_slice(head);
+            self.advance(head.len());
+            bytes = tail;
         }
     }
 
     /// Returns the next contiguous bytes, at most `max`.
     fn piece_mut(&mut self, max: usize) -> &mut [u8] {
-        let (index, range) = self.next(max);
+        let (index, range) = self.next_piece(max);
         self.bufs.get_mut(index).map_or(&mut [], |buf| &mut buf[range])
     }
 }
@@ -149,26 +153,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn drain_takes_bytes_in_order_across_buffers() {
+    fn send_cursor_takes_bytes_in_order_across_buffers() {
         let bufs = [IoSlice::new(b"abc"), IoSlice::new(b""), IoSlice::new(b"defgh")];
-        let mut data = Drain::new(&bufs[..]);
+        let mut data = SendCursor::new(&bufs[..]);
         let mut scratch = [0; 8];
-        assert_eq!(data.at_most(100), 8);
+        assert_eq!(data.remaining_up_to(100), 8);
         assert_eq!(data.take(2, &mut scratch), b"ab");
         assert_eq!(data.take(3, &mut scratch), b"cde");
-        assert_eq!((data.moved(), data.at_most(2)), (5, 2));
+        assert_eq!((data.moved(), data.remaining_up_to(2)), (5, 2));
         assert_eq!(data.take(3, &mut scratch), b"fgh");
         assert!(data.is_done());
-        assert!(Drain::new(&[]).is_done());
+        assert!(SendCursor::new(&[]).is_done());
     }
 
     #[test]
-    fn fill_puts_bytes_in_order_across_buffers() {
+    fn recv_cursor_fills_buffers_in_order() {
         let (mut a, mut b, mut c) = ([0; 2], [0; 0], [0; 4]);
         let mut bufs = [IoSliceMut::new(&mut a), IoSliceMut::new(&mut b), IoSliceMut::new(&mut c)];
-        let mut room = Fill::new(&mut bufs[..]);
+        let mut room = RecvCursor::new(&mut bufs[..]);
         room.put(b"xyz");
-        assert_eq!((room.moved(), room.left()), (3, 3));
+        assert_eq!((room.moved(), room.remaining()), (3, 3));
         room.put(b"12345");
         assert!(room.is_done());
         assert_eq!((&a, &c), (b"xy", b"z123"));

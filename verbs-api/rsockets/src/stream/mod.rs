@@ -16,7 +16,7 @@ use crate::proto::stream::ConnState;
 use crate::service::ServiceDue;
 use crate::wait::{Source, Waker, Watchers};
 use crate::{errno, lock, service, wait};
-pub(crate) use cursor::{Drain, Fill};
+pub(crate) use cursor::{RecvCursor, SendCursor};
 use endpoint::Endpoint;
 use open::{Open, Opening};
 use roxe::cm::{CmEvent, CmId, ConnParam, EventChannel, IdOption, PortSpace};
@@ -425,14 +425,14 @@ pub(crate) struct RecvMode {
 
 impl Stream {
     /// Sends all of `data`; without `wait`, as much as possible now.
-    pub(crate) fn send(&self, data: &mut Drain<'_>, wait: bool) -> io::Result<usize> {
+    pub(crate) fn send(&self, data: &mut SendCursor<'_>, wait: bool) -> io::Result<usize> {
         self.send_with(data, wait, |open, data| {
             open.send(data);
             true
         })
     }
 
-    pub(crate) fn iowrite(&self, data: &mut Drain<'_>, offset: u64, wait: bool) -> io::Result<usize> {
+    pub(crate) fn iowrite(&self, data: &mut SendCursor<'_>, offset: u64, wait: bool) -> io::Result<usize> {
         self.send_with(data, wait, |open, data| {
             let offset = offset.wrapping_add(data.moved() as u64);
             open.write_mapped(data, offset)
@@ -443,9 +443,9 @@ impl Stream {
     /// rest. Without `wait`, calls it only while it can send.
     fn send_with(
         &self,
-        data: &mut Drain<'_>,
+        data: &mut SendCursor<'_>,
         wait: bool,
-        mut step: impl FnMut(&mut Open, &mut Drain<'_>) -> bool,
+        mut step: impl FnMut(&mut Open, &mut SendCursor<'_>) -> bool,
     ) -> io::Result<usize> {
         let _turn = lock_turn(&self.send_turn, wait)?;
         let done = wait::retry(self, wait, libc::POLLOUT, || Ok(self.send_now(data, &mut step)?.then_some(())));
@@ -456,8 +456,8 @@ impl Stream {
     /// finished.
     fn send_now(
         &self,
-        data: &mut Drain<'_>,
-        step: &mut impl FnMut(&mut Open, &mut Drain<'_>) -> bool,
+        data: &mut SendCursor<'_>,
+        step: &mut impl FnMut(&mut Open, &mut SendCursor<'_>) -> bool,
     ) -> io::Result<bool> {
         let mut inner = self.inner.lock();
         for progressed in [false, true] {
@@ -473,7 +473,7 @@ impl Stream {
         inner.open_for_send().map(|_| false)
     }
 
-    pub(crate) fn recv(&self, room: &mut Fill<'_, '_>, mode: RecvMode) -> io::Result<usize> {
+    pub(crate) fn recv(&self, room: &mut RecvCursor<'_, '_>, mode: RecvMode) -> io::Result<usize> {
         let _turn = lock_turn(&self.recv_turn, mode.wait)?;
         if room.is_done() {
             return Ok(0);
@@ -484,7 +484,7 @@ impl Stream {
 
     /// Receives; if that does not finish the receive call, processes events and receives again.
     /// Returns true if the call is finished.
-    fn recv_now(&self, room: &mut Fill<'_, '_>, mode: RecvMode) -> io::Result<bool> {
+    fn recv_now(&self, room: &mut RecvCursor<'_, '_>, mode: RecvMode) -> io::Result<bool> {
         let mut inner = self.inner.lock();
         for progressed in [false, true] {
             if progressed {

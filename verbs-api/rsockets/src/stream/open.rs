@@ -1,7 +1,7 @@
 //! The driver of a stream that is connecting or connected. It posts the work requests that the
 //! protocol (`proto/stream.rs`) decides on, and reports completions and received messages to it.
 
-use super::cursor::{Drain, Fill};
+use super::cursor::{RecvCursor, SendCursor};
 use super::endpoint::Mappings;
 use super::endpoint::{Endpoint, RECV, index_range, remote_addr};
 use super::settings::Settings;
@@ -217,7 +217,7 @@ impl Open {
     }
 
     /// Sends as much of `data` as possible now.
-    pub(crate) fn send(&mut self, data: &mut Drain<'_>) {
+    pub(crate) fn send(&mut self, data: &mut SendCursor<'_>) {
         let mut limit = FIRST_WRITE;
         while !data.is_done() && !self.stream.is_shut() && self.announce_maps() {
             self.read_next_target();
@@ -225,7 +225,7 @@ impl Open {
             if room == 0 {
                 return;
             }
-            let len = data.at_most(room.min(limit));
+            let len = data.remaining_up_to(room.min(limit));
             let buffered = len > self.inline;
             let write = self.stream.outgoing.start_data(len, buffered);
             self.post_write(&write, data, Some(Message::Data(len)));
@@ -250,7 +250,7 @@ impl Open {
 
     /// Writes as much of `data` as possible now to the peer's mapping at `offset`. Returns false if
     /// nothing is mapped there.
-    pub(crate) fn write_mapped(&mut self, data: &mut Drain<'_>, offset: u64) -> bool {
+    pub(crate) fn write_mapped(&mut self, data: &mut SendCursor<'_>, offset: u64) -> bool {
         let mut limit = FIRST_WRITE;
         let mut offset = offset;
         while !data.is_done() && !self.stream.is_shut() && self.announce_maps() {
@@ -259,7 +259,7 @@ impl Open {
                 return true;
             }
             let room = self.stream.outgoing.buffer_room();
-            let len = data.at_most(target.len.min(room).min(limit));
+            let len = data.remaining_up_to(target.len.min(room).min(limit));
             let write = self.stream.outgoing.start_write(Target { len, ..target }, len > self.inline);
             self.post_write(&write, data, None);
             offset = offset.wrapping_add(u64::from(len));
@@ -269,7 +269,7 @@ impl Open {
     }
 
     /// Takes the bytes of `write` from `data` and posts it.
-    fn post_write(&mut self, write: &Write, data: &mut Drain<'_>, message: Option<Message>) {
+    fn post_write(&mut self, write: &Write, data: &mut SendCursor<'_>, message: Option<Message>) {
         let to = remote_addr(&write.to);
         let held = u64::from(write.buffer_bytes());
         let result = if held == 0 {
@@ -293,7 +293,12 @@ impl Open {
 
     /// Copies the bytes of `write` to the send buffer, and sets `sges` to its parts there. Returns
     /// the number of parts.
-    fn fill_send_buffer(&self, write: &Write, data: &mut Drain<'_>, sges: &mut [Sge; 2]) -> Result<usize, roxe::Error> {
+    fn fill_send_buffer(
+        &self,
+        write: &Write,
+        data: &mut SendCursor<'_>,
+        sges: &mut [Sge; 2],
+    ) -> Result<usize, roxe::Error> {
         let mut count = 0;
         for part in write.parts.iter().filter(|part| !part.is_empty()) {
             let part = index_range(part);
@@ -318,10 +323,10 @@ impl Open {
     }
 
     /// Copies received data to `room` and, unless `peek`, frees its space in the receive buffer.
-    pub(crate) fn recv(&mut self, room: &mut Fill<'_, '_>, peek: bool) {
+    pub(crate) fn recv(&mut self, room: &mut RecvCursor<'_, '_>, peek: bool) {
         let mut seen = 0;
         while !room.is_done() {
-            let unread = self.stream.incoming.peek(seen, room.left());
+            let unread = self.stream.incoming.peek(seen, room.remaining());
             if unread.is_empty() {
                 break;
             }
