@@ -34,11 +34,11 @@ enum HostReport {
 /// State of a host.
 #[derive(Debug)]
 struct HostState {
-    /// Present until the command of the host starts.
-    waiting: Option<Host>,
-    /// Id of the first process of the host.
-    process: u32,
-    /// Network namespace of the host.
+    /// The host, until its command starts.
+    unstarted: Option<Host>,
+    /// Process id of the first process of the host.
+    pid: u32,
+    /// Inode number of the network namespace of the host.
     namespace: u64,
     is_ready: bool,
     has_ended: bool,
@@ -57,8 +57,8 @@ impl Director {
     /// `hosts` yields each host with its network namespace.
     pub(super) fn new(scenario: Scenario, hosts: impl Iterator<Item = (Host, u64)>) -> Self {
         let state = |(host, namespace): (Host, u64)| {
-            let process = host.child.id();
-            HostState { waiting: Some(host), process, namespace, is_ready: false, has_ended: false }
+            let pid = host.child.id();
+            HostState { unstarted: Some(host), pid, namespace, is_ready: false, has_ended: false }
         };
         let (states, events) = (hosts.map(state).collect(), scenario.events.iter().rev().copied().collect());
         Self { scenario, states, events, reports: channel() }
@@ -67,29 +67,29 @@ impl Director {
     /// Runs the hosts until the lab ends. Returns the exit status of the first host that failed,
     /// else 0.
     pub(super) fn run(mut self) -> Result<u8> {
-        let begun = Instant::now();
+        let started_at = Instant::now();
         loop {
             self.start_hosts()?;
-            self.change_links(begun.elapsed())?;
+            self.change_links(started_at.elapsed())?;
             if self.is_over() {
                 return Ok(0);
             }
-            let late = self.scenario.timeout.filter(|limit| begun.elapsed() >= *limit);
-            if let Some(limit) = late {
+            let exceeded = self.scenario.timeout.filter(|limit| started_at.elapsed() >= *limit);
+            if let Some(limit) = exceeded {
                 eprintln!("roxe lab: the scenario did not end within {limit:?}; the hosts are ended");
                 return Ok(TIMED_OUT);
             }
-            match self.next_report(begun) {
-                Some(HostReport::Printed(at)) => self.states[at].is_ready = true,
-                Some(HostReport::Ended(at, 0)) => {
-                    if let Some(error) = self.missing_sign(at) {
+            match self.next_report(started_at) {
+                Some(HostReport::Printed(index)) => self.states[index].is_ready = true,
+                Some(HostReport::Ended(index, 0)) => {
+                    if let Some(error) = self.missing_sign(index) {
                         eprintln!("roxe lab: {error}; the other hosts are ended");
                         return Ok(1);
                     }
-                    (self.states[at].is_ready, self.states[at].has_ended) = (true, true);
+                    (self.states[index].is_ready, self.states[index].has_ended) = (true, true);
                 }
-                Some(HostReport::Ended(at, status)) => {
-                    let name = Net::name(at as u8 + 1);
+                Some(HostReport::Ended(index, status)) => {
+                    let name = Net::name(index as u8 + 1);
                     eprintln!("roxe lab: {name} failed with exit status {status}; the other hosts are ended");
                     return Ok(status);
                 }
@@ -98,28 +98,28 @@ impl Director {
         }
     }
 
-    /// Returns an error text if the command of this host has ended before the sign of readiness for
-    /// which another host waits.
-    fn missing_sign(&self, at: usize) -> Option<String> {
-        if self.states[at].is_ready {
+    /// Returns an error text if the command of this host has ended without its sign of readiness and
+    /// another host waits for that sign.
+    fn missing_sign(&self, index: usize) -> Option<String> {
+        if self.states[index].is_ready {
             return None;
         }
-        let sign = match &self.scenario.hosts[at].ready {
+        let sign = match &self.scenario.hosts[index].ready {
             Ready::Ended => return None,
             Ready::Prints(text) => format!("printed \"{text}\""),
             Ready::Listens(port) => format!("listened on port {port}"),
         };
-        let waits = |host: &scenario::Host| host.after.iter().any(|host| usize::from(*host) == at + 1);
+        let waits = |host: &scenario::Host| host.after.iter().any(|host| usize::from(*host) == index + 1);
         let waiting = self.scenario.hosts.iter().position(waits)?;
-        let (name, waiting) = (Net::name(at as u8 + 1), Net::name(waiting as u8 + 1));
+        let (name, waiting) = (Net::name(index as u8 + 1), Net::name(waiting as u8 + 1));
         Some(format!("{name} has ended and never {sign}, for which {waiting} waits"))
     }
 
     /// Waits for a report. Returns `None` when the next event, the next check of ports or the time
     /// limit is due.
-    fn next_report(&self, begun: Instant) -> Option<HostReport> {
-        let polls_ports = self.awaits_port().next().is_some();
-        let left = |at: Duration| at.saturating_sub(begun.elapsed());
+    fn next_report(&self, started_at: Instant) -> Option<HostReport> {
+        let polls_ports = self.hosts_awaiting_port().next().is_some();
+        let left = |at: Duration| at.saturating_sub(started_at.elapsed());
         let times = [
             polls_ports.then_some(PORT_POLL_INTERVAL),
             self.events.last().map(|event| left(event.at)),
@@ -144,16 +144,16 @@ impl Director {
 
     /// Starts the commands of the hosts whose predecessors are ready.
     fn start_hosts(&mut self) -> Result<()> {
-        for at in 0..self.states.len() {
-            let plan = &self.scenario.hosts[at];
+        for index in 0..self.states.len() {
+            let plan = &self.scenario.hosts[index];
             let is_due = plan.after.iter().all(|host| self.states[usize::from(*host) - 1].is_ready);
             if !is_due {
                 continue;
             }
-            let Some(mut host) = self.states[at].waiting.take() else { continue };
+            let Some(mut host) = self.states[index].unstarted.take() else { continue };
             host.proceed()?;
             let text = if let Ready::Prints(text) = &plan.ready { Some(text.clone()) } else { None };
-            print(host, at, text, self.reports.0.clone())?;
+            spawn_printers(host, index, text, self.reports.0.clone())?;
         }
         Ok(())
     }
@@ -168,26 +168,28 @@ impl Director {
     }
 
     /// Returns the running hosts that wait for a listener, with its port.
-    fn awaits_port(&self) -> impl Iterator<Item = (usize, u16)> {
+    fn hosts_awaiting_port(&self) -> impl Iterator<Item = (usize, u16)> {
         let hosts = self.states.iter().zip(&self.scenario.hosts).enumerate();
-        hosts.filter_map(|(at, (state, host))| match host.ready {
-            Ready::Listens(port) if state.waiting.is_none() && !state.is_ready => Some((at, port)),
+        hosts.filter_map(|(index, (state, host))| match host.ready {
+            Ready::Listens(port) if state.unstarted.is_none() && !state.is_ready => Some((index, port)),
             _ => None,
         })
     }
 
-    /// Marks the hosts on which a program listens as ready. TCP listeners are read from the
-    /// kernel's tables. One query to the programs of the remaining hosts finds librdmacm listeners.
+    /// Marks each host as ready on which a program listens on the awaited port. TCP listeners are
+    /// read from the kernel's tables. One query to the programs of the remaining hosts finds
+    /// librdmacm listeners.
     fn poll_ports(&mut self) {
         let (mut found, others): (Vec<_>, Vec<_>) =
-            self.awaits_port().partition(|(at, port)| listens_by_tcp(self.states[*at].process, *port));
+            self.hosts_awaiting_port().partition(|(index, port)| listens_by_tcp(self.states[*index].pid, *port));
         if !others.is_empty() {
-            let namespaces: Vec<u64> = others.iter().map(|(at, _)| self.states[*at].namespace).collect();
+            let namespaces: Vec<u64> = others.iter().map(|(index, _)| self.states[*index].namespace).collect();
             let answers = ask_in(&namespaces, &Query::Objects(ObjectKind::CmId), QUERY_TIMEOUT).unwrap_or_default();
-            let is_found = |(at, port): &(usize, u16)| listens_by_rdma(&answers, self.states[*at].namespace, *port);
+            let is_found =
+                |(index, port): &(usize, u16)| listens_by_rdma(&answers, self.states[*index].namespace, *port);
             found.extend(others.into_iter().filter(is_found));
         }
-        found.into_iter().for_each(|(at, _)| self.states[at].is_ready = true);
+        found.into_iter().for_each(|(index, _)| self.states[index].is_ready = true);
     }
 }
 
@@ -196,10 +198,9 @@ fn set_link(host: u8, heals: bool) -> Result<()> {
     ip(&format!("link set v{host} {}\n", if heals { "up" } else { "down" }))
 }
 
-/// Returns true if a program in the network namespace of `process` listens on this TCP port.
-fn listens_by_tcp(process: u32, port: u16) -> bool {
-    let tables =
-        ["tcp", "tcp6"].map(|name| fs::read_to_string(format!("/proc/{process}/net/{name}")).unwrap_or_default());
+/// Returns true if a program in the network namespace of process `pid` listens on this TCP port.
+fn listens_by_tcp(pid: u32, port: u16) -> bool {
+    let tables = ["tcp", "tcp6"].map(|name| fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default());
     tables.iter().any(|table| has_listener(table, port))
 }
 
@@ -216,32 +217,33 @@ fn has_listener(table: &str, port: u16) -> bool {
 /// Returns true if a program in this network namespace listens on this librdmacm port. The
 /// namespace identifies the host: process ids may be equal in different PID namespaces.
 fn listens_by_rdma(answers: &[Answer], namespace: u64, port: u16) -> bool {
-    let of_host = answers.iter().filter(|answer| answer.namespace == namespace);
+    let host_answers = answers.iter().filter(|answer| answer.namespace == namespace);
     let end = format!(":{port}");
     let is_listener = |line: &str| {
         let id = KeyValues::parse(line);
         id.text("state") == "LISTEN" && id.text("src").ends_with(&end)
     };
-    of_host.flat_map(|answer| answer.text.lines()).any(is_listener)
+    host_answers.flat_map(|answer| answer.text.lines()).any(is_listener)
 }
 
-/// Prints the output of a host, each line prefixed with its name, and reports the exit status when
-/// it ends. Reports the first line that contains `text`.
-fn print(mut host: Host, at: usize, text: Option<String>, report: Sender<HostReport>) -> Result<()> {
+/// Spawns threads that print the output of a host, each line prefixed with its name. They report
+/// the first line that contains `text`, and the exit status when the host ends.
+fn spawn_printers(mut host: Host, index: usize, text: Option<String>, report: Sender<HostReport>) -> Result<()> {
     let (name, errors) = (host.name.clone(), host.child.stderr.take());
-    let note = |text: Option<String>, report: Sender<HostReport>| {
+    let watch_for = |text: Option<String>, report: Sender<HostReport>| {
         let mut awaited = text;
         move |line: &str| {
             if awaited.take_if(|text| line.contains(text.as_str())).is_some() {
                 // Fails once another host has failed: the receiver no longer exists.
-                let _ = report.send(HostReport::Printed(at));
+                let _ = report.send(HostReport::Printed(index));
             }
         }
     };
-    let (mut of_errors, mut of_output) = (note(text.clone(), report.clone()), note(text, report.clone()));
+    let (mut watch_errors, mut watch_output) =
+        (watch_for(text.clone(), report.clone()), watch_for(text, report.clone()));
     let copy_errors = thread::Builder::new().spawn(move || {
         for line in lines(errors) {
-            of_errors(&line);
+            watch_errors(&line);
             // One write per line: standard output, which has another lock, may be the same file.
             let line = format!("{name} | {line}\n");
             eprint!("{line}");
@@ -250,11 +252,11 @@ fn print(mut host: Host, at: usize, text: Option<String>, report: Sender<HostRep
     thread::Builder::new().spawn(move || {
         let Host { name, mut child, input, output } = host;
         for line in lines(Some(output)) {
-            of_output(&line);
+            watch_output(&line);
             println!("{name} | {line}");
         }
         let _ = copy_errors.join();
-        let _ = report.send(HostReport::Ended(at, child.wait().map_or(1, status_of)));
+        let _ = report.send(HostReport::Ended(index, child.wait().map_or(1, status_of)));
         // An idle host ends when its standard input closes.
         drop(input);
     })?;
