@@ -1,4 +1,5 @@
-//! `roxe check-peer`: options and table; `roxe_peer::check` runs the checks between the two cards.
+//! `roxe check-peer`: options and the table of results. `roxe_peer::check` runs the checks between
+//! the two cards.
 
 use crate::output::Result;
 use crate::progress::Progress;
@@ -46,21 +47,21 @@ pub(crate) fn run(args: &Args) -> Result {
     let target = token::with_token(&args.far, args.token_file.as_deref())?;
     let (mut near, mut far) = (open_near(args)?, Client::open(&target)?);
     writeln!(stdout(), "near: {}; far: {} at {}", near.name(), far.name(), args.far.address)?;
-    let wanted = |check: &Check| args.words.iter().all(|word| check.to_string().contains(word.as_str()));
+    let is_selected = |check: &Check| args.words.iter().all(|word| check.to_string().contains(word.as_str()));
     let kinds: Vec<(_, Vec<_>)> =
-        check::kinds().map(|kind| (kind, check::checks(kind).filter(wanted).collect())).collect();
-    let mut line = Progress::new(kinds.iter().map(|(_, checks)| checks.len()).sum());
+        check::kinds().map(|kind| (kind, check::checks(kind).filter(is_selected).collect())).collect();
+    let mut progress = Progress::new(kinds.iter().map(|(_, checks)| checks.len()).sum());
     let clients = &mut [&mut near, &mut far];
     let mut pair = Pair::register(clients)?;
     let (mut passed, mut failed, mut unsupported) = (0, 0, 0);
     let (mut out, conditions) = (stdout(), Conditions { seed: args.seed, ..Conditions::default() });
     for (kind, checks) in kinds.into_iter().filter(|(_, checks)| !checks.is_empty()) {
-        let (passed_before, mut why) = (passed, None);
+        let (passed_before, mut unsupported_reason) = (passed, None);
         for check in &checks {
             let result = CellRun::run(&mut pair, clients, check, &conditions);
-            line.step(&check.to_string());
+            progress.step(&check.to_string());
             if args.verbose || matches!(result, Err(CheckError::Wrong(_))) {
-                line.clear();
+                progress.clear();
             }
             match result {
                 Ok(_) => {
@@ -71,7 +72,7 @@ pub(crate) fn run(args: &Args) -> Result {
                 }
                 Err(CheckError::Pair(PairError::Unsupported(text))) => {
                     unsupported += 1;
-                    why = Some(text);
+                    unsupported_reason = Some(text);
                 }
                 Err(CheckError::Pair(PairError::Agent(error))) if clients.iter().any(|client| client.is_lost()) => {
                     return Err(error.into());
@@ -82,11 +83,12 @@ pub(crate) fn run(args: &Args) -> Result {
                 }
             }
         }
-        line.clear();
+        progress.clear();
         let (service, mtu, family) = kind;
-        let (count, all) = (passed - passed_before, checks.len());
-        write!(out, "{} mtu={mtu:<4} {family}  {count:>3} of {all} passed", service.name())?;
-        writeln!(out, "{}", why.map_or_else(String::new, |why| format!("; not supported: {why}")))?;
+        let (passed_here, total) = (passed - passed_before, checks.len());
+        write!(out, "{} mtu={mtu:<4} {family}  {passed_here:>3} of {total} passed", service.name())?;
+        let note = unsupported_reason.map_or_else(String::new, |reason| format!("; not supported: {reason}"));
+        writeln!(out, "{note}")?;
     }
     writeln!(out, "{passed} passed, {failed} failed, {unsupported} not supported (seed {})", args.seed)?;
     match (failed, passed) {
@@ -96,7 +98,8 @@ pub(crate) fn run(args: &Args) -> Result {
     }
 }
 
-/// Connects to the agent of the near card: the agent of `--near`, or one in this process.
+/// Connects to the agent of the near card: the agent of `--near`, or one on a thread of this
+/// process.
 fn open_near(args: &Args) -> Result<Client> {
     if let Some(near) = &args.near {
         return Ok(Client::open(&token::with_token(near, args.near_token_file.as_deref())?)?);
@@ -104,7 +107,7 @@ fn open_near(args: &Args) -> Result<Client> {
     let listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
     let options = Options { listen, device: args.device.clone(), port: 1, token: None };
     let server = Server::bind(&options)
-        .map_err(|refusal| io::Error::other(format!("{refusal}; for roxe's card: roxe run -- roxe check-peer ...")))?;
+        .map_err(|error| io::Error::other(format!("{error}; for roxe's card: roxe run -- roxe check-peer ...")))?;
     let (address, token) = (server.address()?, server.token().to_owned());
     // The agent's thread ends with this process.
     thread::Builder::new().spawn(move || server.serve(false))?;
