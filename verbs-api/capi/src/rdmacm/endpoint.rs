@@ -7,7 +7,7 @@ use super::event;
 use super::id::{Template, live};
 use super::lifecycle::{self, complete, release_event};
 use super::queues::{create_qp, destroy_qp, destroy_srq};
-use super::resolve::{self, LEVEL_IB, PATH, bind, resolve, resolve_route};
+use super::resolve::{self, RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, bind, resolve, resolve_route};
 use crate::abi::{ibv_pd, ibv_qp_init_attr, rdma_addrinfo, rdma_cm_event, rdma_cm_id};
 use crate::errno::{EINVAL, Errno, Result, einval, no_result, null, zero};
 use core::ffi::c_int;
@@ -87,7 +87,7 @@ unsafe fn prepare_active(
     resolve(id, src.as_ref(), &dst, RESOLVE_TIMEOUT_MS)?;
     if res.ai_route_len > 0 {
         // SAFETY: the caller guarantees the length of the block.
-        unsafe { resolve::set_option(id, LEVEL_IB, PATH, res.ai_route, res.ai_route_len) }?;
+        unsafe { resolve::set_option(id, RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, res.ai_route, res.ai_route_len) }?;
         complete(id)?;
     } else {
         resolve_route(id, RESOLVE_TIMEOUT_MS)?;

@@ -95,7 +95,8 @@ pub(crate) unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int)
     })
 }
 
-/// Returns the port of an address in network byte order; 0 without an address.
+/// Returns the port of the address that `address` returns, in network byte order; 0 if there is no
+/// address.
 fn port(id: *mut rdma_cm_id, address: fn(&roxe_provider::cm::Id) -> Option<Address>) -> u16 {
     provider_id(id).ok().and_then(|id| address(id)).map_or(0, |address| address.port()).to_be()
 }
@@ -108,17 +109,20 @@ pub(crate) unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
     port(id, roxe_provider::cm::Id::peer_addr)
 }
 
-/// `RDMA_OPTION_ID` and `RDMA_OPTION_IB`.
-const LEVEL_ID: c_int = 0;
-pub(super) const LEVEL_IB: c_int = 1;
-const TOS: c_int = 0;
-const REUSEADDR: c_int = 1;
-const AFONLY: c_int = 2;
-const ACK_TIMEOUT: c_int = 3;
-pub(super) const PATH: c_int = 1;
-/// Flags of a path that a connection can use: `IBV_PATH_FLAG_GMP`, `_PRIMARY` and `_BIDIRECTIONAL`.
+// Levels of options.
+const RDMA_OPTION_ID: c_int = 0;
+pub(super) const RDMA_OPTION_IB: c_int = 1;
+// Options of the level `RDMA_OPTION_ID`.
+const RDMA_OPTION_ID_TOS: c_int = 0;
+const RDMA_OPTION_ID_REUSEADDR: c_int = 1;
+const RDMA_OPTION_ID_AFONLY: c_int = 2;
+const RDMA_OPTION_ID_ACK_TIMEOUT: c_int = 3;
+/// Option of the level [`RDMA_OPTION_IB`].
+pub(super) const RDMA_OPTION_IB_PATH: c_int = 1;
+/// Flags of a path that a connection can use: `IBV_PATH_FLAG_GMP`, `_PRIMARY` and the two bits of
+/// `_BIDIRECTIONAL`.
 const CONNECTION_PATH: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 5;
-/// Bits of the value in a field of a path record; the bits above are the selector.
+/// Mask of the value in a field of a path record; the two bits above it are the selector.
 const VALUE_MASK: u8 = 0x3f;
 
 /// `man rdma_set_option`: EINVAL for a value of the wrong size, ENOSYS for an unknown option.
@@ -161,11 +165,15 @@ unsafe fn parse_option(level: c_int, name: c_int, value: *const c_void, len: usi
     // SAFETY: not NULL; the caller guarantees `len` bytes.
     unsafe {
         match (level, name) {
-            (LEVEL_ID, TOS) => read_fixed(value, len).map(IdOption::Tos),
-            (LEVEL_ID, REUSEADDR) => read_fixed::<c_int>(value, len).map(|on| IdOption::ReuseAddr(on != 0)),
-            (LEVEL_ID, AFONLY) => read_fixed::<c_int>(value, len).map(|on| IdOption::AfOnly(on != 0)),
-            (LEVEL_ID, ACK_TIMEOUT) => read_fixed(value, len).map(IdOption::AckTimeout),
-            (LEVEL_IB, PATH) => path(value.cast(), len).map(IdOption::Path),
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS) => read_fixed(value, len).map(IdOption::Tos),
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR) => {
+                read_fixed::<c_int>(value, len).map(|on| IdOption::ReuseAddr(on != 0))
+            }
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY) => {
+                read_fixed::<c_int>(value, len).map(|on| IdOption::AfOnly(on != 0))
+            }
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT) => read_fixed(value, len).map(IdOption::AckTimeout),
+            (RDMA_OPTION_IB, RDMA_OPTION_IB_PATH) => first_usable_path(value.cast(), len).map(IdOption::Path),
             _ => Err(Errno(libc::ENOSYS)),
         }
     }
@@ -174,7 +182,7 @@ unsafe fn parse_option(level: c_int, name: c_int, value: *const c_void, len: usi
 /// Reads a value of type `T`; EINVAL if `len` is not its size.
 ///
 /// # Safety
-/// `value` points to `len` bytes, and any bits are a valid `T`.
+/// `value` points to `len` bytes, and any bit pattern is a valid `T`.
 unsafe fn read_fixed<T: Copy>(value: *const c_void, len: usize) -> Result<T> {
     if len != size_of::<T>() {
         return Err(invalid(|| format!("optlen is {len}; accepted is {}", size_of::<T>())));
@@ -187,17 +195,17 @@ unsafe fn read_fixed<T: Copy>(value: *const c_void, len: usize) -> Result<T> {
 ///
 /// # Safety
 /// `records` points to `len` bytes.
-unsafe fn path(records: *const ibv_path_data, len: usize) -> Result<Path> {
+unsafe fn first_usable_path(records: *const ibv_path_data, len: usize) -> Result<Path> {
     if !len.is_multiple_of(size_of::<ibv_path_data>()) {
         return Err(EINVAL);
     }
-    // SAFETY: the caller guarantees `len` bytes, so this many records; any bits are valid records.
+    // SAFETY: the caller guarantees `len` bytes, so this many records; any bit pattern is a valid record.
     let records = (0..len / size_of::<ibv_path_data>()).map(|at| unsafe { records.add(at).read_unaligned() });
     let usable = records.into_iter().find(|record| record.flags == CONNECTION_PATH).ok_or(EINVAL)?;
-    from_record(&usable)
+    path_from_record(&usable)
 }
 
-fn from_record(record: &ibv_path_data) -> Result<Path> {
+fn path_from_record(record: &ibv_path_data) -> Result<Path> {
     let path = &record.path;
     let flow_and_hops = u32::from_be(path.flowlabel_hoplimit);
     let [.., hop_limit] = flow_and_hops.to_be_bytes();
