@@ -102,7 +102,7 @@ pub(crate) unsafe extern "C" fn ibv_import_pd(handle: *mut ibv_context, pd_handl
     pointer(|| {
         let context = context(handle)?;
         let if_same_context = |found: &PdInner| Arc::ptr_eq(found.pd.context(), context).then(|| Arc::clone(&found.pd));
-        let found = Object::<ibv_pd>::numbered(pd_handle, if_same_context)?;
+        let found = Object::<ibv_pd>::by_number(pd_handle, if_same_context)?;
         Ok(Object::publish_numbered(PdInner::plain(found), |_| ibv_pd { context: handle, handle: pd_handle }))
     })
 }

@@ -375,7 +375,7 @@ pub(crate) unsafe extern "C" fn ibv_import_mr(pd_handle: *mut ibv_pd, mr_handle:
         let pd = pd(pd_handle)?;
         let if_same_context =
             |found: &Arc<Mr>| Arc::ptr_eq(found.pd().context(), pd.context()).then(|| Arc::clone(found));
-        let mr = Object::<ibv_mr>::numbered(mr_handle, if_same_context)?;
+        let mr = Object::<ibv_mr>::by_number(mr_handle, if_same_context)?;
         let exposed = ibv_mr {
             context: context_of(pd_handle)?,
             pd: pd_handle,
@@ -476,7 +476,7 @@ pub(crate) unsafe extern "C" fn ibv_import_dm(handle: *mut ibv_context, dm_handl
     pointer(|| {
         let context = context(handle)?;
         let if_same_context = |found: &Arc<Dm>| Arc::ptr_eq(found.context(), context).then(|| Arc::clone(found));
-        let dm = Object::<ibv_dm>::numbered(dm_handle, if_same_context)?;
+        let dm = Object::<ibv_dm>::by_number(dm_handle, if_same_context)?;
         Ok(Object::publish_numbered(dm, |_| dm_structure(handle, dm_handle)))
     })
 }

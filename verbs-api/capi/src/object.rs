@@ -291,7 +291,7 @@ impl<E: Exposed> Object<E> {
 
     /// Returns the result of `choose` for the object with this number (`man ibv_import_pd`); EINVAL
     /// if there is none.
-    pub(crate) fn numbered<T>(number: u32, choose: impl Fn(&E::Inner) -> Option<T>) -> Result<T> {
+    pub(crate) fn by_number<T>(number: u32, choose: impl Fn(&E::Inner) -> Option<T>) -> Result<T> {
         Self::find(|object| if object.number() == number { choose(&object.inner) } else { None }).ok_or(EINVAL)
     }
 
