@@ -11,10 +11,10 @@ use loom::thread;
 /// The words of a ring that both sides access.
 #[derive(Default)]
 struct Words {
-    mark: AtomicU64,
+    header: AtomicU64,
     head: AtomicU64,
     asleep: AtomicU64,
-    waits: AtomicU64,
+    wake_at: AtomicU64,
 }
 
 #[test]
@@ -23,12 +23,12 @@ fn sleeping_reader_is_woken_or_finds_record() {
         let words = Arc::new(Words::default());
         let writer = Arc::clone(&words);
         let writer = thread::spawn(move || {
-            writer.mark.store(1, Ordering::Release);
+            writer.header.store(1, Ordering::Release);
             wakeup::must_wake(&writer.asleep)
         });
-        let found = wakeup::sleep(&words.asleep, || words.mark.load(Ordering::Acquire) != 0);
+        let found = wakeup::announce_sleep(&words.asleep, || words.header.load(Ordering::Acquire) != 0);
         assert!(writer.join().unwrap() || found, "the reader sleeps although there is a record");
-        wakeup::awake(&words.asleep);
+        wakeup::withdraw_sleep(&words.asleep);
         assert!(!wakeup::must_wake(&words.asleep), "an awake reader is woken");
     });
 }
@@ -41,10 +41,10 @@ fn waiting_writer_is_woken_or_finds_room() {
         let reader = thread::spawn(move || {
             [4, 8].map(|read| {
                 reader.head.store(read, Ordering::Release);
-                wakeup::must_wake_writer(&reader.waits, read)
+                wakeup::must_wake_writer(&reader.wake_at, read)
             })
         });
-        let found = wakeup::wait(&words.waits, 8, || words.head.load(Ordering::Acquire) >= 8);
+        let found = wakeup::announce_wait(&words.wake_at, 8, || words.head.load(Ordering::Acquire) >= 8);
         let woken = reader.join().unwrap();
         assert!(!woken[0], "the writer is woken without enough room");
         assert!(woken[1] || found, "the writer waits although there is room");

@@ -35,7 +35,7 @@ pub(super) enum Word {
     Asleep = 128,
     /// Not 0 while the writer waits for the head to reach this value. Set by the writer, cleared by
     /// the reader.
-    Waits = 256,
+    WakeAt = 256,
 }
 
 #[derive(Debug)]
@@ -212,7 +212,7 @@ impl Drop for SharedMemory {
     }
 }
 
-const _: () = assert!(Word::Waits as usize + size_of::<AtomicU64>() <= CONTROL);
+const _: () = assert!(Word::WakeAt as usize + size_of::<AtomicU64>() <= CONTROL);
 
 #[cfg(test)]
 mod tests {
@@ -225,8 +225,8 @@ mod tests {
     fn mappings_share_words_and_wrapping_bytes() {
         let (a, fd) = SharedMemory::create(SIZE).unwrap();
         let b = SharedMemory::open(&fd, SIZE).unwrap();
-        a.word(Word::Waits).store(7, Ordering::Relaxed);
-        assert_eq!(b.word(Word::Waits).load(Ordering::Relaxed), 7);
+        a.word(Word::WakeAt).store(7, Ordering::Relaxed);
+        assert_eq!(b.word(Word::WakeAt).load(Ordering::Relaxed), 7);
         assert_eq!(b.word(Word::Head).load(Ordering::Relaxed), 0);
         let at = 3 * SIZE as u64 - 5;
         a.room(at, 10).unwrap().put(b"0123456789").unwrap();

@@ -362,7 +362,7 @@ impl Writer {
             *head = memory.word(Word::Head).load(Ordering::Acquire);
             memory.size().saturating_sub(tail.wrapping_sub(*head)) >= memory.size() / 2
         };
-        wakeup::wait(memory.word(Word::Waits), half, &mut is_half_free)
+        wakeup::announce_wait(memory.word(Word::WakeAt), half, &mut is_half_free)
     }
 
     /// Returns true if half of the ring is free.
@@ -496,18 +496,18 @@ impl Reader {
             return false;
         }
         last_checked.store(head, Ordering::Relaxed);
-        wakeup::must_wake_writer(self.memory.word(Word::Waits), head)
+        wakeup::must_wake_writer(self.memory.word(Word::WakeAt), head)
     }
 
     /// Lets the writer wake this process, once, from now on. Returns true if there is a record
     /// already: do not sleep then.
     pub fn prepare_sleep(&self) -> bool {
-        wakeup::sleep(self.memory.word(Word::Asleep), || !self.is_empty())
+        wakeup::announce_sleep(self.memory.word(Word::Asleep), || !self.is_empty())
     }
 
     /// Ends [`Reader::prepare_sleep`].
     pub fn awake(&self) {
-        wakeup::awake(self.memory.word(Word::Asleep));
+        wakeup::withdraw_sleep(self.memory.word(Word::Asleep));
     }
 }
 

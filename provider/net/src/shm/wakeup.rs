@@ -8,14 +8,14 @@
 use crate::sync::{AtomicU64, Ordering, fence};
 
 /// Announces that the reader sleeps, to be woken once. Returns true if it `finds` a record instead.
-pub(super) fn sleep(asleep: &AtomicU64, finds: impl FnOnce() -> bool) -> bool {
+pub(super) fn announce_sleep(asleep: &AtomicU64, finds: impl FnOnce() -> bool) -> bool {
     asleep.store(1, Ordering::Relaxed);
     fence(Ordering::SeqCst);
     finds()
 }
 
 /// Withdraws the announcement of the reader.
-pub(super) fn awake(asleep: &AtomicU64) {
+pub(super) fn withdraw_sleep(asleep: &AtomicU64) {
     if asleep.load(Ordering::Relaxed) != 0 {
         asleep.store(0, Ordering::Relaxed);
     }
@@ -29,15 +29,15 @@ pub(super) fn must_wake(asleep: &AtomicU64) -> bool {
 
 /// Announces that the writer waits until the reader has read `until` bytes, to be woken once.
 /// Returns true if it `finds` room instead.
-pub(super) fn wait(waits: &AtomicU64, until: u64, finds: impl FnOnce() -> bool) -> bool {
-    waits.store(until, Ordering::Relaxed);
+pub(super) fn announce_wait(wake_at: &AtomicU64, until: u64, finds: impl FnOnce() -> bool) -> bool {
+    wake_at.store(until, Ordering::Relaxed);
     fence(Ordering::SeqCst);
     finds()
 }
 
 /// Returns true, once, if the reader must wake the writer. Call after publishing `read` bytes.
-pub(super) fn must_wake_writer(waits: &AtomicU64, read: u64) -> bool {
+pub(super) fn must_wake_writer(wake_at: &AtomicU64, read: u64) -> bool {
     fence(Ordering::SeqCst);
-    let until = waits.load(Ordering::Relaxed);
-    until != 0 && read >= until && waits.swap(0, Ordering::Relaxed) != 0
+    let until = wake_at.load(Ordering::Relaxed);
+    until != 0 && read >= until && wake_at.swap(0, Ordering::Relaxed) != 0
 }
