@@ -45,7 +45,7 @@ impl<R: Rank, T: Send> Queue<R, T> {
     }
 
     /// Returns the lock, for the fork handlers.
-    pub fn raw(&self) -> &impl Lockable {
+    pub fn lockable(&self) -> &impl Lockable {
         &self.entries
     }
 }

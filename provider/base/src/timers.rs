@@ -127,7 +127,7 @@ impl<R: Rank, T: Send> Timers<R, T> {
     }
 
     /// Returns the lock of the heap, for the fork handlers.
-    pub fn raw(&self) -> &impl Lockable {
+    pub fn lockable(&self) -> &impl Lockable {
         &self.heap
     }
 

@@ -10,7 +10,7 @@ use roxe_base::uses::{ObjectId, UseCount};
 use roxe_check::{Event, Object, Tracked, emit, is_on};
 use roxe_engine::engine::Engine;
 use roxe_engine::presence::Awaited;
-use roxe_engine::queue_pair::Deadline;
+use roxe_engine::queue_pair::DeadlineOwner;
 use roxe_transport::time::Instant;
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -34,7 +34,7 @@ struct LongWait {
     channel: ObjectId,
 }
 
-impl Deadline for LongWait {
+impl DeadlineOwner for LongWait {
     fn on_deadline(&self, _deadline: Instant) {
         emit(|| Event::StillWaits { channel: self.channel });
     }

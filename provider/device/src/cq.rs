@@ -24,7 +24,7 @@ use roxe_check::explain::{self, Cause};
 use roxe_check::{Event, Object, Tracked, emit, is_checking, is_on, outcome};
 use roxe_engine::engine::Engine;
 use roxe_engine::presence::Awaited;
-use roxe_engine::queue_pair::Deadline;
+use roxe_engine::queue_pair::DeadlineOwner;
 use roxe_transport::cx::Overrun;
 use roxe_transport::time::Instant;
 use roxe_transport::wr::{Cqe, WcStatus};
@@ -376,7 +376,7 @@ impl Cq {
     }
 }
 
-impl Deadline for Cq {
+impl DeadlineOwner for Cq {
     /// Ends a moderation period, and shows entries that the weakest legal card hides.
     fn on_deadline(&self, deadline: Instant) {
         let mut state = self.state.lock();
@@ -432,7 +432,7 @@ struct CqState {
     overrun: bool,
     polled_at: Instant,
     /// Watch for sleeping threads, while the checker is on.
-    sleep_watch: Option<Arc<dyn Deadline>>,
+    sleep_watch: Option<Arc<dyn DeadlineOwner>>,
     weak: Option<Box<WeakCq>>,
 }
 
@@ -605,14 +605,14 @@ struct SleepWatch {
 
 impl SleepWatch {
     /// Starts the watch; the queue keeps the returned value.
-    fn begin(queue: &Cq) -> Arc<dyn Deadline> {
+    fn begin(queue: &Cq) -> Arc<dyn DeadlineOwner> {
         let watch = Arc::new_cyclic(|me| Self { me: Weak::clone(me), queue: Weak::clone(&queue.me) });
         queue.engine().scheduler.add_deadline(clock::now().after(LONG_WAIT), Weak::clone(&watch.me) as _);
         watch
     }
 }
 
-impl Deadline for SleepWatch {
+impl DeadlineOwner for SleepWatch {
     fn on_deadline(&self, _: Instant) {
         let Some(queue) = self.queue.upgrade() else { return };
         let Some(channel) = &queue.channel else { return };

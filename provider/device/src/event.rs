@@ -9,7 +9,7 @@
 use roxe_base::error::Error;
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::ObjectId;
-use roxe_engine::queue_pair::Deadline;
+use roxe_engine::queue_pair::DeadlineOwner;
 use roxe_net::wake;
 use std::collections::VecDeque;
 use std::fs::File;
@@ -79,7 +79,7 @@ struct PendingEvent<T> {
     event: T,
     source: ObjectId,
     /// Watch of the checker for events left unread, which ends with the event.
-    watch: Option<Arc<dyn Deadline>>,
+    watch: Option<Arc<dyn DeadlineOwner>>,
 }
 
 /// A queue of events with a descriptor that is readable while it has any.
@@ -111,7 +111,7 @@ impl<T> EventQueue<T> {
         self.fd.as_fd()
     }
 
-    pub(crate) fn push(&self, source: ObjectId, event: T, watch: Option<Arc<dyn Deadline>>) {
+    pub(crate) fn push(&self, source: ObjectId, event: T, watch: Option<Arc<dyn DeadlineOwner>>) {
         let mut events = self.events.lock();
         events.push_back(PendingEvent { event, source, watch });
         wake(self.units.as_raw_fd());
@@ -163,9 +163,9 @@ impl<T> EventQueue<T> {
 
     /// Returns the source of the oldest event and the number of events, if that event has this
     /// `watch`.
-    pub(crate) fn oldest_of(&self, watch: &dyn Deadline) -> Option<(ObjectId, usize)> {
+    pub(crate) fn oldest_of(&self, watch: &dyn DeadlineOwner) -> Option<(ObjectId, usize)> {
         let events = self.events.lock();
-        let is_watch = |own: &Arc<dyn Deadline>| ptr::addr_eq(Arc::as_ptr(own), watch);
+        let is_watch = |own: &Arc<dyn DeadlineOwner>| ptr::addr_eq(Arc::as_ptr(own), watch);
         let oldest = events.front().filter(|oldest| oldest.watch.as_ref().is_some_and(is_watch))?;
         Some((oldest.source, events.len()))
     }

@@ -67,7 +67,7 @@ extern "C" fn before_fork() {
     let engines: Vec<_> = runtimes.iter().flat_map(Runtime::engines).collect();
     by_rank(outer_locks(&engines)).for_each(Lockable::lock_raw);
     let qps: Vec<_> = engines.iter().flat_map(|engine| engine.lock_table()).collect();
-    qps.iter().for_each(|qp| qp.raw().lock_raw());
+    qps.iter().for_each(|qp| qp.lockable().lock_raw());
     by_rank(inner_locks(&runtimes, &engines)).for_each(Lockable::lock_raw);
     HELD.set(Some(ManuallyDrop::new(HeldLocks { runtimes, engines, qps })));
 }
@@ -77,7 +77,7 @@ extern "C" fn before_fork() {
 fn lock_runtimes() -> Vec<Runtime> {
     loop {
         let engines = alive(&ENGINES.lock());
-        engines.iter().for_each(|engine| engine.agent().raw().lock_raw());
+        engines.iter().for_each(|engine| engine.agent().lockable().lock_raw());
         KNOWN.lock_raw();
         ENGINES.lock_raw();
         // SAFETY: this thread has just taken the lock, and changes nothing.
@@ -87,7 +87,7 @@ fn lock_runtimes() -> Vec<Runtime> {
             return engines;
         }
         [&ENGINES as &dyn Lockable, &KNOWN].into_iter().for_each(unlock_in_parent);
-        engines.iter().for_each(|engine| unlock_in_parent(engine.agent().raw()));
+        engines.iter().for_each(|engine| unlock_in_parent(engine.agent().lockable()));
     }
 }
 
@@ -112,7 +112,7 @@ fn inner_locks<'a>(runtimes: &'a [Runtime], engines: &'a [Arc<Engine>]) -> impl 
         .chain(roxe_check::locks())
         .chain([reasons::lock()]);
     let of_process = of_process.map(|lock| -> &'a dyn Lockable { lock });
-    let inboxes = runtimes.iter().map(|runtime| runtime.agent().raw_inbox() as &dyn Lockable);
+    let inboxes = runtimes.iter().map(|runtime| runtime.agent().inbox_lock() as &dyn Lockable);
     engines.iter().flat_map(|engine| engine.inner_locks()).chain(inboxes).chain(of_process)
 }
 
@@ -120,11 +120,11 @@ fn inner_locks<'a>(runtimes: &'a [Runtime], engines: &'a [Arc<Engine>]) -> impl 
 fn release(unlock: fn(&dyn Lockable)) -> Vec<Runtime> {
     let HeldLocks { runtimes, engines, qps } = HELD.take().map(ManuallyDrop::into_inner).unwrap_or_default();
     inner_locks(&runtimes, &engines).for_each(unlock);
-    qps.iter().for_each(|qp| unlock(qp.raw()));
-    engines.iter().for_each(|engine| unlock(engine.raw_table()));
+    qps.iter().for_each(|qp| unlock(qp.lockable()));
+    engines.iter().for_each(|engine| unlock(engine.table_lock()));
     outer_locks(&engines).for_each(unlock);
     [further::lock(), &ENGINES, &KNOWN].into_iter().for_each(unlock);
-    runtimes.iter().for_each(|runtime| unlock(runtime.agent().raw()));
+    runtimes.iter().for_each(|runtime| unlock(runtime.agent().lockable()));
     runtimes
 }
 

@@ -109,11 +109,11 @@ impl Agent {
         drop(std::mem::take(&mut *self.inbox.lock()));
     }
 
-    pub(crate) fn raw(&self) -> &impl Lockable {
+    pub(crate) fn lockable(&self) -> &impl Lockable {
         &self.core
     }
 
-    pub(crate) fn raw_inbox(&self) -> &impl Lockable {
+    pub(crate) fn inbox_lock(&self) -> &impl Lockable {
         &self.inbox
     }
 

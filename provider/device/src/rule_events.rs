@@ -4,7 +4,7 @@ use crate::runtime;
 use roxe_base::clock;
 use roxe_check::faults;
 use roxe_engine::engine::Engine;
-use roxe_engine::queue_pair::Deadline;
+use roxe_engine::queue_pair::DeadlineOwner;
 use roxe_observe::adapter::Adapter;
 use roxe_observe::port::PortChange;
 use roxe_transport::fault::{EventFault, Raised};
@@ -26,7 +26,7 @@ struct Due {
     change: PortChange,
 }
 
-impl Deadline for Due {
+impl DeadlineOwner for Due {
     fn on_deadline(&self, _: Instant) {
         self.adapter.report(self.change);
     }
@@ -66,9 +66,9 @@ fn raise(engine: &Engine, event: EventFault, (wait, down): (Duration, Duration))
     }
 }
 
-/// Reaches `deadline` after this time, also if nothing else refers to it.
-pub(crate) fn after(engine: &Engine, wait: Duration, deadline: Arc<dyn Deadline>) {
-    engine.scheduler.add_deadline(clock::now().after(wait), Arc::downgrade(&deadline));
-    // The timer does not keep it. Rules name few events, which may come until the process ends.
-    mem::forget(deadline);
+/// Adds a deadline of `owner` after this time, and leaks `owner`.
+pub(crate) fn after(engine: &Engine, wait: Duration, owner: Arc<dyn DeadlineOwner>) {
+    engine.scheduler.add_deadline(clock::now().after(wait), Arc::downgrade(&owner));
+    // The timer holds only a weak reference. Rules name few events, so the leak is small.
+    mem::forget(owner);
 }

@@ -7,7 +7,7 @@ use roxe_base::clock;
 use roxe_base::uses::ObjectId;
 use roxe_check::{Event, emit, is_checking};
 use roxe_engine::engine::Engine;
-use roxe_engine::queue_pair::Deadline;
+use roxe_engine::queue_pair::DeadlineOwner;
 use roxe_transport::time::Instant;
 use std::fmt;
 use std::fs::{self, File};
@@ -40,7 +40,7 @@ pub(crate) fn watch_unread<T: fmt::Debug + Send + 'static>(
     engine: &Arc<Engine>,
     (events, channel): (&Arc<EventQueue<T>>, ObjectId),
     fatal: Option<(ObjectId, AsyncEventKind)>,
-) -> Option<Arc<dyn Deadline>> {
+) -> Option<Arc<dyn DeadlineOwner>> {
     is_checking().then(|| {
         let (ours, events, is_reported) = (Arc::downgrade(engine), Arc::downgrade(events), AtomicBool::new(false));
         let unread =
@@ -57,7 +57,7 @@ impl<T: fmt::Debug + Send + 'static> UnreadWatch<T> {
     }
 }
 
-impl<T: fmt::Debug + Send + 'static> Deadline for UnreadWatch<T> {
+impl<T: fmt::Debug + Send + 'static> DeadlineOwner for UnreadWatch<T> {
     fn on_deadline(&self, _: Instant) {
         if let Some((source, kind)) = self.fatal.filter(|_| !self.is_reported.swap(true, Ordering::Relaxed)) {
             emit(|| Event::AsyncEventUnread { source, kind: &kind });

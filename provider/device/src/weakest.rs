@@ -17,7 +17,7 @@ use roxe_base::lock::{Mutex, rank};
 use roxe_base::standard_error;
 use roxe_base::weakest::{Choices, Subject, has, is_used, narrow, seed};
 use roxe_engine::engine::Engine;
-use roxe_engine::queue_pair::Deadline;
+use roxe_engine::queue_pair::DeadlineOwner;
 use roxe_memory::guard::{self, own_cells};
 use roxe_memory::region::AccessScope;
 use roxe_memory::regions::Regions;
@@ -71,7 +71,7 @@ pub(crate) type Payload = (Vec<u8>, Vec<(u64, Range<usize>)>);
 /// The weakest legal card's state of a queue pair.
 #[derive(Debug)]
 pub(crate) struct WeakQp {
-    me: Weak<dyn Deadline>,
+    me: Weak<dyn DeadlineOwner>,
     placement: Placement,
     slots: Slots,
     acks: Choices,
@@ -88,7 +88,7 @@ enum Ack {
 }
 
 impl WeakQp {
-    pub(crate) fn of_new(me: Weak<dyn Deadline>, ordinal: u32, depth: u32) -> Option<Box<Self>> {
+    pub(crate) fn of_new(me: Weak<dyn DeadlineOwner>, ordinal: u32, depth: u32) -> Option<Box<Self>> {
         has(Weakness::all()).then(|| {
             let slots = Slots { depth, posted: VecDeque::new(), groups: VecDeque::new() };
             let placement = Placement::new(seed(), ordinal);

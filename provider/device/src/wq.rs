@@ -104,7 +104,7 @@ impl Pd {
         let (send_cq, recv_cq) = (Arc::clone(&table.cq), Arc::clone(&table.cq));
         let (service, caps, sq_sig_all, srq) = (Service::Raw, QpCaps::default(), false, None);
         let init = QpInit { service, caps, sq_sig_all, send_cq, recv_cq, srq, user_context };
-        Qp::create_in(self, init, QpRole::Spread(Arc::new(Rss { table: Arc::clone(table), hash })))
+        Qp::create_in(self, init, QpRole::Rss(Arc::new(Rss { table: Arc::clone(table), hash })))
     }
 }
 
@@ -194,7 +194,7 @@ mod tests {
     use crate::cq::CqInit;
     use crate::event::AsyncEventKind;
     use crate::testing;
-    use roxe_engine::queue_pair::Spread;
+    use roxe_engine::queue_pair::RssGroup;
     use roxe_transport::rss::HashFields;
     use roxe_transport::wr::{Sge, WcStatus};
     use roxe_wire::frame::FrameKey;

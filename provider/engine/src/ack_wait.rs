@@ -6,38 +6,38 @@
 use crate::engine::Engine;
 use crate::poll_policy::delayed_ack;
 use crate::queue_pair::{QueuePair, VisitOutcome};
-use crate::rx_state::{PollSource, RxState, Waiting};
+use crate::rx_state::{PendingAck, PollSource, RxState};
 use crate::scheduler::Task;
 use roxe_transport::time::Instant;
 use std::sync::Arc;
 
 impl Engine {
-    /// Sends the responses to packets that left `report`, or delays a lone acknowledgement.
-    pub(crate) fn serve_or_wait(
+    /// Sends the responses after a visit with `outcome`, or delays a lone acknowledgement.
+    pub(crate) fn serve_or_delay_ack(
         &self,
-        waiting: &mut Option<Waiting>,
+        pending_ack: &mut Option<PendingAck>,
         qp: &Arc<dyn QueuePair>,
-        report: VisitOutcome,
+        outcome: VisitOutcome,
         now: Instant,
     ) {
-        if let Some(until) = qp.serve_or_wait(report, now) {
-            self.note_delayed(waiting, qp, until, now);
+        if let Some(until) = qp.serve_or_delay_ack(outcome, now) {
+            self.note_delayed(pending_ack, qp, until, now);
         }
     }
 
-    /// Notes that `qp` has delayed an acknowledgement until then.
+    /// Notes that `qp` has delayed an acknowledgement until `until`.
     pub(crate) fn note_delayed(
         &self,
-        waiting: &mut Option<Waiting>,
+        pending_ack: &mut Option<PendingAck>,
         qp: &Arc<dyn QueuePair>,
         until: Instant,
         now: Instant,
     ) {
-        match waiting {
-            Some(waiting) if Arc::ptr_eq(&waiting.qp, qp) => waiting.until = until,
+        match pending_ack {
+            Some(pending_ack) if Arc::ptr_eq(&pending_ack.qp, qp) => pending_ack.until = until,
             _ => {
-                if let Some(before) = waiting.replace(Waiting { qp: Arc::clone(qp), until }) {
-                    before.qp.end_waiting(now);
+                if let Some(before) = pending_ack.replace(PendingAck { qp: Arc::clone(qp), until }) {
+                    before.qp.send_delayed_ack(now);
                 }
             }
         }
@@ -46,11 +46,13 @@ impl Engine {
 
     /// Sends a delayed acknowledgement due at `by`, unless the program has sent it along.
     #[inline]
-    pub(crate) fn end_waiting(&self, state: &mut RxState, by: Instant, now: Instant) {
+    pub(crate) fn send_delayed_ack(&self, state: &mut RxState, by: Instant, now: Instant) {
         let by_program = state.source == PollSource::Program;
-        if let Some(ended) = state.waiting.take_if(|waiting| delayed_ack::is_over(waiting.until, by, by_program)) {
+        if let Some(ended) =
+            state.pending_ack.take_if(|pending_ack| delayed_ack::is_over(pending_ack.until, by, by_program))
+        {
             self.scheduler.publish(Task::DelayedAck, None);
-            ended.qp.end_waiting(now);
+            ended.qp.send_delayed_ack(now);
         }
     }
 }
@@ -73,10 +75,10 @@ mod tests {
         let (until, soon) = (Instant(1_000_000), Duration::from_nanos(1));
         let mut waits = |source, by| {
             let qp = Arc::new(FakeQp(Qpn::new(7))) as Arc<dyn QueuePair>;
-            state.waiting = Some(Waiting { qp, until: until.after(soon) });
+            state.pending_ack = Some(PendingAck { qp, until: until.after(soon) });
             state.source = source;
-            engine.end_waiting(state, by, by);
-            state.waiting.take().is_some()
+            engine.send_delayed_ack(state, by, by);
+            state.pending_ack.take().is_some()
         };
         let [early, late] = [until, until.after(GRACE)].map(|by| [by, by.after(soon)]);
         let looks = [PollSource::Program, PollSource::Woken, PollSource::Spinning];

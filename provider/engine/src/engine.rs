@@ -301,11 +301,11 @@ impl Engine {
     /// includes those of the adapter.
     pub fn outer_locks(&self) -> impl Iterator<Item = &dyn Lockable> {
         let own: [&dyn Lockable; 2] = [&self.starting, &self.rx];
-        own.into_iter().chain(self.is_first().then(|| self.adapter.raw_observers() as &dyn Lockable))
+        own.into_iter().chain(self.is_first().then(|| self.adapter.observers_lock() as &dyn Lockable))
     }
 
     /// Returns the lock that [`Engine::lock_table`] acquires.
-    pub fn raw_table(&self) -> &dyn Lockable {
+    pub fn table_lock(&self) -> &dyn Lockable {
         &self.table.slots
     }
 
@@ -316,10 +316,10 @@ impl Engine {
 
     /// Returns the locks acquired after those of the queue pairs, for the fork handlers.
     pub fn inner_locks(&self) -> impl Iterator<Item = &dyn Lockable> {
-        let [map, ready, credits] = self.flows.raw();
-        let delayed = self.interceptor().map(|interceptor| interceptor.delayed.raw() as &dyn Lockable);
-        let port = self.is_first().then(|| self.adapter.raw_port() as &dyn Lockable);
-        let files = self.adapter.files().filter(|_| self.is_first()).map(|files| files.raw() as &dyn Lockable);
+        let [map, ready, credits] = self.flows.locks();
+        let delayed = self.interceptor().map(|interceptor| interceptor.delayed.lockable() as &dyn Lockable);
+        let port = self.is_first().then(|| self.adapter.port_lock() as &dyn Lockable);
+        let files = self.adapter.files().filter(|_| self.is_first()).map(|files| files.lockable() as &dyn Lockable);
         let always: [&dyn Lockable; 13] = [
             &self.table.owned,
             &self.links.udp,
@@ -334,7 +334,7 @@ impl Engine {
             &self.rings.full,
             ready,
             credits,
-            self.scheduler.timers.raw(),
+            self.scheduler.timers.lockable(),
             &self.scheduler.thread,
         ];
         always.into_iter().chain(delayed).chain(port).chain(files)

@@ -195,8 +195,8 @@ impl Flows {
     }
 
     /// Returns the locks in the order they are taken, for the fork handlers.
-    pub fn raw(&self) -> [&dyn roxe_base::lock::Lockable; 3] {
-        [&self.map, self.ready.raw(), &self.credits]
+    pub fn locks(&self) -> [&dyn roxe_base::lock::Lockable; 3] {
+        [&self.map, self.ready.lockable(), &self.credits]
     }
 }
 

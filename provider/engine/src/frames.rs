@@ -1,7 +1,7 @@
 //! The receive side of the raw link: its socket, flow rules, and the destinations of frames.
 
 use crate::poller::{Poller, Watch};
-use crate::queue_pair::{QueuePair, Spread};
+use crate::queue_pair::{QueuePair, RssGroup};
 use roxe_base::error::Error;
 use roxe_net::raw::{FrameReceiver, RxFilter};
 use roxe_observe::adapter::Adapter;
@@ -18,7 +18,7 @@ pub enum Destination {
     /// A queue pair.
     Qp(Arc<dyn QueuePair>),
     /// One of several work queues, selected by the hash of the frame.
-    Spread(Arc<dyn Spread>),
+    Rss(Arc<dyn RssGroup>),
     /// No queue pair: the flow withholds frames from flows of lower priority.
     Drop,
 }
@@ -59,7 +59,7 @@ pub(crate) fn choose(rules: &Rules<Target>, chosen: &mut Vec<(Arc<dyn QueuePair>
         target.counters.iter().for_each(|counters| counters.count(len));
         let qp = match &target.to {
             Destination::Qp(qp) => Some(Arc::clone(qp)),
-            Destination::Spread(spread) => spread.choose(key),
+            Destination::Rss(group) => group.choose(key),
             Destination::Drop => None,
         };
         let Some(qp) = qp else { return };

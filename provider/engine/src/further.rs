@@ -72,10 +72,10 @@ impl Engine {
         }
         // A thread that is exiting has no number any more.
         let number = THREAD_NUMBER.try_with(|number| number % *ENGINES).unwrap_or_default();
-        self.numbered(number)
+        self.by_number(number)
     }
 
-    pub(crate) fn numbered(self: &Arc<Self>, number: usize) -> Arc<Self> {
+    pub(crate) fn by_number(self: &Arc<Self>, number: usize) -> Arc<Self> {
         let Some(place) = number.checked_sub(1).and_then(|at| self.further.get(at)) else { return Arc::clone(self) };
         if place.get().is_none() {
             let _making = CREATION.lock();
@@ -116,15 +116,15 @@ mod tests {
     #[test]
     fn each_number_has_one_engine_and_others_use_first() {
         let engine = private_engine(config().unwrap());
-        let second = engine.numbered(1);
-        assert!(!second.is_first() && Arc::ptr_eq(&second, &engine.numbered(1)));
-        assert!([0, MAX_ENGINES].iter().all(|number| Arc::ptr_eq(&engine, &engine.numbered(*number))));
+        let second = engine.by_number(1);
+        assert!(!second.is_first() && Arc::ptr_eq(&second, &engine.by_number(1)));
+        assert!([0, MAX_ENGINES].iter().all(|number| Arc::ptr_eq(&engine, &engine.by_number(*number))));
     }
 
     #[test]
     fn first_engine_reports_all_counters() {
         let engine = private_engine(config().unwrap());
-        let second = engine.numbered(1);
+        let second = engine.by_number(1);
         engine.counters().sent_packets.add(7);
         second.counters().sent_packets.add(5);
         second.table.add_slot(Slot::new(4));
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn releasing_first_engine_ends_all_threads() {
         let engine = private_engine(config().unwrap());
-        let second = engine.numbered(1);
+        let second = engine.by_number(1);
         [&engine, &second].into_iter().for_each(|engine| engine.watch());
         let thread = second.scheduler.thread.read().clone().unwrap();
         drop(second);

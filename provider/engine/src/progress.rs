@@ -101,7 +101,7 @@ impl Engine {
             self.release_held(interceptor, &mut rx.state, Instant(u64::MAX), clock::now());
         }
         self.receive_until_empty(&mut rx, DRAIN_ROUNDS);
-        self.end_waiting(&mut rx.state, Instant(u64::MAX), clock::now());
+        self.send_delayed_ack(&mut rx.state, Instant(u64::MAX), clock::now());
         drop(rx);
         self.run_cm();
     }

@@ -83,8 +83,8 @@ impl Engine {
             }
             let ip_csum_ok = checksum::is_verified(frame);
             for (qp, flow_tag) in chosen.drain(..) {
-                let report = qp.receive_frame(frame, FrameNote { flow_tag, ip_csum_ok }, now);
-                state.touch(&qp, report);
+                let outcome = qp.receive_frame(frame, FrameNote { flow_tag, ip_csum_ok }, now);
+                state.touch(&qp, outcome);
             }
         }
         self.counters().received_frames.add(count);

@@ -11,11 +11,11 @@ use roxe_wire::{Bth, Gid, Header, NetHeader, Operation, Packet};
 /// Consecutive packets of one receive that go to one queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct Run<'a> {
-    /// Source of the packets; `len` is that of the whole receive.
+    /// Addresses and header fields of the receive; `len` is that of the whole receive.
     pub meta: &'a RxMeta,
     /// The packets, one after the other.
     pub bytes: &'a [u8],
-    /// Index of the first packet in the sender's run.
+    /// Index of the first packet in the run that the sender passed to its kernel.
     pub index: u16,
 }
 
@@ -95,8 +95,8 @@ fn is_response(packet: &[u8]) -> bool {
 /// from 0, others continue the numbers of the previous run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct IdentGuess {
-    /// Last identification, if the sender continues its numbers.
-    counting: Option<u16>,
+    /// Identification of the last packet, if the sender continues its numbers.
+    last_ident: Option<u16>,
     /// Sealer for the addresses of the current run.
     sealer: Sealer,
 }
@@ -112,10 +112,10 @@ impl IdentGuess {
     /// identification.
     #[inline]
     pub fn verify(&mut self, packet: &[u8], index: u16) -> bool {
-        let likely = self.counting.map_or(index, |last| last.wrapping_add(1));
+        let likely = self.last_ident.map_or(index, |last| last.wrapping_add(1));
         // clause: IP-IDENT
         let Some(ident) = self.sealer.solve_ident::<Folding>(packet, likely) else { return false };
-        self.counting = (ident != index).then_some(ident);
+        self.last_ident = (ident != index).then_some(ident);
         true
     }
 }
@@ -128,21 +128,21 @@ pub struct RxTools<'a> {
     /// Addresses of the device. A sender with one of them is on this host and has a datagram
     /// window.
     pub locals: &'a [Gid],
-    /// True if a fault rule lets the packets find no posted receive.
+    /// True if a fault rule makes the packets find no posted receive.
     pub no_receives: bool,
     /// True for packets received from a socket while no fault rules cause gaps.
     pub may_overtake: bool,
     /// True if no further packets are known to wait: the queue pair may send its responses while it
     /// is locked.
     pub serves_at_once: bool,
-    /// Set by the queue pair if it has delayed its acknowledgement, as by
-    /// [`QueuePair::serve_or_wait`](crate::queue_pair::QueuePair::serve_or_wait).
+    /// Set by the queue pair to the time until which it delays its acknowledgement, like the result
+    /// of [`QueuePair::serve_or_delay_ack`](crate::queue_pair::QueuePair::serve_or_delay_ack).
     pub delayed_until: Option<Instant>,
 }
 
 impl RxTools<'_> {
-    /// Returns true if packets from `src` after a gap have probably overtaken the missing ones:
-    /// sockets of this host lose nothing, but some packets are forwarded by another process.
+    /// Returns true if a gap before packets from `src` is probably reordering, not loss: sockets of
+    /// this host lose nothing, but another process forwards some packets.
     pub fn may_overtake(&self, src: Gid) -> bool {
         self.may_overtake && self.locals.contains(&src)
     }
@@ -166,9 +166,9 @@ pub fn header_of(meta: &RxMeta, index: u16) -> NetHeader {
     }
 }
 
-/// Returns the network header of packet `index` of a run that was sealed as one: the kernel counts
-/// the IPv4 identifications.
-pub(crate) fn numbered(net: &NetHeader, index: u16) -> NetHeader {
+/// Returns the network header of packet `index` of a segmented run with the header `net`: the
+/// kernel sets the IPv4 identification to the index.
+pub(crate) fn segment_header(net: &NetHeader, index: u16) -> NetHeader {
     NetHeader { ident: if net.is_ipv4() { index } else { 0 }, ..*net }
 }
 
@@ -181,12 +181,13 @@ pub struct Joined<'a> {
     pub len: usize,
     /// Payload of all packets.
     pub payload: SharedBytes<'a>,
-    /// Size in bytes of all packets with headers of their own.
+    /// Bytes of all packets from BTH to ICRC, as if each had a header of its own.
     pub bytes: usize,
 }
 
 impl<'a> Joined<'a> {
-    /// Parses `count` packets, whose header is copied into `buf` first.
+    /// Copies the shared header of `count` packets into `buf` and parses it. Returns `None` if the
+    /// packets are malformed.
     pub(crate) fn parse(bytes: SharedBytes<'a>, count: usize, buf: &mut [u8]) -> Option<Self> {
         let payload = bytes.get(Bth::LEN..bytes.len().checked_sub(icrc::LEN)?)?;
         let len = payload.len().checked_div(count)?;
@@ -199,8 +200,8 @@ impl<'a> Joined<'a> {
         is_whole.then_some(Self { first: first.header, len, payload, bytes })
     }
 
-    /// Writes the packets into `buf` with headers of their own, without ICRCs. Returns the bytes of
-    /// each and of all; `None` if `buf` is too short.
+    /// Writes the packets into `buf` with headers of their own, without ICRCs. Returns the length of
+    /// each packet and of all packets in bytes; `None` if `buf` is too short.
     pub(crate) fn split(&self, buf: &mut [u8]) -> Option<(usize, usize)> {
         let Self { mut first, len, payload, .. } = *self;
         let (segment, mut used) = (Bth::LEN + len + icrc::LEN, 0);
@@ -256,10 +257,10 @@ mod tests {
         let mut buf = vec![0xa5; 3 * (Bth::LEN + 256 + icrc::LEN)];
         assert_eq!(joined.split(&mut buf), Some((272, 816)));
         let parts: Vec<_> = buf.chunks(272).map(|part| Packet::parse(part).unwrap()).collect();
-        for (packet, (psn, asks, byte)) in
+        for (packet, (psn, ack_req, byte)) in
             parts.iter().zip([(0xff_fffe, true, 1), (0xff_ffff, false, 2), (0, false, 3)])
         {
-            let bth = Bth { ack_req: asks, psn: Psn::new(psn), ..bth };
+            let bth = Bth { ack_req, psn: Psn::new(psn), ..bth };
             assert_eq!(*packet, Packet { header: Header { bth, ..header }, payload: &[byte; 256] });
         }
         assert!(joined.split(&mut [0; 815]).is_none(), "no room");
@@ -296,7 +297,7 @@ mod tests {
         assert_eq!(inbound.reader.next(check), Ok(true));
     }
 
-    /// Ends the writing thread, also if the reading one panics.
+    /// Ends the writing thread, even if the reading thread panics.
     struct Stop<'a>(&'a AtomicBool);
 
     impl Drop for Stop<'_> {
@@ -319,11 +320,11 @@ mod tests {
         let [no_opcode, no_version] = [0xff, 0x0f].map(|byte| [&[byte; Bth::LEN], &one[Bth::LEN..]].concat());
         let memory: Vec<_> = one.iter().map(|byte| AtomicU8::new(*byte)).collect();
         let (memory, stopped) = (&memory[..], AtomicBool::new(false));
-        let (mut taken, mut refused, mut buf) = (0, 0, vec![0; 4 * (Bth::LEN + LEN + icrc::LEN)]);
+        let (mut parsed, mut rejected, mut buf) = (0, 0, vec![0; 4 * (Bth::LEN + LEN + icrc::LEN)]);
         std::thread::scope(|scope| {
             let _stop = Stop(&stopped);
             scope.spawn(|| {
-                // Mostly headers alone, so that each value is visible for a moment.
+                // Most writes change the header only, so that the reader sees each header for a while.
                 for len in [Bth::LEN, Bth::LEN, Bth::LEN, one.len()].into_iter().cycle() {
                     for bytes in [&one, &no_opcode, &other, &no_version] {
                         TxRoom::Shared(&memory[..len]).put(&bytes[..len]).unwrap();
@@ -333,9 +334,9 @@ mod tests {
                     }
                 }
             });
-            while taken < 20_000 || refused < 20_000 {
+            while parsed < 20_000 || rejected < 20_000 {
                 let Some(joined) = Joined::parse(SharedBytes::from(memory), 3, &mut buf) else {
-                    refused += 1;
+                    rejected += 1;
                     continue;
                 };
                 let (segment, len) = joined.split(&mut buf).unwrap();
@@ -344,7 +345,7 @@ mod tests {
                 let second = Header { bth: joined.first.bth.next_joined(), ..joined.first };
                 let third = Header { bth: second.bth.next_joined(), ..second };
                 assert_eq!(parts, [joined.first, second, third]);
-                taken += 1;
+                parsed += 1;
             }
         });
     }

@@ -60,7 +60,7 @@ impl Engine {
         let polls_sockets = all || state.reads_sockets() || self.flows.wants_credits() || self.interceptor().is_some();
         let by_sockets = polls_sockets && self.receive_by_sockets(sources, buf, state, all, now);
         self.finish_batch(state, now);
-        self.end_waiting(state, now, now);
+        self.send_delayed_ack(state, now, now);
         self.serve_processes(state, now);
         state.busy = by_rings || by_sockets;
         state.busy
@@ -322,24 +322,24 @@ impl Engine {
     fn deliver_to_qp(&self, state: &mut RxState, qp: &Arc<dyn QueuePair>, run: Run<'_>, now: Instant) {
         let mut tools = state.tools();
         tools.may_overtake = !run.meta.by_ring && !self.interceptor().is_some_and(Interceptor::injects_faults);
-        let report = qp.receive(run, &mut tools, now);
+        let outcome = qp.receive(run, &mut tools, now);
         if let Some(until) = tools.delayed_until {
-            self.note_delayed(&mut state.waiting, qp, until, now);
+            self.note_delayed(&mut state.pending_ack, qp, until, now);
         }
-        if report.contains(VisitOutcome::IS_CROWDED) && run.meta.by_ring {
+        if outcome.contains(VisitOutcome::IS_CROWDED) && run.meta.by_ring {
             state.crowded = Some(Arc::clone(qp));
         }
-        state.touch(qp, report);
+        state.touch(qp, outcome);
     }
 
     /// Sends the responses of the queue pairs that received packets, then raises their completion
     /// events: a response must have left before a program that exits on a completion.
     fn finish_batch(&self, state: &mut RxState, now: Instant) {
-        for Touched { qp, report } in &state.touched {
-            if report.contains(VisitOutcome::HAS_WORK) {
-                self.serve_or_wait(&mut state.waiting, qp, *report, now);
+        for Touched { qp, outcome } in &state.touched {
+            if outcome.contains(VisitOutcome::HAS_WORK) {
+                self.serve_or_delay_ack(&mut state.pending_ack, qp, *outcome, now);
             } else {
-                qp.announce(*report);
+                qp.announce(*outcome);
             }
         }
         state.touched.clear();

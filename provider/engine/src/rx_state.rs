@@ -43,12 +43,12 @@ pub(crate) const BUFFER_LEN: usize = (64 << 10) + 4096;
 #[derive(Debug)]
 pub(crate) struct Touched {
     pub(crate) qp: Arc<dyn QueuePair>,
-    pub(crate) report: VisitOutcome,
+    pub(crate) outcome: VisitOutcome,
 }
 
 /// A queue pair with a delayed acknowledgement.
 #[derive(Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct PendingAck {
     pub(crate) qp: Arc<dyn QueuePair>,
     pub(crate) until: Instant,
 }
@@ -102,7 +102,7 @@ pub(crate) struct RxState {
     pub(crate) touched: Vec<Touched>,
     /// Cached result of the last lookup by QPN.
     pub(crate) recent: Recent,
-    pub(crate) waiting: Option<Waiting>,
+    pub(crate) pending_ack: Option<PendingAck>,
     /// True while the last packets in a ring are delivered.
     pub(crate) serves_at_once: bool,
     pub(crate) ident: IdentGuess,
@@ -222,11 +222,11 @@ impl RxState {
     }
 
     #[inline]
-    pub(crate) fn touch(&mut self, qp: &Arc<dyn QueuePair>, report: VisitOutcome) {
+    pub(crate) fn touch(&mut self, qp: &Arc<dyn QueuePair>, outcome: VisitOutcome) {
         match self.touched.last_mut() {
-            _ if report.is_empty() => {}
-            Some(last) if Arc::ptr_eq(&last.qp, qp) => last.report |= report,
-            _ => self.touched.push(Touched { qp: Arc::clone(qp), report }),
+            _ if outcome.is_empty() => {}
+            Some(last) if Arc::ptr_eq(&last.qp, qp) => last.outcome |= outcome,
+            _ => self.touched.push(Touched { qp: Arc::clone(qp), outcome }),
         }
     }
 

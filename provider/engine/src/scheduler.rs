@@ -6,7 +6,7 @@
 use crate::poll_policy::idle;
 use crate::poller::Poller;
 use crate::presence::Presence;
-use crate::queue_pair::Deadline;
+use crate::queue_pair::DeadlineOwner;
 use crate::thread::Thread;
 use bitflags::bitflags;
 use roxe_base::error::Error;
@@ -49,7 +49,7 @@ impl Ready {
 pub(crate) enum TimerOwner {
     /// Retransmission, or timeout of early packets.
     Qp(Qpn),
-    Other(Weak<dyn Deadline>),
+    Other(Weak<dyn DeadlineOwner>),
     Cm,
     /// CM requests without a listener.
     Requests,
@@ -134,7 +134,7 @@ impl Scheduler {
     }
 
     /// Adds a timer for an object of the crate above.
-    pub fn add_deadline(&self, deadline: Instant, owner: Weak<dyn Deadline>) {
+    pub fn add_deadline(&self, deadline: Instant, owner: Weak<dyn DeadlineOwner>) {
         self.add(deadline, TimerOwner::Other(owner));
     }
 

@@ -63,7 +63,7 @@ impl Engine {
         let mut is_last = false;
         while let Some(mut rx) = self.rx.try_lock_for(LOCK_LIMIT) {
             self.receive_until_empty(&mut rx, DRAIN_ROUNDS);
-            self.end_waiting(&mut rx.state, Instant(u64::MAX), clock::now());
+            self.send_delayed_ack(&mut rx.state, Instant(u64::MAX), clock::now());
             let waits = !rx.state.forward_queue.is_empty();
             drop(rx);
             let waits = self.send_all_queued() || waits;

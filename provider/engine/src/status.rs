@@ -98,7 +98,7 @@ impl Engine {
 
 /// Passes the line of a queue pair in the list of objects to `line`.
 fn describe(qp: &dyn QueuePair, status: &QpStatus, stats: &QpStats, line: &mut dyn FnMut(Arguments<'_>)) {
-    let (pd, srq) = qp.owners();
+    let (pd, srq) = qp.pd_and_srq();
     let srq = srq.map_or_else(String::new, |srq| format!(" srq={srq}"));
     let state = format!("{:?}", status.state).to_uppercase();
     let migration = format!("{:?}", status.migration).to_uppercase();

@@ -5,7 +5,7 @@
 //! a while: peers may remember its connection and refuse a new one as stale. The weakest legal card
 //! reuses the numbers of unconnected queue pairs at once.
 
-use crate::queue_pair::{PREFETCHED, QueuePair};
+use crate::queue_pair::{PREFETCH_LEN, QueuePair};
 use roxe_base::lock::{RwLock, lock_raw_and_read, rank};
 use roxe_base::weakest::{Weakness, has};
 use roxe_memory::prefetch::prefetch_at;
@@ -145,7 +145,7 @@ impl QpTable {
         let place = recent.qps.get_mut(qpn.get() as usize % RECENT);
         match place.and_then(|place| place.take_if(|(known, _)| *known == qpn)) {
             Some((_, qp)) => {
-                prefetch_at(Arc::as_ptr(&qp).addr(), PREFETCHED);
+                prefetch_at(Arc::as_ptr(&qp).addr(), PREFETCH_LEN);
                 Lookup::Found(qp)
             }
             None => self.find(qpn),
@@ -160,7 +160,7 @@ impl QpTable {
             Some(Number::Used(qp)) => {
                 // Before changing the reference count, which stalls on the first cache line while
                 // the others are loaded.
-                prefetch_at(Arc::as_ptr(qp).addr(), PREFETCHED);
+                prefetch_at(Arc::as_ptr(qp).addr(), PREFETCH_LEN);
                 Lookup::Found(Arc::clone(qp))
             }
             _ => Lookup::Unknown,

@@ -94,7 +94,7 @@ impl QueuePair for FakeQp {
         (status, QpStats::default())
     }
 
-    fn owners(&self) -> (u32, Option<u32>) {
+    fn pd_and_srq(&self) -> (u32, Option<u32>) {
         (7, Some(3))
     }
 
@@ -130,11 +130,11 @@ impl QueuePair for FakeQp {
 
     fn serve(&self, _: Instant) {}
 
-    fn serve_or_wait(&self, _: VisitOutcome, _: Instant) -> Option<Instant> {
+    fn serve_or_delay_ack(&self, _: VisitOutcome, _: Instant) -> Option<Instant> {
         None
     }
 
-    fn end_waiting(&self, _: Instant) {}
+    fn send_delayed_ack(&self, _: Instant) {}
     fn serve_waiter(&self, _: Option<Grant>, _: Instant) {}
     fn on_timer(&self, _: Instant, _: Instant) {}
     fn announce(&self, _: VisitOutcome) {}
@@ -143,7 +143,7 @@ impl QueuePair for FakeQp {
         true
     }
 
-    fn raw(&self) -> &dyn Lockable {
+    fn lockable(&self) -> &dyn Lockable {
         unreachable!("tests with this queue pair do not fork")
     }
 }

@@ -125,12 +125,12 @@ impl Adapter {
     }
 
     /// Returns the lock that [`Adapter::refresh`] holds, for the fork handlers.
-    pub fn raw_observers(&self) -> &impl Lockable {
+    pub fn observers_lock(&self) -> &impl Lockable {
         &self.observers
     }
 
     /// Returns the lock of the port's state, for the fork handlers.
-    pub fn raw_port(&self) -> &impl Lockable {
+    pub fn port_lock(&self) -> &impl Lockable {
         &self.port
     }
 

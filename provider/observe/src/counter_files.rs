@@ -139,7 +139,7 @@ impl CounterFiles {
     }
 
     /// Returns the lock, for the fork handlers.
-    pub fn raw(&self) -> &impl Lockable {
+    pub fn lockable(&self) -> &impl Lockable {
         &self.written
     }
 }

@@ -22,7 +22,7 @@ use roxe_base::limits::{self, MAX_QP_RD_ATOM};
 use roxe_base::own_threads::OwnThread;
 use roxe_check::faults;
 use roxe_engine::engine::Engine;
-use roxe_engine::queue_pair::Deadline;
+use roxe_engine::queue_pair::DeadlineOwner;
 use roxe_transport::cm::{
     self as machine, Alternate, AlternateAnswer, CmError, Connect, Ece, Ending, Origin, QpTerms, Refusal, Resolution,
     Resolve, Route,
@@ -379,7 +379,7 @@ fn failure_by_rule() -> Option<Outcome> {
 #[derive(Debug)]
 struct Cut(Weak<Id>);
 
-impl Deadline for Cut {
+impl DeadlineOwner for Cut {
     fn on_deadline(&self, _: Instant) {
         // The thread that runs the timers may hold locks of the connection manager.
         let id = self.0.clone();

@@ -27,7 +27,7 @@ use roxe_check::{Event as CheckEvent, emit};
 use roxe_engine::engine::Engine;
 use roxe_engine::event_wait::Wait;
 use roxe_engine::presence::Awaited;
-use roxe_engine::queue_pair::Deadline;
+use roxe_engine::queue_pair::DeadlineOwner;
 use roxe_net::netlink::NextHop;
 use roxe_observe::adapter::Adapter;
 use roxe_transport::cm::{CmError, Ece, ListenId};
@@ -190,7 +190,7 @@ pub(super) struct Resolution {
     pub(super) until: Instant,
     pub(super) pause: Duration,
     #[expect(dead_code, reason = "dropping it ends the checks")]
-    pub(super) timer: Arc<dyn Deadline>,
+    pub(super) timer: Arc<dyn DeadlineOwner>,
 }
 
 #[derive(Debug, Default)]

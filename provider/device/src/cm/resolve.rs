@@ -9,7 +9,7 @@ use crate::runtime::Runtime;
 use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_check::faults;
-use roxe_engine::queue_pair::Deadline;
+use roxe_engine::queue_pair::DeadlineOwner;
 use roxe_engine::reachability::no_answer;
 use roxe_net::netlink::NextHop;
 use roxe_net::runtime_dir;
@@ -243,7 +243,7 @@ impl RetryTimer {
     }
 }
 
-impl Deadline for RetryTimer {
+impl DeadlineOwner for RetryTimer {
     fn on_deadline(&self, _: Instant) {
         let Some(id) = self.id.upgrade() else { return };
         // The thread that runs the timers may hold the id's lock.

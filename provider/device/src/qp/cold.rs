@@ -11,7 +11,7 @@ use roxe_base::clock;
 use roxe_base::config::Explain;
 use roxe_check::explain::explains;
 use roxe_check::{Event, emit, faults, is_checking, is_on};
-use roxe_engine::queue_pair::{Deadline, VisitOutcome};
+use roxe_engine::queue_pair::{DeadlineOwner, VisitOutcome};
 use roxe_memory::mapped;
 use roxe_memory::region::AccessScope;
 use roxe_transport::Qp as Machine;
@@ -119,12 +119,12 @@ impl QpHost<'_> {
             if explains() == Explain::Full && state.failed.is_none() && !state.is_explained {
                 let refusal = state.history.last_refusal();
                 failure::note_flush(&mut state.failed, (side, &cqe), state.ended_by_program, refusal);
-                self.report |= VisitOutcome::FAILED;
+                self.outcome |= VisitOutcome::FAILED;
             }
         } else {
             self.state.stats.error = Some(cqe.status);
             failure::note(&mut self.state.failed, side, &cqe);
-            self.report |= VisitOutcome::FAILED;
+            self.outcome |= VisitOutcome::FAILED;
         }
     }
 
@@ -295,7 +295,7 @@ impl QpCore {
     #[cold]
     #[inline(never)]
     pub(super) fn begin_watched(self: &Arc<Self>, inner: &mut Inner, depth: u32) {
-        let me: Weak<dyn Deadline> = Arc::downgrade(self) as _;
+        let me: Weak<dyn DeadlineOwner> = Arc::downgrade(self) as _;
         if let Some(weak) = WeakQp::of_new(me, self.resources.ordinal, depth) {
             inner.fast_path = false;
             if weak.loses_early_messages() {
@@ -315,13 +315,13 @@ impl QpCore {
             return VisitOutcome::default();
         }
         inner.fast_path = true;
-        let report = self.transmit(inner, is_lone_ack, now);
+        let outcome = self.transmit(inner, is_lone_ack, now);
         inner.fast_path = false;
-        report
+        outcome
     }
 }
 
-impl Deadline for QpCore {
+impl DeadlineOwner for QpCore {
     fn on_deadline(&self, _: Instant) {
         let (mut inner, now) = (self.inner.lock(), clock::now());
         if let Inner { state, is_cut_off: false, .. } = &mut *inner

@@ -119,7 +119,7 @@ impl QpCore {
     /// `serves_at_once`.
     ///
     /// Returns `None` if `take` returned false or the queue pair was destroyed after the lookup,
-    /// else the outcome, and until when an acknowledgement is delayed.
+    /// else the outcome, and the time until which an acknowledgement is delayed.
     #[inline]
     pub(super) fn receive_visit(
         &self,
@@ -131,22 +131,22 @@ impl QpCore {
         let mut inner = self.inner.lock();
         let Inner { machine, state, early, is_cut_off: false, .. } = &mut *inner else { return None };
         state.stats.received_bytes += bytes as u64;
-        let (is_taken, report) = {
+        let (is_taken, outcome) = {
             let mut host = QpHost::new(&self.resources, state, now);
             host.arrived = arrived;
-            (take(machine, &mut host, early), host.report)
+            (take(machine, &mut host, early), host.outcome)
         };
         is_taken.then(|| {
-            let report = report | self.deliver_early(&mut inner, now);
-            let report = report | VisitOutcome::when(VisitOutcome::IS_CROWDED, inner.early.is_half_full());
+            let outcome = outcome | self.deliver_early(&mut inner, now);
+            let outcome = outcome | VisitOutcome::when(VisitOutcome::IS_CROWDED, inner.early.is_half_full());
             if !inner.machine.has_work() {
-                (report | self.settle(&mut inner), None)
+                (outcome | self.settle(&mut inner), None)
             } else if serves_at_once {
                 let (served, until) = self.serve_locked(&mut inner, now);
-                (report | served, until)
+                (outcome | served, until)
             } else {
                 // `serve` settles as well.
-                (report | VisitOutcome::HAS_WORK, None)
+                (outcome | VisitOutcome::HAS_WORK, None)
             }
         })
     }
@@ -203,7 +203,7 @@ impl QpCore {
             credits.add(&self.resources, early.tag, early.net.dst, &packet);
         });
         credits.return_all(&self.resources);
-        host.report
+        host.outcome
     }
 
     /// Forgets the earlier connection: its state, and early packets that waited for a receive.
@@ -235,19 +235,19 @@ impl QpCore {
     pub(super) fn visit<R>(&self, now: Instant, f: impl FnOnce(&mut Machine, &mut QpHost<'_>) -> R) -> R {
         let mut inner = self.inner.lock();
         let Inner { machine, state, .. } = &mut *inner;
-        let (result, report) = {
+        let (result, outcome) = {
             let mut host = QpHost::new(&self.resources, state, now);
-            (f(machine, &mut host), host.report)
+            (f(machine, &mut host), host.outcome)
         };
-        self.end_visit(inner, report, now);
+        self.end_visit(inner, outcome, now);
         result
     }
 
-    /// Transmits, registers the timer, drops the lock and announces `report` and what followed.
-    pub(super) fn end_visit(&self, mut inner: MutexGuard<'_, rank::Qp, Inner>, report: VisitOutcome, now: Instant) {
-        let report = report | self.transmit(&mut inner, false, now) | self.settle(&mut inner);
+    /// Transmits, registers the timer, drops the lock and announces `outcome` and what followed.
+    pub(super) fn end_visit(&self, mut inner: MutexGuard<'_, rank::Qp, Inner>, outcome: VisitOutcome, now: Instant) {
+        let outcome = outcome | self.transmit(&mut inner, false, now) | self.settle(&mut inner);
         drop(inner);
-        self.announce(report);
+        self.announce(outcome);
     }
 
     /// Transmits everything that may be sent now; `is_lone_ack` if that is known to be an
@@ -290,7 +290,7 @@ impl QpCore {
         if is_blocked && !self.resources.service.is_reliable() {
             host.state.stalls_at.get_or_insert_with(|| now.after(TxPath::ROOM_TIMEOUT));
         }
-        host.report
+        host.outcome
     }
 
     /// Ends the flow control turn, registers the next timer, and collects events and counts.
@@ -319,7 +319,7 @@ impl QpCore {
         inner.state.history.note(now, Entry::Retried(counts, [probe.una, probe.sent]));
         emit(|| Event::Retried { qp: self.resources.id, counts });
         self.engine().counters().count_retries(counts);
-        inner.state.stats.add(counts);
+        inner.state.stats.add_retries(counts);
         if counts.local_ack_timeout_err > 0 {
             // Probe the path to another host at the first timeout: later retries use up the ICMP
             // errors that a host sends per second.

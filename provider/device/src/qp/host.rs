@@ -38,7 +38,7 @@ pub(super) struct QpHost<'a> {
     pub(super) qp: &'a QpResources,
     pub(super) state: &'a mut QpHostState,
     pub(super) now: Instant,
-    pub(super) report: VisitOutcome,
+    pub(super) outcome: VisitOutcome,
     /// Shared receive queue that the current message to an XRC target selects.
     selected: Option<Arc<Srq>>,
     /// Checksums of payloads copied into packets; `None` if the batch does not need them.
@@ -57,9 +57,9 @@ pub(super) struct QpHost<'a> {
 
 impl<'a> QpHost<'a> {
     pub(super) fn new(qp: &'a QpResources, state: &'a mut QpHostState, now: Instant) -> Self {
-        let (report, selected, copied, held) = (VisitOutcome::default(), None, None, None);
+        let (outcome, selected, copied, held) = (VisitOutcome::default(), None, None, None);
         let (arrived, by_ring, rings, is_sending) = (None, false, 0, false);
-        Self { qp, state, now, report, selected, copied, held, arrived, by_ring, rings, is_sending }
+        Self { qp, state, now, outcome, selected, copied, held, arrived, by_ring, rings, is_sending }
     }
 
     pub(super) fn arrived(&self, at: usize, len: usize) -> Result<SharedBytes<'a>, MemError> {
@@ -313,10 +313,10 @@ impl QpHost<'_> {
             return Ok(());
         }
         let (announce, fires) = match side {
-            Side::Send => (VisitOutcome::ANNOUNCE_SEND, self.qp.cq(side).push_send(cqe, &mut self.state.unpolled)?),
-            Side::Recv => (VisitOutcome::ANNOUNCE_RECV, self.qp.cq(side).push(cqe)?),
+            Side::Send => (VisitOutcome::NOTIFY_SEND_CQ, self.qp.cq(side).push_send(cqe, &mut self.state.unpolled)?),
+            Side::Recv => (VisitOutcome::NOTIFY_RECV_CQ, self.qp.cq(side).push(cqe)?),
         };
-        self.report |= VisitOutcome::when(announce, fires);
+        self.outcome |= VisitOutcome::when(announce, fires);
         Ok(())
     }
 }

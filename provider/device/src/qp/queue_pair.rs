@@ -34,7 +34,7 @@ impl QueuePair for QpCore {
         (inner.machine.status(), QpStats { sent_bytes: inner.tx.sent_bytes(), ..inner.state.stats })
     }
 
-    fn owners(&self) -> (u32, Option<u32>) {
+    fn pd_and_srq(&self) -> (u32, Option<u32>) {
         (self.resources.pd_id.number(), self.resources.srq.as_ref().map(|srq| srq.listed()))
     }
 
@@ -162,9 +162,9 @@ impl QueuePair for QpCore {
         self.end_visit(self.inner.lock(), VisitOutcome::default(), now);
     }
 
-    fn serve_or_wait(&self, report: VisitOutcome, now: Instant) -> Option<Instant> {
+    fn serve_or_delay_ack(&self, outcome: VisitOutcome, now: Instant) -> Option<Instant> {
         let (served, until) = self.serve_locked(&mut self.inner.lock(), now);
-        self.announce(report | served);
+        self.announce(outcome | served);
         until
     }
 
@@ -174,7 +174,7 @@ impl QueuePair for QpCore {
         }
     }
 
-    fn end_waiting(&self, now: Instant) {
+    fn send_delayed_ack(&self, now: Instant) {
         let mut inner = self.inner.lock();
         if inner.machine.has_work() {
             inner.delayed_ack.on_expiry();
@@ -205,7 +205,7 @@ impl QueuePair for QpCore {
         }
         inner.state.on_timer(self.engine(), self.resources.service, now);
         let retry_early = inner.early.deadline().is_some_and(|at| at <= now);
-        let mut report = if retry_early { self.deliver_early(&mut inner, now) } else { VisitOutcome::default() };
+        let mut outcome = if retry_early { self.deliver_early(&mut inner, now) } else { VisitOutcome::default() };
         let Inner { machine, state, tx, .. } = &mut *inner;
         if machine.poll_timeout().is_some_and(|at| at <= deadline) {
             if tx.link_moved(self.engine()) {
@@ -213,25 +213,25 @@ impl QueuePair for QpCore {
             }
             let mut host = QpHost::new(&self.resources, state, now);
             machine.handle_timeout(&mut host);
-            report |= host.report;
+            outcome |= host.outcome;
         }
-        self.end_visit(inner, report, now);
+        self.end_visit(inner, outcome, now);
         if retry_early {
             self.engine().send_credits(now);
         }
     }
 
     #[inline]
-    fn announce(&self, report: VisitOutcome) {
-        if report.contains(VisitOutcome::ANNOUNCE_SEND) {
+    fn announce(&self, outcome: VisitOutcome) {
+        if outcome.contains(VisitOutcome::NOTIFY_SEND_CQ) {
             self.resources.send_cq.notify();
         }
-        if report.contains(VisitOutcome::ANNOUNCE_RECV) {
+        if outcome.contains(VisitOutcome::NOTIFY_RECV_CQ) {
             self.resources.recv_cq.notify();
         }
-        if report.intersects(VisitOutcome::EVENTS | VisitOutcome::FAILED) {
-            self.raise(QpEvents::from_bits_truncate(report.bits() as u8));
-            if report.contains(VisitOutcome::FAILED) {
+        if outcome.intersects(VisitOutcome::EVENTS | VisitOutcome::FAILED) {
+            self.raise(QpEvents::from_bits_truncate(outcome.bits() as u8));
+            if outcome.contains(VisitOutcome::FAILED) {
                 self.explain_failure();
             }
         }
@@ -254,7 +254,7 @@ impl QueuePair for QpCore {
         is_first
     }
 
-    fn raw(&self) -> &dyn Lockable {
+    fn lockable(&self) -> &dyn Lockable {
         &self.inner
     }
 }

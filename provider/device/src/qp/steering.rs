@@ -9,7 +9,7 @@ use roxe_base::error::Error;
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{Use, UseCount};
 use roxe_engine::frames::{Destination, Target};
-use roxe_engine::queue_pair::{QueuePair, Spread};
+use roxe_engine::queue_pair::{QueuePair, RssGroup};
 use roxe_observe::flow_counters::FlowCounters;
 use roxe_transport::qp::Service;
 use roxe_transport::rss::RxHash;
@@ -74,7 +74,7 @@ impl Flow {
         let uses = counters.iter().map(|counters| counters.hold()).chain([flows.count.hold()]).collect();
         let to = match spread {
             _ if drops => Destination::Drop,
-            Some(rss) => Destination::Spread(Arc::clone(rss) as _),
+            Some(rss) => Destination::Rss(Arc::clone(rss) as _),
             None => Destination::Qp(Arc::clone(core) as _),
         };
         let id = core.engine().add_rule(Rule { kind, filter, continues, target: Target { to, tag, counters } })?;
@@ -168,7 +168,7 @@ pub(crate) struct Rss {
     pub(crate) hash: RxHash,
 }
 
-impl Spread for Rss {
+impl RssGroup for Rss {
     // clause: RSS-CHOICE
     fn choose(&self, key: &FrameKey) -> Option<Arc<dyn QueuePair>> {
         let entries = &self.table.entries;

@@ -33,7 +33,7 @@ pub(crate) enum QpRole {
     /// The state machine of a receive work queue: no sends, no flows.
     WorkQueue,
     /// A hash queue pair, which spreads frames over work queues.
-    Spread(Arc<Rss>),
+    Rss(Arc<Rss>),
 }
 
 /// A queue pair.
@@ -91,7 +91,7 @@ impl Qp {
                 uses.push(opening);
                 (Some(queues), None)
             }
-            QpRole::Spread(rss) => (None, Some(rss)),
+            QpRole::Rss(rss) => (None, Some(rss)),
         };
         uses.extend(rss.as_ref().map(|rss| rss.table.uses.hold()));
         let make = |qpn| {
@@ -173,8 +173,8 @@ impl Qp {
         if inner.machine.state() == QpState::Err || !inner.early.is_empty() {
             // The receive is flushed, or a message waits for it.
             let now = clock::now();
-            let report = self.core.deliver_early(&mut inner, now);
-            self.core.end_visit(inner, report, now);
+            let outcome = self.core.deliver_early(&mut inner, now);
+            self.core.end_visit(inner, outcome, now);
             self.core.engine().send_credits(now);
         }
         Ok(())

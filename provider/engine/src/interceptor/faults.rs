@@ -125,7 +125,7 @@ impl Faults {
         self.current.lock().counts()
     }
 
-    pub(crate) fn raw(&self) -> &impl Lockable {
+    pub(crate) fn lockable(&self) -> &impl Lockable {
         &self.current
     }
 }

@@ -110,6 +110,6 @@ pub fn outer_lock() -> &'static dyn Lockable {
 
 /// Returns the other locks, of which at most one is held at a time.
 pub fn inner_locks() -> impl Iterator<Item = &'static dyn Lockable> {
-    let recorder = RECORDER.get().map(|recorder| recorder.raw() as &dyn Lockable);
-    recorder.into_iter().chain(FAULTS.get().map(|faults| faults.raw() as &dyn Lockable))
+    let recorder = RECORDER.get().map(|recorder| recorder.lockable() as &dyn Lockable);
+    recorder.into_iter().chain(FAULTS.get().map(|faults| faults.lockable() as &dyn Lockable))
 }

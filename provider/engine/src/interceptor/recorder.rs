@@ -81,7 +81,7 @@ impl Recorder {
         self.state.lock().begin(file)
     }
 
-    pub(crate) fn raw(&self) -> &impl Lockable {
+    pub(crate) fn lockable(&self) -> &impl Lockable {
         &self.state
     }
 }

@@ -52,8 +52,8 @@ pub struct DelayedAck {
 }
 
 impl DelayedAck {
-    /// Called for a request whose sender requests an acknowledgement. Returns until when to delay
-    /// the acknowledgement; `None` sends it at once.
+    /// Called for a request whose sender requests an acknowledgement. Returns the time until which
+    /// to delay the acknowledgement; `None` sends it at once.
     pub fn on_request(&mut self, now: Instant) -> Option<Instant> {
         // clause: ACK-BEFORE-REQUESTS
         // Two requests without an answer between them are not a ping-pong.

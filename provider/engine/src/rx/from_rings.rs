@@ -102,12 +102,12 @@ impl Engine {
         self.counters().received_by_ring.add_locked(joined.into());
         let qpn = packets.first.bth.dest_qpn;
         if let Lookup::Found(qp) = self.table.find_recent(qpn, &mut state.recent) {
-            let report = qp.receive_joined(&meta, &packets, now);
-            if let Some(report) = report {
-                state.touch(&qp, report);
+            let outcome = qp.receive_joined(&meta, &packets, now);
+            if let Some(outcome) = outcome {
+                state.touch(&qp, outcome);
             }
             state.recent.put(qpn, qp);
-            if report.is_some() {
+            if outcome.is_some() {
                 return self.counters().count_received(joined.into(), packets.bytes);
             }
         }
@@ -136,8 +136,8 @@ impl Engine {
         let is_taken = qp.takes_shared_payload();
         if is_taken {
             self.counters().count_received(meta.packets(), meta.len);
-            let report = qp.receive_shared(meta, (copies, HEAD), *bytes, now);
-            state.touch(&qp, report);
+            let outcome = qp.receive_shared(meta, (copies, HEAD), *bytes, now);
+            state.touch(&qp, outcome);
         }
         state.recent.put(qpn, qp);
         is_taken

@@ -5,7 +5,7 @@ use crate::engine::Engine;
 use crate::gsi::GSI_ORDINAL;
 use crate::interceptor::{self, Fate, Held, Incoming, Interceptor, Origin, PacketComment};
 use crate::queue_pair::QueuePair;
-use crate::run::{Run, header_of, numbered};
+use crate::run::{Run, header_of, segment_header};
 use crate::rx_state::RxState;
 use roxe_base::clock;
 use roxe_net::link::RxMeta;
@@ -27,7 +27,7 @@ struct Arrival<'a> {
 
 impl<'a> Arrival<'a> {
     fn new(meta: &RxMeta, index: u16, bytes: &'a [u8]) -> Self {
-        let likely = numbered(&header_of(meta, index), index);
+        let likely = segment_header(&header_of(meta, index), index);
         let ident = icrc::solve_ident(&likely, bytes, likely.ident);
         let net = NetHeader { ident: ident.unwrap_or(likely.ident), ..likely };
         Self { bytes, index, net, is_whole: ident.is_some(), packet: Packet::parse(bytes) }
@@ -144,8 +144,8 @@ impl Engine {
             // A copy consumed no credit of its sender.
             tools.locals = &[];
         }
-        let report = qp.receive(run, &mut tools, now);
-        state.touch(qp, report);
+        let outcome = qp.receive(run, &mut tools, now);
+        state.touch(qp, outcome);
     }
 
     /// Releases packets that are due by `until`. Returns true if there were any.

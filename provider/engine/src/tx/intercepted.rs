@@ -5,7 +5,7 @@ use super::{Batch, find_link, header, send};
 use crate::engine::Engine;
 use crate::flow_control::Key;
 use crate::interceptor::{self, Fate, Held, Interceptor, Origin, PacketComment, Recording};
-use crate::run::numbered;
+use crate::run::segment_header;
 use roxe_base::clock;
 use roxe_net::link::hop_limit;
 use roxe_net::rcvbuf_cost::cost_of;
@@ -87,7 +87,7 @@ impl InterceptedTx<'_> {
         let mark = self.recording.as_ref().map(Recording::mark);
         for (index, at) in (0..).zip(run.clone()) {
             if let Some(origin) = batch.origin(at) {
-                self.record(&numbered(&net, index), batch.packet(at), &PacketComment { origin, fate: None });
+                self.record(&segment_header(&net, index), batch.packet(at), &PacketComment { origin, fate: None });
             }
         }
         if batch.send_run(run.clone(), link, &net, self.engine.counters()) {

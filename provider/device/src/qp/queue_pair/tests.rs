@@ -6,7 +6,7 @@ use crate::pd::Pd;
 use crate::qp::{Qp, QpInit};
 use crate::srq::{Srq, SrqInit, TagInit};
 use crate::testing::{self, PAGE, Pages};
-use roxe_engine::queue_pair::PREFETCHED;
+use roxe_engine::queue_pair::PREFETCH_LEN;
 use roxe_engine::run::IdentGuess;
 use roxe_transport::qp::{MAX_WAIT_RC, QpCaps};
 use roxe_transport::wr::{Access, Av, Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, WcStatus};
@@ -182,7 +182,7 @@ fn ack_after_last_request_leaves_at_once() {
     }
     qp.core.inner.lock().delayed_ack.on_post(now);
     assert_eq!(receive(79, true), (false, true, 20));
-    qp.core.end_waiting(now);
+    qp.core.send_delayed_ack(now);
     assert_eq!(qp.core.status().1.sent_bytes, 40);
 }
 
@@ -241,7 +241,7 @@ fn early_packets_of_first_connection_are_dropped_by_reset() {
 
 #[test]
 fn prefetched_lines_fit_queue_pair() {
-    assert!(size_of::<QpCore>().next_multiple_of(64) >= PREFETCHED);
+    assert!(size_of::<QpCore>().next_multiple_of(64) >= PREFETCH_LEN);
 }
 
 #[test]
