@@ -90,7 +90,7 @@ pub trait Memory {
     /// range.
     fn write_remote(&mut self, rkey: RKey, va: u64, data: RxPayload<'_>) -> Result<(), MemError>;
 
-    /// Executes an atomic for a peer and returns the old value. Checks `REMOTE_ATOMIC` and the
+    /// Executes an atomic operation for a peer and returns the old value. Checks `REMOTE_ATOMIC` and the
     /// range; `va` is aligned.
     fn atomic_remote(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError>;
 

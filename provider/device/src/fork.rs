@@ -99,21 +99,21 @@ fn by_rank<'a>(locks: impl Iterator<Item = &'a dyn Lockable>) -> impl Iterator<I
 
 /// Locks that rank between the list of engines and their tables.
 fn outer_locks<'a>(engines: &'a [Arc<Engine>]) -> impl Iterator<Item = &'a dyn Lockable> {
-    let of_process = [process::outer_lock()].map(|lock| -> &'a dyn Lockable { lock });
-    engines.iter().flat_map(|engine| engine.outer_locks()).chain(of_process)
+    let process_locks = [process::outer_lock()].map(|lock| -> &'a dyn Lockable { lock });
+    engines.iter().flat_map(|engine| engine.outer_locks()).chain(process_locks)
 }
 
 /// Locks that rank inside those of queue pairs; complete once the outer ones are held.
 fn inner_locks<'a>(runtimes: &'a [Runtime], engines: &'a [Arc<Engine>]) -> impl Iterator<Item = &'a dyn Lockable> {
-    let of_process = process::inner_locks()
+    let process_locks = process::inner_locks()
         .chain(ports::locks())
         .chain([inventory::lock() as &dyn Lockable, observers_lock()])
         .chain([port_owners::lock() as &dyn Lockable, runtime_dir::lock()])
         .chain(roxe_check::locks())
         .chain([reasons::lock()]);
-    let of_process = of_process.map(|lock| -> &'a dyn Lockable { lock });
+    let process_locks = process_locks.map(|lock| -> &'a dyn Lockable { lock });
     let inboxes = runtimes.iter().map(|runtime| runtime.agent().inbox_lock() as &dyn Lockable);
-    engines.iter().flat_map(|engine| engine.inner_locks()).chain(inboxes).chain(of_process)
+    engines.iter().flat_map(|engine| engine.inner_locks()).chain(inboxes).chain(process_locks)
 }
 
 /// Releases the locks of [`before_fork`], in the parent or the child, and returns the engines.

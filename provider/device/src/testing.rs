@@ -43,12 +43,12 @@ impl Mr {
 
 /// Moves `qp` to INIT, RTR and RTS; attributes that its service lacks are ignored.
 pub(crate) fn connect(qp: &Qp, [init, rtr, rts]: [QpAttr; 3]) {
-    let of_init = AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS;
-    let of_rtr = AttrMask::AV | AttrMask::PATH_MTU | AttrMask::DEST_QPN | AttrMask::RQ_PSN;
-    let of_rtr = of_rtr | AttrMask::MAX_DEST_RD_ATOMIC | AttrMask::MIN_RNR_TIMER;
-    let of_rts = AttrMask::SQ_PSN | AttrMask::TIMEOUT | AttrMask::RETRY_CNT | AttrMask::RNR_RETRY;
-    let of_rts = of_rts | AttrMask::MAX_QP_RD_ATOMIC;
-    for (attr, mask) in [(init, of_init), (rtr, of_rtr), (rts, of_rts)] {
+    let init_mask = AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS;
+    let rtr_mask = AttrMask::AV | AttrMask::PATH_MTU | AttrMask::DEST_QPN | AttrMask::RQ_PSN;
+    let rtr_mask = rtr_mask | AttrMask::MAX_DEST_RD_ATOMIC | AttrMask::MIN_RNR_TIMER;
+    let rts_mask = AttrMask::SQ_PSN | AttrMask::TIMEOUT | AttrMask::RETRY_CNT | AttrMask::RNR_RETRY;
+    let rts_mask = rts_mask | AttrMask::MAX_QP_RD_ATOMIC;
+    for (attr, mask) in [(init, init_mask), (rtr, rtr_mask), (rts, rts_mask)] {
         qp.modify(&attr, mask | AttrMask::STATE).unwrap();
     }
 }

@@ -247,8 +247,8 @@ pub(crate) fn splits_atomics() -> bool {
     has(Weakness::ATOMICS)
 }
 
-/// Executes an atomic of a peer; if atomics are split, in steps that only exclude other atomics of
-/// the card.
+/// Executes an atomic operation of a peer. If atomics are split, executes it in steps that exclude
+/// only other atomics of the card.
 pub(crate) fn atomic(
     regions: &Regions<'_>,
     scope: AccessScope,

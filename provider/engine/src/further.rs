@@ -104,8 +104,9 @@ mod tests {
     #[test]
     fn threads_get_engines_round_robin_up_to_cpu_count() {
         let engine = private_engine(config().unwrap());
-        let of_thread = || std::thread::scope(|scope| scope.spawn(|| engine.of_this_thread().number()).join().unwrap());
-        let numbers: Vec<_> = (0..3 * *ENGINES).map(|_| of_thread()).collect();
+        let new_thread_engine =
+            || std::thread::scope(|scope| scope.spawn(|| engine.of_this_thread().number()).join().unwrap());
+        let numbers: Vec<_> = (0..3 * *ENGINES).map(|_| new_thread_engine()).collect();
         let count = numbers.iter().max().unwrap() + 1;
         assert_eq!(count, *ENGINES, "{numbers:?}");
         assert_eq!(engine.further().count(), *ENGINES - 1);

@@ -49,7 +49,7 @@ impl Thread {
             body(&own);
         })?;
         *thread.handle.lock() = Some(handle);
-        // Dropping the sender ends the wait, also if `prepare` panics.
+        // Dropping the sender ends the wait, even if `prepare` panics.
         let _ = is_prepared.recv_timeout(limit);
         Ok(thread)
     }

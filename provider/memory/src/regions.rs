@@ -130,7 +130,8 @@ impl Regions<'_> {
         Ok(sum)
     }
 
-    /// Like [`Regions::gather`], with `copy` for each part. Its bool is true for the first part.
+    /// Like [`Regions::gather`], but calls `copy` for each part. Its first argument is true for the
+    /// first part.
     #[inline]
     fn gather_by(
         &self,
@@ -271,7 +272,7 @@ impl Regions<'_> {
         if addr.is_multiple_of(8) { Ok(addr) } else { Err(MemError::Range) }
     }
 
-    /// Executes an atomic for a peer; returns the old value. Fails with `Range` if the memory is
+    /// Executes an atomic operation for a peer; returns the old value. Fails with `Range` if the memory is
     /// not aligned.
     pub fn atomic_remote(
         &self,
@@ -308,7 +309,7 @@ impl Regions<'_> {
         Ok(old)
     }
 
-    /// Stores 8 bytes at once for a peer. Fails with `Range` if the memory is not aligned.
+    /// Stores 8 bytes in one access for a peer. Fails with `Range` if the memory is not aligned.
     pub fn store_remote(
         &self,
         scope: impl Into<AccessScope>,
@@ -321,8 +322,8 @@ impl Regions<'_> {
         Ok(guard::store(addr, data)?)
     }
 
-    /// Flushes a range (address and length) or a whole region for a peer. A fence is enough:
-    /// earlier stores for peers are at most in this processor's store buffer.
+    /// Flushes a range (address and length) or a whole region for a peer. A fence is enough: each
+    /// store of an earlier request is in memory or in this processor's store buffer.
     pub fn flush_remote(
         &self,
         scope: impl Into<AccessScope>,
@@ -378,10 +379,10 @@ fn walk_all(
             skip -= sge.length;
             continue;
         };
-        let n = (total - done).min(room as usize);
+        let len = (total - done).min(room as usize);
         let addr = sge.addr.checked_add(u64::from(skip)).ok_or(MemError::Range)?;
-        f(Sge { addr, ..*sge }, done..done + n)?;
-        (done, skip) = (done + n, 0);
+        f(Sge { addr, ..*sge }, done..done + len)?;
+        (done, skip) = (done + len, 0);
     }
     if done == total { Ok(()) } else { Err(MemError::Range) }
 }

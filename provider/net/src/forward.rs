@@ -174,8 +174,8 @@ mod tests {
         for first in 0..=u8::MAX {
             let _ = Frame::parse(&[first; HEADER]);
         }
-        let mut of_another_build = [0; HEADER];
-        of_another_build[..2].copy_from_slice(&[RING, RING_FORMAT - 1]);
-        assert_eq!(Frame::parse(&of_another_build), None);
+        let mut other_format = [0; HEADER];
+        other_format[..2].copy_from_slice(&[RING, RING_FORMAT - 1]);
+        assert_eq!(Frame::parse(&other_format), None);
     }
 }

@@ -9,9 +9,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
-/// Length in bytes of `nlmsghdr`, and of the `rtmsg` or `ndmsg` after it.
-const HEADER: usize = 16;
-const BODY: usize = 12;
+/// Length of `nlmsghdr` in bytes.
+const HEADER_LEN: usize = 16;
+/// Length of the `rtmsg` or `ndmsg` after the header in bytes.
+const BODY_LEN: usize = 12;
 /// Attributes of routes and of neighbours (<linux/rtnetlink.h>, <linux/neighbour.h>).
 const RTA_DST: u16 = 1;
 const RTA_SRC: u16 = 2;
@@ -19,17 +20,18 @@ const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
 const RTA_VIA: u16 = 18;
 const NDA_DST: u16 = 1;
-/// States of a neighbour with a known link address, even if stale.
+/// All states of a neighbour with a known link address, even if stale.
 const NUD_VALID: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80;
+/// State of a neighbour that does not answer.
 const NUD_FAILED: u16 = 0x20;
 /// The discard port (RFC 863).
 const DISCARD: u16 = 9;
-/// More bytes than a message about one route or neighbour has.
-const ROOM: usize = 4096;
+/// Size of the receive buffer in bytes; a message about one route or neighbour is shorter.
+const BUFFER_LEN: usize = 4096;
 /// Position of the interface index in both `ifinfomsg` and `ifaddrmsg`, after `nlmsghdr`.
 const IFINDEX: std::ops::Range<usize> = 20..24;
 
-/// A destination whose neighbour has not told its link address yet.
+/// A destination whose neighbour has not answered with its link address yet.
 ///
 /// The kernel resolves the same for a RoCE queue pair or address handle. Where it gives no answer
 /// (a sandbox without netlink, a kernel before 5.0, links without neighbours), an address counts as
@@ -199,7 +201,7 @@ impl Netlink {
     /// it needs no neighbour: to this host, or to a group.
     fn route(&mut self, from: IpAddr, to: IpAddr, scope: u32) -> io::Result<Option<Route>> {
         let bits = if to.is_ipv4() { 32 } else { 128 };
-        let mut body = [0; BODY];
+        let mut body = [0; BODY_LEN];
         (body[0], body[1], body[2]) = (family(to), bits, bits);
         let mut attributes = vec![(RTA_DST, octets(to)), (RTA_SRC, octets(from))];
         if scope != 0 {
@@ -219,7 +221,7 @@ impl Netlink {
 
     /// Returns the state (`NUD_...`) of a neighbour; ENOENT if the interface has no such entry.
     fn neighbour_state(&mut self, neighbour: IpAddr, ifindex: u32) -> io::Result<u16> {
-        let mut body = [0; BODY];
+        let mut body = [0; BODY_LEN];
         body[0] = family(neighbour);
         body[4..8].copy_from_slice(&ifindex.to_ne_bytes());
         let answer = self.ask(libc::RTM_GETNEIGH, body, &[(NDA_DST, octets(neighbour))])?;
@@ -228,7 +230,7 @@ impl Netlink {
     }
 
     /// Sends a query and returns the answer without its header. The kernel answers synchronously.
-    fn ask(&mut self, kind: u16, body: [u8; BODY], attributes: &[(u16, Vec<u8>)]) -> io::Result<Vec<u8>> {
+    fn ask(&mut self, kind: u16, body: [u8; BODY_LEN], attributes: &[(u16, Vec<u8>)]) -> io::Result<Vec<u8>> {
         self.sequence += 1;
         (&self.socket).write_all(&request(kind, self.sequence, body, attributes))?;
         loop {
@@ -237,22 +239,22 @@ impl Netlink {
                 continue;
             }
             let kind = answer.get(4..).and_then(|rest| rest.first_chunk().copied()).map(u16::from_ne_bytes);
-            return match (kind.map(libc::c_int::from), word(&answer, HEADER)) {
+            return match (kind.map(libc::c_int::from), word(&answer, HEADER_LEN)) {
                 (Some(libc::NLMSG_ERROR), Some(errno)) => Err(io::Error::from_raw_os_error(-errno.cast_signed())),
-                _ => Ok(answer.get(HEADER..).unwrap_or_default().to_vec()),
+                _ => Ok(answer.get(HEADER_LEN..).unwrap_or_default().to_vec()),
             };
         }
     }
 
     fn receive(&self) -> io::Result<Vec<u8>> {
-        let mut message = vec![0; ROOM];
+        let mut message = vec![0; BUFFER_LEN];
         let len = (&self.socket).read(&mut message)?;
         message.truncate(len);
         Ok(message)
     }
 }
 
-fn request(kind: u16, sequence: u32, body: [u8; BODY], attributes: &[(u16, Vec<u8>)]) -> Vec<u8> {
+fn request(kind: u16, sequence: u32, body: [u8; BODY_LEN], attributes: &[(u16, Vec<u8>)]) -> Vec<u8> {
     let mut rest = body.to_vec();
     for (name, value) in attributes {
         // The length of every value is a multiple of four.
@@ -260,7 +262,7 @@ fn request(kind: u16, sequence: u32, body: [u8; BODY], attributes: &[(u16, Vec<u
         rest.extend(name.to_ne_bytes());
         rest.extend(value);
     }
-    let mut message = ((HEADER + rest.len()) as u32).to_ne_bytes().to_vec();
+    let mut message = ((HEADER_LEN + rest.len()) as u32).to_ne_bytes().to_vec();
     message.extend(kind.to_ne_bytes());
     message.extend((libc::NLM_F_REQUEST as u16).to_ne_bytes());
     message.extend(sequence.to_ne_bytes());
@@ -276,7 +278,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
 }
 
 fn attributes_of(answer: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
-    let mut rest = answer.get(BODY..).unwrap_or_default();
+    let mut rest = answer.get(BODY_LEN..).unwrap_or_default();
     std::iter::from_fn(move || {
         let (head, _) = rest.split_first_chunk::<4>()?;
         let (len, name) = (u16::from_ne_bytes([head[0], head[1]]), u16::from_ne_bytes([head[2], head[3]]));
@@ -328,12 +330,12 @@ mod tests {
 
     #[test]
     fn attributes_end_at_first_truncated_one() {
-        let mut answer = vec![0; BODY];
+        let mut answer = vec![0; BODY_LEN];
         answer.extend([8, 0, 4, 0, 7, 0, 0, 0]);
         answer.extend([8, 0, 5, 0, 10, 0]);
         let found: Vec<_> = attributes_of(&answer).collect();
         assert_eq!(found, [(RTA_OIF, &[7, 0, 0, 0][..])]);
-        assert_eq!(attributes_of(&[0; BODY + 4]).count(), 0);
+        assert_eq!(attributes_of(&[0; BODY_LEN + 4]).count(), 0);
     }
 
     #[test]

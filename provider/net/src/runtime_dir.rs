@@ -299,9 +299,9 @@ struct Candidates {
 fn candidates(runtime: Option<OsString>, (uid, outer): (u32, u32)) -> Candidates {
     let named = runtime.map(PathBuf::from).filter(|path| path.is_absolute()).map(|path| path.join("roxe"));
     let system = (uid == 0).then(|| PathBuf::from("/run/roxe"));
-    let of_user = format!("/run/user/{outer}/roxe");
+    let user_dir = format!("/run/user/{outer}/roxe");
     let others = ["/tmp", "/dev/shm"].map(|folder| Path::new(folder).join(format!("roxe-{outer}")));
-    Candidates { named, fixed: std::iter::once(of_user.into()).chain(system).chain(others).collect() }
+    Candidates { named, fixed: std::iter::once(user_dir.into()).chain(system).chain(others).collect() }
 }
 
 /// Returns the number of the user `uid` in the parent of this user namespace. Directories are named

@@ -141,7 +141,7 @@ counters! {
     pub fault_delayed,
     /// Packets corrupted by a fault rule.
     pub fault_corrupted,
-    /// Packets marked as having met congestion by a fault rule.
+    /// Packets that a fault rule marked as congested (ECN).
     pub fault_marked,
     /// Packets for which a fault rule hid the posted receives.
     pub fault_rnr,

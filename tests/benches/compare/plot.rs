@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 
 /// Width and height of a panel's plot area.
 const AREA: (f64, f64) = (460.0, 300.0);
+/// Minimum height of a panel.
 const HEIGHT: f64 = 380.0;
 const LEFT: f64 = 64.0;
 const TOP: f64 = 34.0;

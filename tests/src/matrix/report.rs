@@ -126,8 +126,8 @@ impl Results {
             for op in service.ops() {
                 _ = write!(text, "{:<14}", format!("{} {op}", service.name()));
                 for group in &groups {
-                    let of_row = group.cells.iter().filter(|t| (t.cell.service, t.cell.op) == (service, *op));
-                    _ = write!(text, " {:>15}", fraction(&Count::of(of_row.map(|t| &t.ending))));
+                    let row = group.cells.iter().filter(|t| (t.cell.service, t.cell.op) == (service, *op));
+                    _ = write!(text, " {:>15}", fraction(&Count::of(row.map(|t| &t.ending))));
                 }
                 text.push('\n');
             }

@@ -106,8 +106,8 @@ impl Interval {
     /// Returns the time in nanoseconds that recorded children, this process's first thread and
     /// `server` waited for a processor.
     fn waited(server: Option<u32>) -> u64 {
-        let of_server = server.map_or(0, waited_by_process);
-        WAITED.load(Ordering::Relaxed) + waited("/proc/self/schedstat").unwrap_or(0) + of_server
+        let server_time = server.map_or(0, waited_by_process);
+        WAITED.load(Ordering::Relaxed) + waited("/proc/self/schedstat").unwrap_or(0) + server_time
     }
 }
 
@@ -150,8 +150,8 @@ fn ticks_per_second() -> f64 {
 
 /// Returns the processor seconds of this process, its reaped children and `server`.
 fn own_seconds(server: Option<u32>) -> io::Result<f64> {
-    let of_server = server.map_or(Ok(0.0), process_seconds)?;
-    Ok(usage(libc::RUSAGE_SELF)? + usage(libc::RUSAGE_CHILDREN)? + of_server)
+    let server_time = server.map_or(Ok(0.0), process_seconds)?;
+    Ok(usage(libc::RUSAGE_SELF)? + usage(libc::RUSAGE_CHILDREN)? + server_time)
 }
 
 /// Returns the processor seconds of a process with all its threads.

@@ -215,9 +215,9 @@ fn check_client_ends(end: &Outcome, clients: usize, missed: usize) -> CheckResul
 /// figure above 0.
 fn check_steps(end: &Outcome) -> CheckResult {
     let measured = |step: &&&str| {
-        let of_step =
+        let figures_of_step =
             |line: &str| line.split_once(':').filter(|(name, _)| name.trim() == **step).map(|(_, rest)| numbers(rest));
-        end.output.lines().filter_map(of_step).any(|figures| figures.len() == 4 && figures[0] > 0.0)
+        end.output.lines().filter_map(figures_of_step).any(|figures| figures.len() == 4 && figures[0] > 0.0)
     };
     match STEPS.iter().find(|step| !measured(step)) {
         Some(step) => Err(format!("`{}` does not print the duration of {step:?}", end.command)),

@@ -232,12 +232,12 @@ impl ExchangeRun<'_> {
 pub fn listens(namespace_pid: u32, port: u16) -> bool {
     let Ok(cookie) = namespace_cookie(namespace_pid) else { return false };
     let (namespace, probe) = (format!("-{cookie:x}-svc-"), UnixDatagram::unbound());
-    let of_port = |name: &str| {
+    let is_for_port = |name: &str| {
         let rest = name.split_once(&namespace).map(|(_, rest)| rest);
         rest.and_then(|rest| rest.split('-').nth(1)).is_some_and(|service| service.ends_with(&format!("{port:04x}")))
     };
     let names = runtime_dir().and_then(fs::read_dir).into_iter().flatten().flatten();
-    let mut listeners = names.filter(|entry| entry.file_name().to_str().is_some_and(of_port));
+    let mut listeners = names.filter(|entry| entry.file_name().to_str().is_some_and(is_for_port));
     listeners.any(|entry| probe.as_ref().is_ok_and(|probe| probe.connect(entry.path()).is_ok()))
 }
 

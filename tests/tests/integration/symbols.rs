@@ -41,8 +41,9 @@ fn open(path: &Path) -> *mut c_void {
 /// The version script of the library.
 const MAP: &str = include_str!("../../../verbs-api/capi/exports.map");
 
-/// The private version node, and its names in earlier releases of rdma-core.
+/// The private version node.
 const PRIVATE: &str = "IBVERBS_PRIVATE_65";
+/// Names of the private version node in earlier releases of rdma-core.
 const EARLIER_PRIVATE: [&str; 4] =
     ["IBVERBS_PRIVATE_34", "IBVERBS_PRIVATE_57", "IBVERBS_PRIVATE_59", "IBVERBS_PRIVATE_64"];
 

@@ -105,9 +105,9 @@ impl Listeners {
         let Some(listener) = self.by_id.remove(&id) else { return false };
         let service = listener.listen.service_id;
         self.masked.retain(|other| *other != id);
-        if let Some(of_service) = self.by_service.get_mut(&service) {
-            of_service.retain(|other| *other != id);
-            if of_service.is_empty() {
+        if let Some(ids_of_service) = self.by_service.get_mut(&service) {
+            ids_of_service.retain(|other| *other != id);
+            if ids_of_service.is_empty() {
                 self.by_service.remove(&service);
             }
         }
@@ -118,12 +118,12 @@ impl Listeners {
     /// address, or else one at all addresses.
     // clause: CM-LISTEN
     pub(super) fn find(&self, service_id: ServiceId, local: Gid, wanted: Accepts) -> Option<(ListenId, Addresses)> {
-        let of_service = self.by_service.get(&service_id).map_or(&[][..], Vec::as_slice);
+        let ids_of_service = self.by_service.get(&service_id).map_or(&[][..], Vec::as_slice);
         let listener_at = |at: Option<Gid>| {
             let fits =
                 |listen: &&Listen| listen.local == at && listen.accepts(wanted) && listen.serves(service_id, local);
             let found = |id: &ListenId| self.by_id.get(id).map(|l| &l.listen).filter(fits).map(|l| (*id, l.addresses));
-            of_service.iter().chain(&self.masked).find_map(found)
+            ids_of_service.iter().chain(&self.masked).find_map(found)
         };
         listener_at(Some(local)).or_else(|| listener_at(None))
     }

@@ -165,8 +165,8 @@ impl Draft {
             (_, Some(_), _) => return Err("by= is valid only for delay, reorder and duplicate".into()),
         };
         if self.rule.action == Action::Rnr {
-            let of_rx = |_| "rnr applies only to received packets: write rx or no direction".to_owned();
-            self.set_dir(Direction::Rx, "rnr").map_err(of_rx)?;
+            let error_text = |_| "rnr applies only to received packets: write rx or no direction".to_owned();
+            self.set_dir(Direction::Rx, "rnr").map_err(error_text)?;
         }
         Ok(self.rule)
     }

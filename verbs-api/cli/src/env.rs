@@ -53,8 +53,8 @@ pub(crate) fn run(args: &Args) -> Result {
 /// Fails if another user can create `folder` after the system has removed it. CMake and JSON texts
 /// are kept in files and outlive a restart; shells and jobs of GitHub do not.
 fn check_outlives_restart(folder: &Path) -> Result<(), String> {
-    let of_run = base_folder().is_ok_and(|base| folder.starts_with(base));
-    if of_run && private_dir::check(folder).is_ok_and(|folder| folder.is_in_shared) {
+    let is_runs_folder = base_folder().is_ok_and(|base| folder.starts_with(base));
+    if is_runs_folder && private_dir::check(folder).is_ok_and(|folder| folder.is_in_shared) {
         return Err(format!(
             "the libraries are in {}, which other users can create after a restart has removed it; set HOME or \
              XDG_CACHE_HOME to a folder that only you can write",

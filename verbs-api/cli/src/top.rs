@@ -185,7 +185,7 @@ fn json(snapshot: &Snapshot) -> Value {
     let value = |text: &String| text.parse::<u64>().map_or_else(|_| text.as_str().into(), Value::from);
     let processes = snapshot.processes.iter().map(|process| {
         let counters: Value = process.counters.iter().map(|(name, value)| (name.clone(), *value)).collect();
-        let of_qp = |qp: &KeyValues| qp.0.iter().map(|(name, text)| (name.clone(), value(text))).collect::<Value>();
+        let qp_object = |qp: &KeyValues| qp.0.iter().map(|(name, text)| (name.clone(), value(text))).collect::<Value>();
         json!({
             "pid": process.pid.parse::<u32>().ok(),
             "program": process.command,
@@ -193,7 +193,7 @@ fn json(snapshot: &Snapshot) -> Value {
             "netdev": process.netdev,
             "answers": process.answers,
             "counters": counters,
-            "qps": process.qps.iter().map(of_qp).collect::<Value>(),
+            "qps": process.qps.iter().map(qp_object).collect::<Value>(),
         })
     });
     json!({ "processes": processes.collect::<Value>() })

@@ -386,10 +386,10 @@ impl PairTrack {
                 // wr_ids need not be unique; packets leave in the order of posts.
                 let position = header.opcode().properties().position;
                 let continues_message = matches!(position, Position::Middle | Position::Last);
-                let mut of_request = self.sends.iter_mut().filter(|open| open.wr_id == wr_id);
+                let mut sends_of_request = self.sends.iter_mut().filter(|open| open.wr_id == wr_id);
                 let open = match continues_message {
-                    true => of_request.rev().find(|open| open.psns.is_some()),
-                    false => of_request.find(|open| open.psns.is_none()),
+                    true => sends_of_request.rev().find(|open| open.psns.is_some()),
+                    false => sends_of_request.find(|open| open.psns.is_none()),
                 };
                 if let Some(open) = open {
                     open.psns = Some((open.psns.map_or(psn, |(first, _)| first), psn));

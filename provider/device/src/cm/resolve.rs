@@ -21,8 +21,10 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// First and longest pause between checks of a neighbour.
+/// First pause between checks of a neighbour; each further one is twice as long, up to
+/// [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
+/// Longest pause between checks of a neighbour.
 const LONGEST_PAUSE: Duration = Duration::from_millis(32);
 /// Bits of a service ID that name the port space.
 const SPACE_MASK: u64 = !0xffff;

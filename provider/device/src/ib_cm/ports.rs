@@ -183,11 +183,11 @@ fn overlapping(scope: Scope) -> Vec<Scope> {
         Scope::At(gid) => return Scope::candidates(gid).into(),
         _ => Netdev::all().into_iter().flat_map(|netdev| netdev.addresses).collect(),
     };
-    let (families, of_family) = match scope {
+    let (families, only_family) = match scope {
         Scope::All => (vec![Scope::All, Scope::V4, Scope::V6], None),
         family => (vec![family, Scope::All], Some(family)),
     };
-    let fits = |gid: &Gid| of_family.is_none_or(|family| Scope::family_of(*gid) == family);
+    let fits = |gid: &Gid| only_family.is_none_or(|family| Scope::family_of(*gid) == family);
     families.into_iter().chain(addresses.into_iter().filter(fits).map(Scope::At)).collect()
 }
 

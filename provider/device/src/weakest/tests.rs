@@ -4,9 +4,11 @@ use super::*;
 use crate::testing::Pages;
 use std::collections::BTreeSet;
 
-/// Offset and length of the payload, and offset of a flag.
+/// Offset of the payload.
 const DATA: u64 = 0;
+/// Length of the payload in bytes.
 const LEN: usize = 100;
+/// Offset of the flag.
 const FLAG: u64 = 1024;
 
 /// A queue pair of the weakest legal card, and the memory of its process.

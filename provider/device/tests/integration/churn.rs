@@ -76,8 +76,8 @@ fn write_within_process(time: Duration) -> u64 {
 
 /// Connects the two ends of a ping-pong.
 fn connect_pair([a, b]: &mut [Peer; 2]) {
-    let (of_a, of_b) = (a.ask("create")[0], b.ask("create")[0]);
-    assert_eq!((a.ask(&format!("connect {of_b}")), b.ask(&format!("connect {of_a}"))), (vec![1], vec![1]));
+    let (qpn_a, qpn_b) = (a.ask("create")[0], b.ask("create")[0]);
+    assert_eq!((a.ask(&format!("connect {qpn_b}")), b.ask(&format!("connect {qpn_a}"))), (vec![1], vec![1]));
 }
 
 fn nothing_is_lost(link: &str) {

@@ -398,11 +398,11 @@ fn port_is_shared_with_reuse_addr_only() {
     assert_eq!(errno(other.id.bind(&taken)), libc::EADDRINUSE);
     other.id.bind(&address(LOOPBACK)).unwrap();
     // Another test's datagram service may have this port number.
-    let of_both_spaces = || {
+    let binds_in_both_spaces = || {
         let (stream, datagrams) = (End::listening(PortSpace::Tcp, LOOPBACK), End::new(PortSpace::Udp));
         datagrams.id.bind(&stream.address()).is_ok()
     };
-    assert!((0..5).any(|_| of_both_spaces()), "the port spaces are not apart");
+    assert!((0..5).any(|_| binds_in_both_spaces()), "the port spaces are not apart");
 
     let [a, b] = [(); 2].map(|()| End::new(PortSpace::Tcp));
     a.id.set_option(IdOption::ReuseAddr(true)).unwrap();

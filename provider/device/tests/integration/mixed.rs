@@ -31,9 +31,11 @@ fn operations() -> usize {
     std::env::var("ROXE_TEST_OPERATIONS").map_or(20_000, |count| count.parse().unwrap())
 }
 
-/// Queue pairs per service and end, outstanding requests of each, and bytes per message.
+/// Number of queue pairs per service and end.
 const PAIRS: usize = 8;
+/// Number of outstanding requests of a queue pair.
 const DEPTH: usize = 64;
+/// Length of a message in bytes.
 const LEN: usize = 32;
 /// Buffer of a connection: sources, targets of WRITEs and READs, results of READs, and twice as
 /// many receives.

@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 
 /// Connects two peers with one queue pair each.
 fn join(a: &mut Peer, b: &mut Peer) {
-    let (of_a, of_b) = (describe(a), describe(b));
-    a.send_line(&format!("connect {of_b}"));
+    let (queue_pair_a, queue_pair_b) = (describe(a), describe(b));
+    a.send_line(&format!("connect {queue_pair_b}"));
     assert_eq!(a.read_line(), "connected");
-    b.send_line(&format!("connect {of_a}"));
+    b.send_line(&format!("connect {queue_pair_a}"));
     assert_eq!(b.read_line(), "connected");
 }
 

@@ -557,18 +557,18 @@ fn is_barred(cause: &std::io::Error) -> bool {
 /// Starts two connected processes of the victim; returns them, and the QPN, address
 /// and rkey of the responder.
 fn pair_of_victims(place: &Place, link: &str) -> (Peer, Peer, Vec<u64>) {
-    let (a, b, _, of_b) = both_victims(place, link);
-    (a, b, of_b)
+    let (a, b, _, ids_b) = both_victims(place, link);
+    (a, b, ids_b)
 }
 
 /// Like [`pair_of_victims`]. Returns the QPN, address and rkey of both.
 fn both_victims(place: &Place, link: &str) -> (Peer, Peer, Vec<u64>, Vec<u64>) {
     let (mut a, mut b) = (place.peer(victim(), link), place.peer(victim(), link));
-    let (of_a, of_b) = (a.ask("create"), b.ask("create"));
+    let (ids_a, ids_b) = (a.ask("create"), b.ask("create"));
     let connect = |end: &[u64]| format!("connect {} {} {}", end[0], end[1], end[2]);
-    a.ask(&connect(&of_b));
-    b.ask(&connect(&of_a));
-    (a, b, of_a, of_b)
+    a.ask(&connect(&ids_b));
+    b.ask(&connect(&ids_a));
+    (a, b, ids_a, ids_b)
 }
 
 /// Runs an attack while the pair moves data; returns its result.
@@ -599,12 +599,12 @@ fn forged_writes_of_other_user_are_dropped() {
     alone("forged_writes_of_other_user_are_dropped", || {
         let place = Place::new();
         for link in ["auto", "udp"] {
-            let (mut a, mut b, of_b) = pair_of_victims(&place, link);
+            let (mut a, mut b, ids_b) = pair_of_victims(&place, link);
             let mut attacker = place.peer(attacker(), link);
             // The attacker knows all that RoCEv2 requires. No other traffic changes the PSN.
-            attacker.ask(&format!("forge {} {} {}", of_b[0], of_b[1], of_b[2]));
+            attacker.ask(&format!("forge {} {} {}", ids_b[0], ids_b[1], ids_b[2]));
             assert_eq!(b.ask("target"), [0], "link {link}: memory was written");
-            attack(&mut a, &mut attacker, &format!("forge {} {} {}", of_b[0], of_b[1], of_b[2]));
+            attack(&mut a, &mut attacker, &format!("forge {} {} {}", ids_b[0], ids_b[1], ids_b[2]));
             assert_eq!(b.ask("target"), [0], "link {link}: memory was written");
             assert!(b.ask("refused")[0] > 0);
         }
@@ -616,12 +616,12 @@ fn forged_naks_of_other_user_are_dropped() {
     alone("forged_naks_of_other_user_are_dropped", || {
         let place = Place::new();
         for link in ["auto", "udp"] {
-            let (mut a, mut b, of_a, _) = both_victims(&place, link);
+            let (mut a, mut b, ids_a, _) = both_victims(&place, link);
             let mut attacker = place.peer(attacker(), link);
             // The message is outstanding while its receiver is stopped.
             b.stop();
             a.ask("post");
-            attacker.ask(&format!("naks {}", of_a[0]));
+            attacker.ask(&format!("naks {}", ids_a[0]));
             b.signal(libc::SIGCONT);
             assert_eq!(a.ask("wait"), [1], "link {link}: the connection ended");
             assert_eq!(b.ask("check"), [1]);
@@ -657,7 +657,7 @@ fn repeated_attacks_do_not_disturb_connections() {
         let mut pairs = links.map(|link| both_victims(&place, link));
         let known: String = pairs
             .iter()
-            .map(|(_, _, of_a, of_b)| format!(" {} {} {} {}", of_a[0], of_b[0], of_b[1], of_b[2]))
+            .map(|(_, _, ids_a, ids_b)| format!(" {} {} {} {}", ids_a[0], ids_b[0], ids_b[1], ids_b[2]))
             .collect();
         let mut attackers = vec![place.peer(attacker(), "udp")];
         match place.masked_attacker() {

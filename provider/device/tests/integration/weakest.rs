@@ -70,9 +70,9 @@ impl WeakNodes {
 
     /// Polls both ends, and calls `look` in between, until A and B have these numbers of
     /// completions.
-    fn until(&self, [of_a, of_b]: [usize; 2], mut look: impl FnMut(&Self, &[Cqe])) {
+    fn until(&self, [count_a, count_b]: [usize; 2], mut look: impl FnMut(&Self, &[Cqe])) {
         let (start, mut at_a, mut at_b) = (Instant::now(), vec![], vec![]);
-        while at_a.len() < of_a || at_b.len() < of_b {
+        while at_a.len() < count_a || at_b.len() < count_b {
             self.a.cq.poll(16, |cqe| at_a.push(*cqe)).unwrap();
             self.b.cq.poll(16, |cqe| at_b.push(*cqe)).unwrap();
             look(self, &at_b);

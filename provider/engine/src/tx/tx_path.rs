@@ -56,7 +56,7 @@ enum RoomWait {
 }
 
 impl TxCache {
-    /// Returns the bytes sent, from BTH to ICRC, or of frames; lost packets count.
+    /// Returns the bytes sent, lost packets included: packets from BTH to ICRC, and whole frames.
     pub fn sent_bytes(&self) -> u64 {
         self.sent
     }

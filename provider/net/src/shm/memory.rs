@@ -19,9 +19,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes before the data: a multiple of every Linux page size.
 const CONTROL: usize = 64 << 10;
-/// Size of a word in bytes, and of a cache line in words.
-const WORD: usize = size_of::<AtomicU64>();
-const LINE: usize = 8;
+/// Size of a word in bytes.
+const WORD_LEN: usize = size_of::<AtomicU64>();
+/// Size of a cache line in words.
+const LINE_WORDS: usize = 8;
 /// Seals against resizing by the other process.
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
@@ -165,14 +166,14 @@ impl SharedMemory {
 
     /// Copies `words` to position `at`, a multiple of 8; nothing if they exceed the data.
     #[inline]
-    pub(super) fn put(&self, at: u64, words: &[[u8; WORD]]) {
+    pub(super) fn put(&self, at: u64, words: &[[u8; WORD_LEN]]) {
         if size_of_val(words) > self.size {
             return;
         }
         // SAFETY: the words lie in the two mappings of the data as for `view`, and are aligned by
         // the mask.
         let room: &[AtomicU64] = unsafe { slice::from_raw_parts(self.data(at & !7).cast(), words.len()) };
-        let ((lines, room), (staged, words)) = (room.as_chunks::<LINE>(), words.as_chunks::<LINE>());
+        let ((lines, room), (staged, words)) = (room.as_chunks::<LINE_WORDS>(), words.as_chunks::<LINE_WORDS>());
         // Usually whole lines, each without a loop.
         for (to, from) in lines.iter().zip(staged) {
             let ([a, b, c, d, e, f, g, h], [i, j, k, l, m, n, o, p]) = (to, from);

@@ -444,7 +444,7 @@ impl Reader {
         self.memory.header(self.head.load(Ordering::Relaxed)).load(Ordering::Acquire)
     }
 
-    /// Passes the next run to `take` in place, then frees its room, also if `take` panics:
+    /// Passes the next run to `take` in place, then frees its room, even if `take` panics:
     /// otherwise the same run would panic again. Returns false if the ring is empty.
     #[inline]
     pub fn next(&self, take: impl FnOnce(Record<'_>)) -> Result<bool, Broken> {
@@ -511,7 +511,7 @@ impl Reader {
     }
 }
 
-/// Frees the room of a record that was read, also if the closure that reads it panics.
+/// Frees the room of a record that was read, even if the closure that reads it panics.
 struct FreeOnDrop<'a> {
     reader: &'a Reader,
     end: u64,

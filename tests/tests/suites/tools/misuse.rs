@@ -34,8 +34,8 @@ const OTHER_TWINS: [(Rule, &str); 11] = [
 const WARNED: [&str; 3] = ["sleep-armed-late", "memory-unmapped", "memory-replaced"];
 
 pub(crate) fn main() -> ExitCode {
-    let of_rules = Rule::ALL.iter().map(|rule| (*rule, rule.name()));
-    let twins = of_rules.chain(OTHER_TWINS).flat_map(|(rule, twins)| {
+    let rule_twins = Rule::ALL.iter().map(|rule| (*rule, rule.name()));
+    let twins = rule_twins.chain(OTHER_TWINS).flat_map(|(rule, twins)| {
         ["auto", "udp"].into_iter().flat_map(move |link| {
             [true, false].map(|wrong| {
                 let name = format!("{twins}, {}, link {link}", if wrong { "wrong" } else { "right" });

@@ -288,8 +288,9 @@ const CUT_PERIOD: Duration = Duration::from_micros(4);
 const RAISE_PERIOD: Duration = Duration::from_micros(1500);
 /// Number of fast recovery raises; the next is additive, later ones are hyper.
 const FAST_STAGES: u32 = 5;
-/// Increments of the target by an additive and a hyper raise, bit/s.
+/// Increment of the target by an additive raise, bit/s.
 const ADDITIVE: u64 = 5_000_000;
+/// Increment of the target by a hyper raise, bit/s.
 const HYPER: u64 = 50_000_000;
 /// Minimum rate in bit/s: a flood of CNPs must not starve a queue pair.
 // clause: DCQCN-LEAST

@@ -108,8 +108,8 @@ fn reg_mr_ex_mask_selects_memory_and_iova() {
     // SAFETY: nothing else owns the new descriptor.
     let file = unsafe { std::fs::File::from_raw_fd(libc::memfd_create(c"roxe".as_ptr(), libc::MFD_CLOEXEC)) };
     file.set_len(8192).unwrap();
-    let of_fd = ibv_mr_init_attr { fd: std::os::fd::AsRawFd::as_raw_fd(&file), fd_offset: 4096, ..attr };
-    let shared = reg(rig.pd, ibv_mr_init_attr { comp_mask: FD | FD_OFFSET | IOVA, ..of_fd }).unwrap();
+    let file_attr = ibv_mr_init_attr { fd: std::os::fd::AsRawFd::as_raw_fd(&file), fd_offset: 4096, ..attr };
+    let shared = reg(rig.pd, ibv_mr_init_attr { comp_mask: FD | FD_OFFSET | IOVA, ..file_attr }).unwrap();
     assert_eq!(write_to(&rig, qp, shared, 0x1000), 0);
     let mut word = [0; 8];
     std::os::unix::fs::FileExt::read_exact_at(&file, &mut word, 4096).unwrap();

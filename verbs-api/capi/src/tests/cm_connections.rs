@@ -5,7 +5,7 @@ use super::cm_events::*;
 use super::*;
 use crate::rdmacm::*;
 
-/// Most private data of a request, a reply and a rejection, in bytes.
+/// Maximum lengths in bytes of the private data of a request, a reply and a rejection.
 const REQUEST_DATA: u8 = 56;
 const ACCEPT_DATA: u8 = 196;
 const REJECT_DATA: u8 = 148;

@@ -223,9 +223,9 @@ fn link(value: &Value) -> Result<Link, String> {
 fn duration(value: &Value) -> Result<Duration, String> {
     let text = string(value)?;
     let units = [("ms", 1e-3), ("s", 1.0), ("min", 60.0)];
-    let of_unit =
+    let number_and_unit =
         units.iter().find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?.parse::<f64>().ok()?, seconds)));
-    let parsed = of_unit.and_then(|(number, seconds)| Duration::try_from_secs_f64(number * seconds).ok());
+    let parsed = number_and_unit.and_then(|(number, seconds)| Duration::try_from_secs_f64(number * seconds).ok());
     parsed.ok_or_else(|| format!("{text:?} is no duration, such as 500ms or 2s"))
 }
 

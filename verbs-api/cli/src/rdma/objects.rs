@@ -182,9 +182,9 @@ impl Card {
 
     /// Adds the numbers of the queue pairs of `process` that are attached to its SRQ `srqn`.
     fn add_qps(&self, process: u32, srqn: u64, qps: &[Answer], record: &mut Record) {
-        let of_process =
+        let process_qps =
             self.lines(qps, "qp").filter(|(owner, _)| *owner == process).map(|(_, line)| KeyValues::parse(line));
-        let attached = of_process.filter(|qp| qp.has("srq") && qp.number("srq") == srqn);
+        let attached = process_qps.filter(|qp| qp.has("srq") && qp.number("srq") == srqn);
         let mut numbers: Vec<u64> = attached.map(|qp| qp.number("qpn")).collect();
         numbers.sort_unstable();
         if !numbers.is_empty() {

@@ -72,8 +72,9 @@ fn is_name(name: Option<&OsStr>) -> bool {
 /// Returns folders of libraries in the Python or conda environments of `program` and of PATH.
 fn library_folders(program: Option<&Path>) -> impl Iterator<Item = PathBuf> {
     let path = var_os("PATH").unwrap_or_default();
-    let of_path = split_paths(&path).filter_map(|bin| Some(bin.parent()?.to_owned()));
-    let mut prefixes: Vec<PathBuf> = program.map(own_prefixes).unwrap_or_default().into_iter().chain(of_path).collect();
+    let path_prefixes = split_paths(&path).filter_map(|bin| Some(bin.parent()?.to_owned()));
+    let mut prefixes: Vec<PathBuf> =
+        program.map(own_prefixes).unwrap_or_default().into_iter().chain(path_prefixes).collect();
     prefixes.sort();
     prefixes.dedup();
     prefixes.into_iter().flat_map(|prefix| library_folders_of(&prefix))

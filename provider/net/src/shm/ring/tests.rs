@@ -286,7 +286,7 @@ fn checksum(len: usize, segment: usize, joined: u8, keeps_addresses: bool) -> [u
     .to_ne_bytes()
 }
 
-/// Ends the writing thread, also if the reading one panics.
+/// Ends the writing thread, even if the reading thread panics.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
