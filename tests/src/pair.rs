@@ -117,9 +117,9 @@ impl Drop for Running {
     }
 }
 
-/// Returns all descendants of `process`.
-fn descendants(process: u32) -> Vec<u32> {
-    let mut found = vec![process];
+/// Returns all descendants of process `pid`.
+fn descendants(pid: u32) -> Vec<u32> {
+    let mut found = vec![pid];
     let mut next = 0;
     while let Some(parent) = found.get(next) {
         let threads = fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
@@ -135,9 +135,9 @@ fn numbers(list: &str) -> Vec<u32> {
     list.split_whitespace().filter_map(|number| number.parse().ok()).collect()
 }
 
-fn kill(process: u32) {
+fn kill(pid: u32) {
     // SAFETY: kill takes no pointers.
-    unsafe { libc::kill(process.cast_signed(), libc::SIGKILL) };
+    unsafe { libc::kill(pid.cast_signed(), libc::SIGKILL) };
 }
 
 /// Returns the path of the standard error file for this standard output file.
@@ -397,7 +397,7 @@ mod tests {
         }
         drop(running);
         // A zombie has no command line.
-        let lives = |process: &u32| fs::read(format!("/proc/{process}/cmdline")).is_ok_and(|line| !line.is_empty());
+        let lives = |pid: &u32| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty());
         while started.iter().any(lives) {
             assert!(Instant::now() < until, "{started:?} still run");
             thread::sleep(super::POLL_INTERVAL);

@@ -90,8 +90,8 @@ pub trait Memory {
     /// range.
     fn write_remote(&mut self, rkey: RKey, va: u64, data: RxPayload<'_>) -> Result<(), MemError>;
 
-    /// Executes an atomic operation for a peer and returns the old value. Checks `REMOTE_ATOMIC` and the
-    /// range; `va` is aligned.
+    /// Executes an atomic operation for a peer and returns the old value. Checks `REMOTE_ATOMIC`
+    /// and the range; `va` is aligned.
     fn atomic_remote(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError>;
 
     /// Stores 8 bytes for a peer atomically. Checks `REMOTE_WRITE` and the range; `va` is aligned.

@@ -117,14 +117,14 @@ extern "C" fn run(status: c_int, _: *mut c_void) {
     }
 }
 
-/// Returns a descriptor that is readable when the last thread of `process` has ended (`man
+/// Returns a descriptor that is readable when the last thread of process `pid` has ended (`man
 /// pidfd_open`).
 ///
 /// # Errors
 /// `ESRCH` if there is no such process, `ENOSYS` on kernels before 5.3.
-pub fn process_end(process: u32) -> io::Result<OwnedFd> {
+pub fn process_end(pid: u32) -> io::Result<OwnedFd> {
     // SAFETY: the call takes no pointers.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::pid_t::try_from(process).unwrap_or(-1), 0) };
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::pid_t::try_from(pid).unwrap_or(-1), 0) };
     let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
     // SAFETY: the descriptor was just opened, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })

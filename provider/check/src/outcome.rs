@@ -71,9 +71,9 @@ pub fn took_event() {
     READ.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Asks the threads of `process`, of this user, for their stacks; it must note its outcome.
-pub fn ask_for_stacks(process: u32) {
-    fatal::ask(process);
+/// Asks the threads of process `pid`, of this user, for their stacks; it must note its outcome.
+pub fn ask_for_stacks(pid: u32) {
+    fatal::ask(pid);
 }
 
 /// Begins to note the fate of this process, which is `process`.

@@ -95,8 +95,8 @@ pub trait QueuePair: Debug + Send + Sync {
     /// Returns true for a receive work queue, which has no queue pair in the verbs API.
     fn is_work_queue(&self) -> bool;
 
-    /// Receives a run of packets. Sends the responses at once if `tools.serves_at_once`, else leaves
-    /// them to [`QueuePair::serve`].
+    /// Receives a run of packets. Sends the responses at once if `tools.serves_at_once`, else
+    /// leaves them to [`QueuePair::serve`].
     fn receive(&self, run: Run<'_>, tools: &mut RxTools<'_>, now: Instant) -> VisitOutcome;
 
     /// Like [`QueuePair::receive`], for packets that share a header. Returns `None` if the caller

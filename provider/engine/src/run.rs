@@ -200,8 +200,8 @@ impl<'a> Joined<'a> {
         is_whole.then_some(Self { first: first.header, len, payload, bytes })
     }
 
-    /// Writes the packets into `buf` with headers of their own, without ICRCs. Returns the length of
-    /// each packet and of all packets in bytes; `None` if `buf` is too short.
+    /// Writes the packets into `buf` with headers of their own, without ICRCs. Returns the length
+    /// of each packet and of all packets in bytes; `None` if `buf` is too short.
     pub(crate) fn split(&self, buf: &mut [u8]) -> Option<(usize, usize)> {
         let Self { mut first, len, payload, .. } = *self;
         let (segment, mut used) = (Bth::LEN + len + icrc::LEN, 0);
@@ -324,7 +324,8 @@ mod tests {
         std::thread::scope(|scope| {
             let _stop = Stop(&stopped);
             scope.spawn(|| {
-                // Most writes change the header only, so that the reader sees each header for a while.
+                // Most writes change the header only, so that the reader sees each header for a
+                // while.
                 for len in [Bth::LEN, Bth::LEN, Bth::LEN, one.len()].into_iter().cycle() {
                     for bytes in [&one, &no_opcode, &other, &no_version] {
                         TxRoom::Shared(&memory[..len]).put(&bytes[..len]).unwrap();

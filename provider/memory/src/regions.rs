@@ -272,8 +272,8 @@ impl Regions<'_> {
         if addr.is_multiple_of(8) { Ok(addr) } else { Err(MemError::Range) }
     }
 
-    /// Executes an atomic operation for a peer; returns the old value. Fails with `Range` if the memory is
-    /// not aligned.
+    /// Executes an atomic operation for a peer; returns the old value. Fails with `Range` if the
+    /// memory is not aligned.
     pub fn atomic_remote(
         &self,
         scope: impl Into<AccessScope>,

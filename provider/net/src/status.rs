@@ -116,13 +116,13 @@ impl Query {
 /// A device of a process, in the network namespace of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct StatusName {
-    process: u32,
+    pid: u32,
     ifindex: u32,
 }
 
 impl fmt::Display for StatusName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{KIND}{:x}-{:x}", self.process, self.ifindex)
+        write!(f, "{KIND}{:x}-{:x}", self.pid, self.ifindex)
     }
 }
 
@@ -144,9 +144,9 @@ impl SocketId {
     /// Parses the name of a socket's file.
     fn of(text: &str) -> Option<Self> {
         let (Prefix(namespace), name) = Prefix::of(text)?;
-        let (process, ifindex) = name.strip_prefix(KIND)?.split_once('-')?;
+        let (pid, ifindex) = name.strip_prefix(KIND)?.split_once('-')?;
         let number = |digits| u32::from_str_radix(digits, 16).ok();
-        Some(Self { namespace, name: StatusName { process: number(process)?, ifindex: number(ifindex)? } })
+        Some(Self { namespace, name: StatusName { pid: number(pid)?, ifindex: number(ifindex)? } })
     }
 }
 
@@ -160,7 +160,7 @@ pub struct StatusSocket {
 impl StatusSocket {
     /// Opens the socket for the device on interface `ifindex`; EADDRINUSE if it is open already.
     pub fn open(ifindex: u32) -> io::Result<Self> {
-        let name = StatusName { process: std::process::id(), ifindex };
+        let name = StatusName { pid: std::process::id(), ifindex };
         let socket = NamedSocket::bind(&name)?;
         socket.set_nonblocking(true)?;
         let id = SocketId { namespace: socket.space().namespace(), name };
@@ -224,7 +224,7 @@ pub struct Answer {
     /// Network namespace of the process.
     pub namespace: u64,
     /// Process id, in the process namespace of the process.
-    pub process: u32,
+    pub pid: u32,
     /// Index of the interface of the device.
     pub ifindex: u32,
     /// The text, as far as it was received.
@@ -233,17 +233,17 @@ pub struct Answer {
     pub is_whole: bool,
 }
 
-/// Queries all processes of this user, or `process` alone, and waits up to `limit` for answers.
-pub fn ask(process: Option<u32>, limit: Duration) -> io::Result<Vec<Answer>> {
-    let is_selected = |id: &SocketId| process.is_none_or(|process| process == id.name.process);
+/// Queries all processes of this user, or process `pid` alone, and waits up to `limit` for answers.
+pub fn ask(pid: Option<u32>, limit: Duration) -> io::Result<Vec<Answer>> {
+    let is_selected = |id: &SocketId| pid.is_none_or(|pid| pid == id.name.pid);
     query_devices(&Query::Status, is_selected, usize::MAX, limit)
 }
 
-/// Queries one device of `process`. `None` if no process of this user in this network namespace has
-/// this id and an open device.
-pub fn ask_one(process: u32, query: &Query, limit: Duration) -> io::Result<Option<Answer>> {
+/// Queries one device of process `pid`. `None` if no process of this user in this network namespace
+/// has this id and an open device.
+pub fn ask_one(pid: u32, query: &Query, limit: Duration) -> io::Result<Option<Answer>> {
     let here = namespace()?;
-    let is_selected = |id: &SocketId| id.name.process == process && id.namespace == here;
+    let is_selected = |id: &SocketId| id.name.pid == pid && id.namespace == here;
     Ok(query_devices(query, is_selected, 1, limit)?.pop())
 }
 
@@ -273,8 +273,8 @@ fn query_devices(
         let Some(id) = SocketId::of(&file).filter(|id| answers.len() < max && is_selected(id)) else { continue };
         // The send fails if the process is dead.
         if SockAddr::unix(&path).and_then(|address| socket.send_to(query.text().as_bytes(), &address)).is_ok() {
-            let SocketId { namespace, name: StatusName { process, ifindex } } = id;
-            answers.insert(id, Answer { namespace, process, ifindex, ..Answer::default() });
+            let SocketId { namespace, name: StatusName { pid, ifindex } } = id;
+            answers.insert(id, Answer { namespace, pid, ifindex, ..Answer::default() });
         }
     }
     let until = Instant::now() + limit;
@@ -313,12 +313,12 @@ mod tests {
 
     fn unanswered(ifindex: u32) -> Answer {
         let namespace = namespace().unwrap();
-        Answer { namespace, process: std::process::id(), ifindex, ..Answer::default() }
+        Answer { namespace, pid: std::process::id(), ifindex, ..Answer::default() }
     }
 
     /// Queries this process about `ifindex`, since other tests may run at the same time.
     fn ask_this(ifindex: u32, limit: Duration) -> Vec<Answer> {
-        let own = |id: &SocketId| id.name == StatusName { process: std::process::id(), ifindex };
+        let own = |id: &SocketId| id.name == StatusName { pid: std::process::id(), ifindex };
         query_devices(&Query::Status, own, usize::MAX, limit).unwrap()
     }
 
@@ -370,7 +370,7 @@ mod tests {
 
     #[test]
     fn file_names_roundtrip() {
-        let id = SocketId { namespace: 0xabc, name: StatusName { process: 0x1234, ifindex: 1 } };
+        let id = SocketId { namespace: 0xabc, name: StatusName { pid: 0x1234, ifindex: 1 } };
         assert_eq!(SocketId::of(&id.to_string()), Some(id));
         for other in ["2-1-slot-7", "1-abc-status-1234-1", "status-1234-1", "2-abc-status-1234"] {
             assert_eq!(SocketId::of(other), None);
@@ -394,7 +394,7 @@ mod tests {
         const PROCESS: u32 = u32::MAX - 6;
         let here = namespace().unwrap();
         let bind = |namespace, ifindex| {
-            let id = SocketId { namespace, name: StatusName { process: PROCESS, ifindex } };
+            let id = SocketId { namespace, name: StatusName { pid: PROCESS, ifindex } };
             let path = RuntimeDir::get().unwrap().path().join(id.to_string());
             let socket = datagram_socket().unwrap();
             // A killed run may have left the file.
@@ -406,7 +406,7 @@ mod tests {
         let others: Vec<_> = (1..9).map(|ifindex| bind(u64::MAX, ifindex)).collect();
         let live = bind(here, 9);
         let answer = ask_one(PROCESS, &Query::Faults(None), Duration::from_millis(1)).unwrap();
-        let expected = Answer { namespace: here, process: PROCESS, ifindex: 9, ..Answer::default() };
+        let expected = Answer { namespace: here, pid: PROCESS, ifindex: 9, ..Answer::default() };
         drop(live.0);
         let none = ask_one(PROCESS, &Query::Faults(None), Duration::from_millis(1)).unwrap();
         for path in dead.iter().chain(others.iter().map(|(_, path)| path)).chain([&live.1]) {
@@ -420,7 +420,7 @@ mod tests {
     fn equal_process_of_other_namespace_has_own_answer() {
         let (asker, _path) = bind_at_random(datagram_socket().unwrap(), RuntimeDir::get().unwrap().path()).unwrap();
         let address = asker.local_addr().unwrap();
-        let name = StatusName { process: 12, ifindex: 2 };
+        let name = StatusName { pid: 12, ifindex: 2 };
         let [first, second] = [1, 2].map(|namespace| SocketId { namespace, name });
         let mut answers = BTreeMap::from([first, second].map(|id| (id, Answer::default())));
         for (id, text) in [(first, "one\n"), (second, "two\n")] {

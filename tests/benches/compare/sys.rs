@@ -30,13 +30,13 @@ fn set_option(socket: &UdpSocket, level: libc::c_int, name: libc::c_int, value: 
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Fills `buffer` from the address `at` in the child `process`.
-pub(crate) fn read_process(process: u32, at: u64, buffer: &mut [u8]) -> io::Result<()> {
-    let process = libc::pid_t::try_from(process).map_err(io::Error::other)?;
+/// Fills `buffer` from the address `at` in the child `pid`.
+pub(crate) fn read_process(pid: u32, at: u64, buffer: &mut [u8]) -> io::Result<()> {
+    let pid = libc::pid_t::try_from(pid).map_err(io::Error::other)?;
     let here = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     let there = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(at as usize), ..here };
     // SAFETY: the kernel writes into `buffer` only, and checks the addresses of the other process.
-    let count = unsafe { libc::process_vm_readv(process, &raw const here, 1, &raw const there, 1, 0) };
+    let count = unsafe { libc::process_vm_readv(pid, &raw const here, 1, &raw const there, 1, 0) };
     match usize::try_from(count) {
         Ok(count) if count == buffer.len() => Ok(()),
         Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),

@@ -52,7 +52,7 @@ const AT_SECURE: u64 = 23;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Process that becomes the program.
-    pub(crate) process: u32,
+    pub(crate) pid: u32,
     /// Roxe's library.
     pub(crate) library: PathBuf,
     /// Folder in which the loader finds it.
@@ -81,7 +81,7 @@ impl Args {
     /// Returns the command that does the work, without `--detach`.
     fn command(&self) -> Command {
         let mut command = child::background("tell-bypass");
-        command.arg(self.process.to_string()).args([&self.library, &self.folder]);
+        command.arg(self.pid.to_string()).args([&self.library, &self.folder]);
         for (name, file) in [("--program", &self.program), ("--unused", &self.unused), ("--report", &self.report)] {
             command.args(file.iter().flat_map(|file| [OsStr::new(name), file.as_os_str()]));
         }
@@ -136,26 +136,26 @@ pub(crate) fn report(args: &Args) -> Result {
 /// Watches until the program has ended. Returns true if one of its processes was reported.
 fn watch_processes(args: &Args, ours: &Metadata, ran: &mut BTreeMap<PathBuf, bool>) -> bool {
     let (begin, mut checks, mut searched) = (Instant::now(), !args.blind, BTreeSet::new());
-    let end = process_end(args.process).ok();
-    while is_running(args.process) {
-        for process in if checks { with_descendants(args.process) } else { vec![] } {
-            match loaded(process, ours) {
+    let end = process_end(args.pid).ok();
+    while is_running(args.pid) {
+        for pid in if checks { with_descendants(args.pid) } else { vec![] } {
+            match loaded(pid, ours) {
                 Loaded::Nothing => {
-                    record_program(process, &args.folder, ran);
-                    let modules = modules(process).into_iter().filter(|path| searched.insert(path.clone()));
+                    record_program(pid, &args.folder, ran);
+                    let modules = modules(pid).into_iter().filter(|path| searched.insert(path.clone()));
                     if let Some(path) = modules.into_iter().find(|path| asks::has_verbs_inside(path)) {
-                        let program = fs::read_link(format!("/proc/{process}/exe")).unwrap_or_default();
-                        eprintln!("roxe run: {}", bypass_text(&program, process, &path, LINKED_INSIDE));
+                        let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+                        eprintln!("roxe run: {}", bypass_text(&program, pid, &path, LINKED_INSIDE));
                         return true;
                     }
                 }
                 Loaded::Ours => {
-                    record_program(process, &args.folder, ran);
+                    record_program(pid, &args.folder, ran);
                     checks = false;
                 }
                 Loaded::Other(path) => {
                     // `explain` returns nothing for a process that has ended meanwhile.
-                    let Some(text) = explain(process, &path, &args.folder) else { continue };
+                    let Some(text) = explain(pid, &path, &args.folder) else { continue };
                     eprintln!("roxe run: {text}");
                     return true;
                 }
@@ -175,8 +175,8 @@ fn pause(end: Option<&OwnedFd>, time: Duration) {
 
 /// Returns true until the last thread of a process has ended. A zombie counts as ended: its parent
 /// may wait for it only after standard error is closed, which this process holds open.
-fn is_running(process: u32) -> bool {
-    let folder = Path::new("/proc").join(process.to_string());
+fn is_running(pid: u32) -> bool {
+    let folder = Path::new("/proc").join(pid.to_string());
     let stat = fs::read_to_string(folder.join("stat")).unwrap_or_default();
     match stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()) {
         None | Some('X') => false,
@@ -190,18 +190,18 @@ fn is_running(process: u32) -> bool {
 fn is_in_use(ours: &Metadata) -> bool {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    ids.any(|process| loaded(process, ours) == Loaded::Ours)
+    ids.any(|pid| loaded(pid, ours) == Loaded::Ours)
 }
 
 /// Records the program of a process, and true if the loader finds roxe by the process's
 /// environment.
-fn record_program(process: u32, folder: &Path, ran: &mut BTreeMap<PathBuf, bool>) {
+fn record_program(pid: u32, folder: &Path, ran: &mut BTreeMap<PathBuf, bool>) {
     // Of a set-uid program only the command line is readable.
-    let words = || fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+    let words = || fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let called = || program::find(OsStr::from_bytes(words().split(|byte| *byte == 0).next().unwrap_or_default()));
-    let Some(file) = fs::read_link(format!("/proc/{process}/exe")).ok().or_else(called) else { return };
+    let Some(file) = fs::read_link(format!("/proc/{pid}/exe")).ok().or_else(called) else { return };
     ran.entry(file).or_insert_with(|| {
-        fs::read(format!("/proc/{process}/environ")).map_or(true, |environment| finds_roxe(&environment, folder))
+        fs::read(format!("/proc/{pid}/environ")).map_or(true, |environment| finds_roxe(&environment, folder))
     });
 }
 
@@ -216,8 +216,8 @@ fn reason_by_file(file: &Path, finds_roxe: bool) -> Option<String> {
 }
 
 /// Returns a process and its descendants (`man proc_pid_task`).
-fn with_descendants(process: u32) -> Vec<u32> {
-    let mut all = vec![process];
+fn with_descendants(pid: u32) -> Vec<u32> {
+    let mut all = vec![pid];
     let mut at = 0;
     while let Some(parent) = all.get(at) {
         let threads = fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().filter_map(Result::ok);
@@ -237,15 +237,15 @@ enum Loaded {
     Other(PathBuf),
 }
 
-fn loaded(process: u32, ours: &Metadata) -> Loaded {
-    let root = PathBuf::from(format!("/proc/{process}/root"));
+fn loaded(pid: u32, ours: &Metadata) -> Loaded {
+    let root = PathBuf::from(format!("/proc/{pid}/root"));
     // In a view, roxe's library is bound over other files.
     let is_ours = |path: &Path| {
         let inside = root.join(path.strip_prefix("/").unwrap_or(path));
         fs::metadata(inside).is_ok_and(|meta| (meta.dev(), meta.ino()) == (ours.dev(), ours.ino()))
     };
     // The file is unreadable if the process has ended or belongs to another user.
-    fs::read(format!("/proc/{process}/maps")).map_or(Loaded::Nothing, |maps| find_libibverbs(&maps, is_ours))
+    fs::read(format!("/proc/{pid}/maps")).map_or(Loaded::Nothing, |maps| find_libibverbs(&maps, is_ours))
 }
 
 /// Finds the libibverbs among mapped files (`man proc_pid_maps`).
@@ -269,27 +269,27 @@ fn find_libibverbs(maps: &[u8], is_ours: impl Fn(&Path) -> bool) -> Loaded {
 }
 
 /// Explains in one line why a process loaded another libibverbs; `None` if the process has ended.
-fn explain(process: u32, path: &Path, folder: &Path) -> Option<String> {
-    let read = |file: &str| fs::read(format!("/proc/{process}/{file}")).unwrap_or_default();
-    let program = fs::read_link(format!("/proc/{process}/exe")).ok()?;
+fn explain(pid: u32, path: &Path, folder: &Path) -> Option<String> {
+    let read = |file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    let program = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
     let (environment, vector) = (read("environ"), read("auxv"));
     // The process still had an auxiliary vector, so it had not ended when its environment was read.
     if vector.is_empty() {
         return None;
     }
     let why = reason(path, has_rights(&vector), finds_roxe(&environment, folder));
-    Some(bypass_text(&program, process, path, why))
+    Some(bypass_text(&program, pid, path, why))
 }
 
-fn bypass_text(program: &Path, process: u32, path: &Path, why: &str) -> String {
-    format!("{} (process {process}) has loaded {} instead of roxe: {why}", program.display(), path.display())
+fn bypass_text(program: &Path, pid: u32, path: &Path, why: &str) -> String {
+    format!("{} (process {pid}) has loaded {} instead of roxe: {why}", program.display(), path.display())
 }
 
 /// Returns the libraries outside the system's folders whose code a process has mapped. Returns
 /// none while the process becomes another program.
-fn modules(process: u32) -> BTreeSet<PathBuf> {
-    let program = || fs::read_link(format!("/proc/{process}/exe")).unwrap_or_default();
-    let (before, maps) = (program(), fs::read(format!("/proc/{process}/maps")).unwrap_or_default());
+fn modules(pid: u32) -> BTreeSet<PathBuf> {
+    let program = || fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+    let (before, maps) = (program(), fs::read(format!("/proc/{pid}/maps")).unwrap_or_default());
     if before != program() || fs::read_link("/proc/self/exe").is_ok_and(|own| own == before) {
         return BTreeSet::new();
     }

@@ -259,7 +259,7 @@ fn watch(args: &Args, library: &Path, file: Option<&Path>, was_reported: bool) -
     let report = args.options.report.clone();
     if reports_bypass || report.is_some() || unused.is_some_and(unused::may_use_verbs) {
         let watched = bypass::Args {
-            process: std::process::id(),
+            pid: std::process::id(),
             library: library.into(),
             folder: library::link_folder(library)?,
             program: file.filter(|_| reports_bypass).map(Path::to_owned),

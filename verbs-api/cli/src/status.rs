@@ -66,9 +66,9 @@ impl Process {
     pub(crate) fn of(answer: &Answer, here: u64) -> Self {
         let is_here = answer.namespace == here;
         let mut process = Self {
-            pid: answer.process.to_string(),
+            pid: answer.pid.to_string(),
             namespace: if is_here { String::new() } else { answer.namespace.to_string() },
-            command: if is_here { command_of(answer.process) } else { String::new() },
+            command: if is_here { command_of(answer.pid) } else { String::new() },
             answers: answer.is_whole,
             ..Self::default()
         };
@@ -92,21 +92,21 @@ impl Process {
 
 /// Returns the name of a process's command, which the program chooses; empty if the process has
 /// ended.
-pub(crate) fn command_of(process: u32) -> String {
-    let command = fs::read(format!("/proc/{process}/comm")).unwrap_or_default();
+pub(crate) fn command_of(pid: u32) -> String {
+    let command = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     printable(String::from_utf8_lossy(&command).trim_end_matches('\n'))
 }
 
-/// Returns the devices of all processes of this user, or of the process `process`.
-pub(crate) fn processes(process: Option<u32>) -> io::Result<Vec<Process>> {
+/// Returns the devices of all processes of this user, or of the process `pid`.
+pub(crate) fn processes(pid: Option<u32>) -> io::Result<Vec<Process>> {
     let here = network_namespace()?;
-    Ok(ask(process, ANSWER_TIMEOUT)?.iter().map(|answer| Process::of(answer, here)).collect())
+    Ok(ask(pid, ANSWER_TIMEOUT)?.iter().map(|answer| Process::of(answer, here)).collect())
 }
 
 /// Returns the devices as [`processes`] does, but fails if the given process has no device open.
-pub(crate) fn find_processes(process: Option<u32>) -> Result<Vec<Process>> {
-    let found = processes(process)?;
-    match process {
+pub(crate) fn find_processes(pid: Option<u32>) -> Result<Vec<Process>> {
+    let found = processes(pid)?;
+    match pid {
         Some(pid) if found.is_empty() => {
             Err(format!("process {pid} has no device of roxe open, or belongs to another user").into())
         }
@@ -124,7 +124,7 @@ pub(crate) mod tests {
             "device roxe0 lo\ncounter sent_packets 3\ncounter sent_bytes {sent_bytes}\n{qp}\na later kind of line\n"
         );
         // No process has this number.
-        Process::of(&Answer { process: u32::MAX, ifindex: 1, text, is_whole: true, ..Answer::default() }, 0)
+        Process::of(&Answer { pid: u32::MAX, ifindex: 1, text, is_whole: true, ..Answer::default() }, 0)
     }
 
     /// Returns two processes with the PID of this process, the second one in another network
@@ -132,7 +132,7 @@ pub(crate) mod tests {
     pub(crate) fn equal_pids(sent_bytes: [u64; 2]) -> Vec<Process> {
         let answer = |(namespace, sent_bytes)| {
             let text = format!("device roxe0 eth0\ncounter sent_bytes {sent_bytes}\nqp qpn=0x11 sends=5\n");
-            Answer { namespace, process: std::process::id(), ifindex: 1, text, is_whole: true }
+            Answer { namespace, pid: std::process::id(), ifindex: 1, text, is_whole: true }
         };
         (7..).zip(sent_bytes).map(answer).map(|answer| Process::of(&answer, 7)).collect()
     }

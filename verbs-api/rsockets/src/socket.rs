@@ -99,7 +99,7 @@ pub struct Socket {
     nonblocking: AtomicBool,
     descriptor_flags: AtomicI32,
     /// Id of the process that created the socket. In a forked child it differs from the own id.
-    process: u32,
+    pid: u32,
 }
 
 #[derive(Debug)]
@@ -117,7 +117,7 @@ impl Socket {
             domain,
             nonblocking: AtomicBool::new(flags & libc::SOCK_NONBLOCK != 0),
             descriptor_flags: AtomicI32::new(close_on_exec),
-            process: std::process::id(),
+            pid: std::process::id(),
         });
         if socket.service_due().is_some() {
             service::register(&socket)?;
@@ -144,7 +144,7 @@ impl Socket {
 
     /// Returns false in a forked child that inherited the socket.
     fn is_own(&self) -> bool {
-        self.process == std::process::id()
+        self.pid == std::process::id()
     }
 
     /// Binds to a local address. Port 0 lets the system choose.

@@ -118,14 +118,14 @@ extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, _: *mut c_void)
     }
 }
 
-/// Sends the question to each thread of `process`.
-pub(crate) fn ask(process: u32) {
-    let Ok(threads) = std::fs::read_dir(format!("/proc/{process}/task")) else { return };
+/// Sends the question to each thread of process `pid`.
+pub(crate) fn ask(pid: u32) {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return };
     let numbers = threads.filter_map(|thread| thread.ok()?.file_name().to_str()?.parse::<libc::c_int>().ok());
     for thread in numbers {
         // SAFETY: takes no pointers. A thread that has ended meanwhile is an error that changes
         // nothing.
-        unsafe { libc::syscall(libc::SYS_tgkill, process.cast_signed(), thread, question()) };
+        unsafe { libc::syscall(libc::SYS_tgkill, pid.cast_signed(), thread, question()) };
     }
 }
 

@@ -30,8 +30,8 @@ fn embedded(last_octet: u8) -> Gid {
     gid
 }
 
-/// Creates a UD queue pair and posts receives for the buffers `first..first + count`. The wr_id of a
-/// receive is the number of its buffer.
+/// Creates a UD queue pair and posts receives for the buffers `first..first + count`. The wr_id of
+/// a receive is the number of its buffer.
 fn ud_qp(node: &Node, first: u64, count: u64) -> Arc<Qp> {
     let qp = node.qp(Service::Ud);
     activate(&qp);

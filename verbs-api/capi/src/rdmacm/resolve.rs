@@ -199,7 +199,8 @@ unsafe fn first_usable_path(records: *const ibv_path_data, len: usize) -> Result
     if !len.is_multiple_of(size_of::<ibv_path_data>()) {
         return Err(EINVAL);
     }
-    // SAFETY: the caller guarantees `len` bytes, so this many records; any bit pattern is a valid record.
+    // SAFETY: the caller guarantees `len` bytes, so this many records; any bit pattern is a valid
+    // record.
     let records = (0..len / size_of::<ibv_path_data>()).map(|at| unsafe { records.add(at).read_unaligned() });
     let usable = records.into_iter().find(|record| record.flags == CONNECTION_PATH).ok_or(EINVAL)?;
     path_from_record(&usable)

@@ -39,7 +39,7 @@ fn parse_number(text: &str) -> Result<u8, String> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Lab {
     /// Process id of `roxe lab`.
-    process: u32,
+    pid: u32,
     /// Process id of the lab's process 1, as this process sees it.
     switch: u32,
 }
@@ -59,14 +59,13 @@ impl Control {
     }
 }
 
-fn choose(labs: &[Lab], process: Option<u32>) -> Result<Lab> {
-    let fits: Vec<Lab> =
-        labs.iter().filter(|lab| process.is_none_or(|process| process == lab.process)).copied().collect();
+fn choose(labs: &[Lab], pid: Option<u32>) -> Result<Lab> {
+    let fits: Vec<Lab> = labs.iter().filter(|lab| pid.is_none_or(|pid| pid == lab.pid)).copied().collect();
     match fits.as_slice() {
         [lab] => Ok(*lab),
         [] => Err("no lab of this user runs; start one: roxe lab --hosts 2 -- COMMAND".into()),
         _ => {
-            let all = fits.iter().map(|lab| lab.process.to_string()).collect::<Vec<_>>().join(", ");
+            let all = fits.iter().map(|lab| lab.pid.to_string()).collect::<Vec<_>>().join(", ");
             Err(format!("several labs run; name one by --lab PID: {all}").into())
         }
     }
@@ -74,13 +73,13 @@ fn choose(labs: &[Lab], process: Option<u32>) -> Result<Lab> {
 
 /// Returns the labs whose processes this user can see.
 fn labs() -> Vec<Lab> {
-    let is_switch = |process: &u32| {
-        let words = fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+    let is_switch = |pid: &u32| {
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         words.split(|byte| *byte == 0).nth(1) == Some(SWITCH.as_bytes())
     };
     let switches = processes().filter(is_switch);
-    let mut labs: Vec<Lab> = switches.filter_map(|switch| Some(Lab { process: parent(switch)?, switch })).collect();
-    labs.sort_by_key(|lab| lab.process);
+    let mut labs: Vec<Lab> = switches.filter_map(|switch| Some(Lab { pid: parent(switch)?, switch })).collect();
+    labs.sort_by_key(|lab| lab.pid);
     labs
 }
 
@@ -89,19 +88,19 @@ fn processes() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-fn parent(process: u32) -> Option<u32> {
-    let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+fn parent(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())
 }
 
 /// Returns the first process of a host and the environment of that process.
 fn host(lab: Lab, number: u8) -> Result<(u32, BTreeMap<OsString, OsString>)> {
     let wanted = number.to_string();
-    let mut children = processes().filter(|process| parent(*process) == Some(lab.switch));
-    let found = children.find_map(|process| {
-        let variables = environment(&fs::read(format!("/proc/{process}/environ")).ok()?);
+    let mut children = processes().filter(|pid| parent(*pid) == Some(lab.switch));
+    let found = children.find_map(|pid| {
+        let variables = environment(&fs::read(format!("/proc/{pid}/environ")).ok()?);
         let is_wanted = variables.get(OsStr::new(HOST_NUMBER)).is_some_and(|value| value == wanted.as_str());
-        is_wanted.then_some((process, variables))
+        is_wanted.then_some((pid, variables))
     });
     found.ok_or_else(|| format!("{} does not exist, or its command has ended", Net::name(number)).into())
 }
@@ -115,13 +114,13 @@ fn environment(bytes: &[u8]) -> BTreeMap<OsString, OsString> {
     bytes.split(|byte| *byte == 0).filter_map(pair).collect()
 }
 
-/// Returns a command that enters `namespaces` of `process`, and the user namespace if this process
-/// is in another one.
-fn enter(process: u32, namespaces: &[&str]) -> Command {
-    let user = |process: &str| fs::read_link(format!("/proc/{process}/ns/user")).ok();
+/// Returns a command that enters `namespaces` of process `pid`, and the user namespace if this
+/// process is in another one.
+fn enter(pid: u32, namespaces: &[&str]) -> Command {
+    let user = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/user")).ok();
     let mut command = Command::new("nsenter");
-    command.arg("-t").arg(process.to_string()).args(namespaces);
-    if user("self") != user(&process.to_string()) {
+    command.arg("-t").arg(pid.to_string()).args(namespaces);
+    if user("self") != user(&pid.to_string()) {
         // The user namespace maps this user; it forbids the change of supplementary groups.
         command.args(["-U", "--preserve-credentials"]);
     }
@@ -139,11 +138,11 @@ fn set_link(lab: Lab, number: u8, state: &str) -> Result<ExitCode> {
 
 /// Returns the command that becomes a shell on a host, or `command`, under `roxe run`.
 fn shell(lab: Lab, number: u8, command: &[OsString]) -> Result<Command> {
-    let (process, variables) = host(lab, number)?;
+    let (pid, variables) = host(lab, number)?;
     if variables.contains_key(OsStr::new(RXE)) {
         return Err(format!("{} is a guest, where only its own command runs", Net::name(number)).into());
     }
-    let mut shell = enter(process, &["-n", "-m", "-u", "-i", "-p"]);
+    let mut shell = enter(pid, &["-n", "-m", "-u", "-i", "-p"]);
     shell.arg(own()?).args(["run", "--netdev", "eth0"]);
     let rules = variables.get(OsStr::new(RULES)).filter(|rules| !rules.is_empty());
     shell.args(rules.map(|rules| OsString::from_iter([OsStr::new("--faults="), rules])));
@@ -165,7 +164,7 @@ mod tests {
 
     #[test]
     fn one_lab_is_chosen() {
-        let labs = [Lab { process: 7, switch: 8 }, Lab { process: 9, switch: 10 }];
+        let labs = [Lab { pid: 7, switch: 8 }, Lab { pid: 9, switch: 10 }];
         assert_eq!(choose(&labs[..1], None).unwrap(), labs[0]);
         assert_eq!(choose(&labs, Some(9)).unwrap(), labs[1]);
         assert!(choose(&labs, None).unwrap_err().to_string().contains("--lab PID: 7, 9"));

@@ -98,8 +98,8 @@ impl Director {
         }
     }
 
-    /// Returns an error text if the command of this host has ended without its sign of readiness and
-    /// another host waits for that sign.
+    /// Returns an error text if the command of this host has ended without its sign of readiness
+    /// and another host waits for that sign.
     fn missing_sign(&self, index: usize) -> Option<String> {
         if self.states[index].is_ready {
             return None;

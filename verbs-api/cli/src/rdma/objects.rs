@@ -103,7 +103,7 @@ impl Card {
         let ifindex = self.device.ifindex();
         answers.iter().filter(move |answer| answer.ifindex == ifindex).flat_map(move |answer| {
             let lines = answer.text.lines().filter_map(move |line| line.strip_prefix(keyword)?.strip_prefix(' '));
-            lines.map(|line| (answer.process, line))
+            lines.map(|line| (answer.pid, line))
         })
     }
 
@@ -115,11 +115,11 @@ impl Card {
 
     /// Returns the objects of one kind. `qps` are the answers about queue pairs, needed for SRQs.
     pub(super) fn objects(&self, kind: ObjectKind, answers: &[Answer], qps: &[Answer]) -> Vec<Record> {
-        let objects = self.lines(answers, kind.name()).map(|(process, line)| (process, KeyValues::parse(line)));
-        objects.map(|(process, values)| self.object(kind, process, &values, qps)).collect()
+        let objects = self.lines(answers, kind.name()).map(|(pid, line)| (pid, KeyValues::parse(line)));
+        objects.map(|(pid, values)| self.object(kind, pid, &values, qps)).collect()
     }
 
-    fn object(&self, kind: ObjectKind, process: u32, values: &KeyValues, qps: &[Answer]) -> Record {
+    fn object(&self, kind: ObjectKind, pid: u32, values: &KeyValues, qps: &[Answer]) -> Record {
         let has_link = matches!(kind, ObjectKind::Qp | ObjectKind::CmId);
         let mut record = if has_link { self.of_link() } else { self.of_device() };
         match kind {
@@ -147,7 +147,7 @@ impl Card {
                     record.number("lqpn", values.number("qpn")).word("qp-type", service(values.text("type")));
                 }
                 record.word("state", values.text("state")).word("ps", values.text("ps"));
-                add_process(process, &mut record);
+                add_process(pid, &mut record);
                 record.word("src-addr", values.text("src")).word("dst-addr", values.text("dst"));
                 return record;
             }
@@ -168,7 +168,7 @@ impl Card {
             }
             ObjectKind::Srq => {
                 record.number("srqn", values.number("n")).word("type", values.text("type"));
-                self.add_qps(process, values.number("n"), qps, &mut record);
+                self.add_qps(pid, values.number("n"), qps, &mut record);
                 record.number("pdn", values.number("pd"));
                 if values.has("cq") {
                     record.number("cqn", values.number("cq"));
@@ -176,14 +176,14 @@ impl Card {
             }
             ObjectKind::Ctx => _ = record.number("ctxn", values.number("n")),
         }
-        add_process(process, &mut record);
+        add_process(pid, &mut record);
         record
     }
 
-    /// Adds the numbers of the queue pairs of `process` that are attached to its SRQ `srqn`.
-    fn add_qps(&self, process: u32, srqn: u64, qps: &[Answer], record: &mut Record) {
+    /// Adds the numbers of the queue pairs of process `pid` that are attached to its SRQ `srqn`.
+    fn add_qps(&self, pid: u32, srqn: u64, qps: &[Answer], record: &mut Record) {
         let process_qps =
-            self.lines(qps, "qp").filter(|(owner, _)| *owner == process).map(|(_, line)| KeyValues::parse(line));
+            self.lines(qps, "qp").filter(|(owner, _)| *owner == pid).map(|(_, line)| KeyValues::parse(line));
         let attached = process_qps.filter(|qp| qp.has("srq") && qp.number("srq") == srqn);
         let mut numbers: Vec<u64> = attached.map(|qp| qp.number("qpn")).collect();
         numbers.sort_unstable();
@@ -195,11 +195,11 @@ impl Card {
 
     /// Returns the lines of `rdma statistic qp`: the counters of each queue pair.
     pub(super) fn qp_counters(&self, answers: &[Answer]) -> Vec<Record> {
-        let lines = self.lines(answers, "qp").map(|(process, line)| (process, KeyValues::parse(line)));
-        let record = |(process, values): (u32, KeyValues)| {
+        let lines = self.lines(answers, "qp").map(|(pid, line)| (pid, KeyValues::parse(line)));
+        let record = |(pid, values): (u32, KeyValues)| {
             let (mut record, qpn) = (self.of_link(), values.number("qpn"));
             record.number("cntn", qpn).word("qp-type", service(values.text("type")));
-            add_process(process, &mut record);
+            add_process(pid, &mut record);
             for name in QP_COUNTERS {
                 let value = values.number(name);
                 record.shown_as(name, value, format!("\n    {name} {value} "));
@@ -244,8 +244,8 @@ const QP_COUNTERS: [&str; 7] = [
     "send_rnr_err",
 ];
 
-fn add_process(process: u32, record: &mut Record) {
-    record.number("pid", process.into()).word("comm", &command_of(process));
+fn add_process(pid: u32, record: &mut Record) {
+    record.number("pid", pid.into()).word("comm", &command_of(pid));
 }
 
 /// Returns the name that iproute2 gives to a service.
@@ -274,7 +274,7 @@ pub(super) fn answers(query: Query) -> Result<Vec<Answer>> {
     for answer in answers.iter().filter(|answer| !answer.is_whole || answer.text.ends_with(SHORTENED)) {
         eprintln!(
             "rdma: the list of process {} is not complete: it is stopped or busy, or has too many objects",
-            answer.process
+            answer.pid
         );
     }
     Ok(answers)

@@ -8,7 +8,7 @@ const KERNEL: &str = include_str!("kernel.txt");
 
 fn answer(card: &Card, lines: &str) -> Vec<Answer> {
     let text = format!("device {} lo\n{lines}", card.name());
-    vec![Answer { process: u32::MAX, ifindex: card.device.ifindex(), text, is_whole: true, ..Answer::default() }]
+    vec![Answer { pid: u32::MAX, ifindex: card.device.ifindex(), text, is_whole: true, ..Answer::default() }]
 }
 
 /// Returns the device of the loopback interface.
