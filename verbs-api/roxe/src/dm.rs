@@ -13,7 +13,8 @@ impl Context {
     /// ([`DeviceAttr`](crate::DeviceAttr)).
     ///
     /// # Errors
-    /// [`Error::Argument`] if `len` is zero or more than is free.
+    /// [`Error::Argument`] if `len` is zero or exceeds `max_dm_size`; [`Error::Resources`] if fewer
+    /// bytes are free.
     pub fn alloc_dm(&self, len: usize) -> Result<DeviceMemory, Error> {
         Ok(DeviceMemory { dm: self.0.alloc_dm(len as u64, 0)?, len })
     }
@@ -111,8 +112,8 @@ impl ProtectionDomain {
     /// `ON_DEMAND` are not allowed.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the descriptor is not open for these rights, cannot be mapped, or has
-    /// fewer bytes.
+    /// [`Error::Argument`] if the descriptor cannot be mapped, or has fewer bytes;
+    /// [`Error::Environment`] if it is not open for these rights.
     pub fn register_dmabuf(
         &self,
         fd: impl AsFd,

@@ -1,11 +1,9 @@
-//! Connection ids (an end of a connection, a listener, a datagram service or its client) and their
-//! event channels.
+//! Ids of the connection manager, and the channels of their events. An id is an end of a
+//! connection, a listener, a datagram service or the client of one.
 
 use crate::cm::{Address, ConnParam, Ece, IdOption, JoinFlags, Path, PortSpace};
 use crate::lock::IdNames;
-use crate::{
-    AsyncEventKind, AttrMask, Context, Device, EnvironmentError, Error, Gid, ObjectId, QpAttr, QpState, Service,
-};
+use crate::{AsyncEventKind, AttrMask, Context, Device, Error, Gid, ObjectId, QpAttr, QpState, Service};
 use roxe_provider as provider;
 use roxe_provider::cm;
 use roxe_provider::lock::Mutex;
@@ -48,8 +46,8 @@ impl AsRawFd for EventChannel {
 ///
 /// - [`resolve_addr`](Self::resolve_addr): `AddrResolved`, or `AddrError`
 /// - [`resolve_route`](Self::resolve_route): `RouteResolved`, or `RouteError`
-/// - [`connect`](Self::connect): `Established`, or `Rejected`, `Unreachable`, `ConnectError`;
-///   `ConnectResponse` without a queue pair
+/// - [`connect`](Self::connect): `Established` (`ConnectResponse` if the id has no queue pair), or
+///   `Rejected`, `Unreachable`, `ConnectError`
 /// - [`listen`](Self::listen): `ConnectRequest` for each request; it carries a new id on the same
 ///   channel
 /// - [`accept`](Self::accept): `Established`, or `Rejected`, `Unreachable`, `ConnectError`; none
@@ -80,7 +78,7 @@ impl CmId {
     /// Creates an id that reports its events to `channel`.
     ///
     /// # Errors
-    /// [`Error::Resources`] if there are too many ids.
+    /// Fails if the kernel returns no random number.
     pub fn create(channel: &EventChannel, port_space: PortSpace) -> Result<Self, Error> {
         let identity = ObjectId::next();
         let id = cm::Id::create(&channel.0, port_space, identity.0)?;
@@ -91,7 +89,7 @@ impl CmId {
     /// the two sides of XRC, or UD in the IB port space.
     ///
     /// # Errors
-    /// Errors of [`create`](Self::create).
+    /// [`Error::Argument`] for [`Service::Raw`]; errors of [`create`](Self::create).
     pub fn create_for(channel: &EventChannel, port_space: PortSpace, service: Service) -> Result<Self, Error> {
         let identity = ObjectId::next();
         let id = cm::Id::create_for(&channel.0, port_space, service, identity.0)?;
@@ -107,10 +105,10 @@ impl CmId {
     /// Returns the identity of `id`. An id from a connection request gets its identity on first
     /// use.
     pub(crate) fn identity(id: &cm::Id) -> ObjectId {
-        /// Held while a new id gets its identity, so that two threads do not assign two.
-        static NAMING: Mutex<IdNames, ()> = Mutex::new(());
+        /// Held while an id gets its identity, so that two threads do not assign different ones.
+        static ASSIGNMENT: Mutex<IdNames, ()> = Mutex::new(());
         if id.user_context() == 0 {
-            let _naming = NAMING.lock();
+            let _assignment = ASSIGNMENT.lock();
             if id.user_context() == 0 {
                 id.set_user_context(ObjectId::next().0);
             }
@@ -118,7 +116,7 @@ impl CmId {
         ObjectId(id.user_context())
     }
 
-    /// Returns the identity of the id in events.
+    /// Returns the identity by which events name the id.
     pub fn id(&self) -> ObjectId {
         self.0.identity
     }
@@ -132,16 +130,18 @@ impl CmId {
     /// (`0.0.0.0`, `::`) binds to all addresses.
     ///
     /// # Errors
-    /// [`Error::Environment`] if another program uses the port, or no device has the address.
+    /// [`Error::Environment`] if another program uses the port, or no device has the address;
+    /// [`Error::Argument`] if the id is bound.
     pub fn bind(&self, addr: impl Into<Address>) -> Result<(), Error> {
         Ok(self.0.id.bind(&addr.into())?)
     }
 
-    /// Resolves `dst`: finds the device that reaches it, and binds the id to that device. `from`
-    /// requests a local address.
+    /// Resolves `dst`: finds the device that reaches it, and binds the id to that device, at the
+    /// local address `from` if it is given.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the id is not new, or `from` is not available.
+    /// [`Error::Argument`] if the address is resolved already, or the two addresses are of
+    /// different families; errors of [`bind`](Self::bind) for `from`.
     pub fn resolve_addr(&self, from: Option<Address>, dst: impl Into<Address>, timeout: Duration) -> Result<(), Error> {
         Ok(self.0.id.resolve_addr(from.as_ref(), &dst.into(), millis(timeout))?)
     }
@@ -158,14 +158,15 @@ impl CmId {
     /// default.
     ///
     /// # Errors
-    /// [`Error::Environment`] if another program listens there, or the id is in use.
+    /// [`Error::Environment`] if another id listens at the address; [`Error::Argument`] if this id
+    /// listens already, or its route was resolved.
     pub fn listen(&self, backlog: u32) -> Result<(), Error> {
         Ok(self.0.id.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?)
     }
 
-    /// Requests a connection from the peer, or the queue pair of a datagram service. If a queue
-    /// pair was built on the id
-    /// ([`QueuePairBuilder::build_on`](crate::QueuePairBuilder::build_on)), it is connected without
+    /// Requests a connection from the peer; for datagrams, requests the number of the service's
+    /// queue pair. A queue pair that was built on the id
+    /// ([`QueuePairBuilder::build_on`](crate::QueuePairBuilder::build_on)) is connected without
     /// further calls.
     ///
     /// # Errors
@@ -175,8 +176,8 @@ impl CmId {
         Ok(self.0.id.connect(param)?)
     }
 
-    /// Accepts the request of this id. The READs and atomics in `param` must not exceed those of
-    /// the request.
+    /// Accepts the request of this id. The numbers of READs and atomics in `param` must not exceed
+    /// those of the request.
     ///
     /// # Errors
     /// [`Error::Argument`] if there is no request, or the private data is too long: 196 bytes fit,
@@ -189,7 +190,8 @@ impl CmId {
     /// 136 for datagrams.
     ///
     /// # Errors
-    /// [`Error::Argument`] if there is neither.
+    /// [`Error::Argument`] if there is neither a request nor an answer, or the private data is too
+    /// long.
     pub fn reject(&self, private_data: &[u8]) -> Result<(), Error> {
         Ok(self.0.id.reject(private_data, roxe_wire::cm::RejReason::ConsumerDefined)?)
     }
@@ -203,19 +205,20 @@ impl CmId {
     }
 
     /// Ends the connection: moves the queue pair to the error state, which flushes its requests,
-    /// and notifies the peer. After the event `Disconnected`, answers the peer.
+    /// and notifies the peer. If the peer has disconnected, confirms that to the peer. Does nothing
+    /// if the connection is over.
     ///
     /// # Errors
-    /// [`Error::Argument`] if there is no connection.
+    /// [`Error::Argument`] if the id was never connected.
     pub fn disconnect(&self) -> Result<(), Error> {
         Ok(self.0.id.disconnect()?)
     }
 
-    /// Returns the attributes for [`QueuePair::modify`](crate::QueuePair::modify) to move a queue
-    /// pair that is not built on the id to `state`.
+    /// Returns the attributes with which [`QueuePair::modify`](crate::QueuePair::modify) moves a
+    /// queue pair to `state`, for queue pairs that are not built on the id.
     ///
     /// # Errors
-    /// [`Error::Argument`] if they are not known yet.
+    /// [`Error::Argument`] if `state` is not INIT, RTR or RTS, or the peer has not replied yet.
     pub fn init_qp_attr(&self, state: QpState) -> Result<(QpAttr, AttrMask), Error> {
         Ok(self.0.id.init_qp_attr(state)?)
     }
@@ -243,9 +246,9 @@ impl CmId {
     }
 
     /// Proposes an alternate path to the peer, between other addresses of the same devices. After
-    /// `RouteResolved` both queue pairs have the path. Once packets have arrived at both ends, they
-    /// can [`migrate`](crate::QueuePair::migrate), and do so when the first path fails. The status
-    /// of `RouteError` is `-EOPNOTSUPP` if the peer does not accept paths.
+    /// `RouteResolved` both queue pairs have the path. Once packets have arrived at both ends, the
+    /// queue pairs can [`migrate`](crate::QueuePair::migrate), and do so when the first path fails.
+    /// The status of `RouteError` is `-EOPNOTSUPP` if the peer does not accept paths.
     ///
     /// # Errors
     /// [`Error::Argument`] if the id is not connected, has no queue pair or an unanswered proposal,
@@ -254,10 +257,11 @@ impl CmId {
         Ok(self.0.id.load_alternate(path)?)
     }
 
-    /// Offers vendor options to the peer with the next message (enhanced connection establishment).
+    /// Sets the vendor options (enhanced connection establishment) that the next
+    /// [`connect`](Self::connect) or [`accept`](Self::accept) offers to the peer.
     ///
     /// # Errors
-    /// [`Error::Argument`] if that message has been sent already.
+    /// None at present. Options that are set after the message has been sent have no effect.
     pub fn set_local_ece(&self, ece: Ece) -> Result<(), Error> {
         Ok(self.0.id.set_local_ece(ece)?)
     }
@@ -267,11 +271,12 @@ impl CmId {
         self.0.id.remote_ece()
     }
 
-    /// Joins a multicast group; `MulticastJoin` carries its address. A queue pair on the id
-    /// receives the group's messages.
+    /// Joins a multicast group; the event `MulticastJoin` carries the group's address. A queue pair
+    /// on the id receives the group's messages.
     ///
     /// # Errors
-    /// [`Error::Argument`] if `group` is not a multicast address, or the id is bound to no device.
+    /// [`Error::Argument`] if `group` is not a multicast address, the id is not for datagrams, or
+    /// it is bound to no device.
     pub fn join_multicast(&self, group: impl Into<Address>, flags: JoinFlags) -> Result<(), Error> {
         Ok(self.0.id.join_multicast(&group.into(), flags, 0)?)
     }
@@ -279,7 +284,7 @@ impl CmId {
     /// Leaves a multicast group.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the id is not a member.
+    /// [`Error::Environment`] if the id is not a member.
     pub fn leave_multicast(&self, group: impl Into<Address>) -> Result<(), Error> {
         Ok(self.0.id.leave_multicast(&group.into())?)
     }
@@ -296,7 +301,7 @@ impl CmId {
     /// Moves the id and its pending events to another channel.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the id is being destroyed.
+    /// None at present.
     pub fn migrate(&self, to: &EventChannel) -> Result<(), Error> {
         Ok(self.0.id.migrate(&to.0)?)
     }
@@ -307,25 +312,25 @@ impl CmId {
         self.0.id.device().map(Device)
     }
 
-    /// Returns the open device of the local address. All ids on a device share one context as long
-    /// as it is used.
+    /// Returns the open device of the local address. All ids on a device share one context while
+    /// any object uses it.
     ///
     /// # Errors
     /// [`Error::Environment`] if the id has no device yet, or the device cannot be opened.
     pub fn context(&self) -> Result<Context, Error> {
-        let none = || EnvironmentError::NoDevice {
-            name: "for an id without an address".into(),
-            present: "those of its peers".into(),
-        };
+        let none =
+            || provider::Error::new(libc::ENODEV, "the id is not bound to a device; bind it or resolve an address");
         self.device().ok_or_else(none)?.share()
     }
 
-    /// Returns the local address and port; `None` before the id is bound.
+    /// Returns the local IP address and port; `None` before the id is bound, or if its address is
+    /// an [`IbAddress`](crate::cm::IbAddress).
     pub fn local_addr(&self) -> Option<SocketAddr> {
         ip(self.0.id.local_addr())
     }
 
-    /// Returns the address and port of the peer; `None` while unknown.
+    /// Returns the IP address and port of the peer; `None` while unknown, or if the address is an
+    /// [`IbAddress`](crate::cm::IbAddress).
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         ip(self.0.id.peer_addr())
     }
