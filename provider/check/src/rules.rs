@@ -24,7 +24,7 @@ impl Default for Rules {
     fn default() -> Self {
         Self(vec![
             Box::new(memory::Atomics::default()),
-            Box::new(attributes::Attributes::default()),
+            Box::new(attributes::AttributeRules::default()),
             Box::new(memory::Buffers::default()),
             Box::new(completions::Completions::default()),
             Box::new(connections::Connections::default()),

@@ -1,5 +1,5 @@
-//! Attributes of queue pairs that are wrong on their own: above the limits of the port,
-//! misunderstood or meaningless.
+//! Rules on the attributes of one queue pair: values that exceed the limits of the port, values
+//! that programs misunderstand (timeout 0), and undefined values.
 
 use crate::event::Event;
 use crate::id_map::{IdMap, IdSet};
@@ -17,16 +17,17 @@ use std::time::Duration;
 /// Time after which an unacknowledged request of a live connection counts as lost.
 const LOST_AFTER: Duration = Duration::from_secs(1);
 
-/// `mtu-over-port`, `timeout-zero`, `attr-garbage`.
+/// Checks `mtu-over-port`, `timeout-zero` and `attr-garbage`.
 #[derive(Debug, Default)]
-pub(super) struct Attributes {
+pub(super) struct AttributeRules {
     /// Queue pairs with a `timeout-zero` report.
     reported: IdSet<ObjectId>,
-    /// For queue pairs with timeout 0: time of the first request since the last completion.
+    /// For queue pairs with timeout 0: time of the first send that was posted after the last
+    /// completion.
     waits: IdMap<ObjectId, Instant>,
 }
 
-impl Observer for Attributes {
+impl Observer for AttributeRules {
     fn observe(&mut self, event: &Event<'_>, stack: &Stack, program: &Program, reports: &mut Vec<Report>) {
         // Cards accept some out-of-range values, so accepted calls are checked too.
         if let Event::Modified { qp, attr, mask } | Event::ModifyRefused { qp, attr, mask, .. } = *event {
@@ -38,9 +39,9 @@ impl Observer for Attributes {
             }
             Event::UndefinedValue { call, argument, value, accepted } => {
                 let sentence = format!("{argument} of {call} is {value:#x}; accepted are {accepted}.");
-                reports.push(garbage(sentence, stack));
+                reports.push(garbage_report(sentence, stack));
             }
-            Event::Retried { qp, counts } => reports.extend(self.retried(qp, counts, program)),
+            Event::Retried { qp, counts } => reports.extend(self.check_retries(qp, counts, program)),
             Event::PostedSend { qp, .. } if has_no_ack_timer(qp, program) => {
                 self.waits.entry(qp).or_insert_with(clock::now);
             }
@@ -49,35 +50,35 @@ impl Observer for Attributes {
             }
             Event::Modified { qp, attr, mask } if mask.contains(AttrMask::STATE) => {
                 if attr.state == QpState::Err {
-                    reports.extend(self.unanswered(qp, program));
+                    reports.extend(self.check_unanswered(qp, program));
                 }
                 self.waits.remove(&qp);
             }
             Event::Destroyed(qp) => {
-                reports.extend(self.unanswered(qp, program));
+                reports.extend(self.check_unanswered(qp, program));
                 self.waits.remove(&qp);
                 self.reported.remove(&qp);
             }
             Event::Exit => {
                 let waiting: Vec<_> = self.waits.keys().copied().collect();
-                reports.extend(waiting.into_iter().filter_map(|qp| self.unanswered(qp, program)));
+                reports.extend(waiting.into_iter().filter_map(|qp| self.check_unanswered(qp, program)));
             }
             _ => {}
         }
     }
 }
 
-impl Attributes {
-    fn retried(&mut self, qp: ObjectId, counts: RetryCounts, program: &Program) -> Option<Report> {
+impl AttributeRules {
+    fn check_retries(&mut self, qp: ObjectId, counts: RetryCounts, program: &Program) -> Option<Report> {
         let attributes = program.attributes(qp)?;
-        let gaps = counts.packet_seq_err > 0 || counts.implied_nak_seq_err > 0;
-        let lost = gaps || counts.local_ack_timeout_err > 0;
+        let has_gap = counts.packet_seq_err > 0 || counts.implied_nak_seq_err > 0;
+        let has_loss = has_gap || counts.local_ack_timeout_err > 0;
         let (timeout, retry_cnt) = (AttrMask::TIMEOUT, AttrMask::RETRY_CNT);
-        let (bit, sentence, advice) = if lost && attributes.has(retry_cnt) && attributes.values.retry_cnt == 0 {
+        let (bit, sentence, advice) = if has_loss && attributes.has(retry_cnt) && attributes.values.retry_cnt == 0 {
             let sentence =
                 "A packet was lost or not acknowledged in time, and with retry_cnt 0 the connection fails at once.";
             (retry_cnt, sentence, "Set retry_cnt to 7, or to the number of times in a row that a packet may be lost.")
-        } else if gaps && attributes.has(timeout) && attributes.values.timeout == 0 {
+        } else if has_gap && attributes.has(timeout) && attributes.values.timeout == 0 {
             let sentence = "A packet was lost, and a later one revealed it. Had it been the last packet, timeout 0 \
                             would have waited forever.";
             (timeout, sentence, TIMEOUT_ADVICE)
@@ -91,9 +92,9 @@ impl Attributes {
         })
     }
 
-    /// Reports a queue pair with timeout 0 that ends with a request unacknowledged for
-    /// [`LOST_AFTER`].
-    fn unanswered(&mut self, qp: ObjectId, program: &Program) -> Option<Report> {
+    /// Reports a queue pair with timeout 0 that ends while a request has been unacknowledged for at
+    /// least [`LOST_AFTER`].
+    fn check_unanswered(&mut self, qp: ObjectId, program: &Program) -> Option<Report> {
         let waited = clock::now().since(*self.waits.get(&qp)?);
         let first = program.outstanding(Side::Send, qp).find(|work| work.signaled && !work.completed)?;
         if waited < LOST_AFTER || !has_no_ack_timer(qp, program) || !self.reported.insert(qp) {
@@ -116,7 +117,7 @@ const TIMEOUT_ADVICE: &str = "Set timeout to 14 (67 ms), or to a value that suit
 fn has_no_ack_timer(qp: ObjectId, program: &Program) -> bool {
     program
         .attributes(qp)
-        .is_some_and(|own| own.has(AttrMask::TIMEOUT) && own.values.timeout == 0 && own.state == QpState::Rts)
+        .is_some_and(|known| known.has(AttrMask::TIMEOUT) && known.values.timeout == 0 && known.state == QpState::Rts)
 }
 
 fn mtu_over_port(qp: ObjectId, (attr, mask): (&QpAttr, AttrMask), stack: &Stack, program: &Program) -> Option<Report> {
@@ -129,7 +130,7 @@ fn mtu_over_port(qp: ObjectId, (attr, mask): (&QpAttr, AttrMask), stack: &Stack,
     })
 }
 
-/// Reports a number that exceeds its field in packets or on cards.
+/// Reports a number outside the range of its field.
 fn out_of_range(qp: ObjectId, (attr, mask): (&QpAttr, AttrMask), stack: &Stack, program: &Program) -> Option<Report> {
     let values = [
         (AttrMask::TIMEOUT, "timeout", attr.timeout, 0..=31),
@@ -142,10 +143,10 @@ fn out_of_range(qp: ObjectId, (attr, mask): (&QpAttr, AttrMask), stack: &Stack, 
         values.into_iter().find(|(bit, _, value, range)| mask.contains(*bit) && !range.contains(value))?;
     let (low, high) = range.into_inner();
     let sentence = format!("{name} of ibv_modify_qp is {value}; it must be {low} to {high}.");
-    Some(garbage(sentence, stack).labelled("queue pair", program.name(qp)))
+    Some(garbage_report(sentence, stack).labelled("queue pair", program.name(qp)))
 }
 
-fn garbage(sentence: String, stack: &Stack) -> Report {
+fn garbage_report(sentence: String, stack: &Stack) -> Report {
     let advice = "Zero the whole structure first, then set each field that the mask selects to a documented value.";
     Report::new(Rule::AttrGarbage, sentence).at("called at", stack).advice(advice)
 }
@@ -157,7 +158,7 @@ mod tests {
     use roxe_base::error::Error;
     use roxe_wire::PathMtu;
 
-    fn refuse(card: &mut Card, qp: ObjectId, attr: &QpAttr, mask: AttrMask) -> Vec<Rule> {
+    fn refuse_modify(card: &mut Card, qp: ObjectId, attr: &QpAttr, mask: AttrMask) -> Vec<Rule> {
         card.emit(Event::ModifyRefused { qp, attr, mask, error: &Error::invalid("refused") })
     }
 
@@ -166,10 +167,10 @@ mod tests {
         let mut card = Card::new();
         let qp = card.qp();
         let attr = QpAttr { path_mtu: PathMtu::Mtu2048, ..QpAttr::default() };
-        assert_eq!(refuse(&mut card, qp, &attr, AttrMask::PATH_MTU), [Rule::MtuOverPort]);
-        assert_eq!(refuse(&mut card, qp, &attr, AttrMask::STATE), []);
+        assert_eq!(refuse_modify(&mut card, qp, &attr, AttrMask::PATH_MTU), [Rule::MtuOverPort]);
+        assert_eq!(refuse_modify(&mut card, qp, &attr, AttrMask::STATE), []);
         let attr = QpAttr { path_mtu: PathMtu::Mtu1024, ..attr };
-        assert_eq!(refuse(&mut card, qp, &attr, AttrMask::PATH_MTU), []);
+        assert_eq!(refuse_modify(&mut card, qp, &attr, AttrMask::PATH_MTU), []);
     }
 
     #[test]
@@ -177,8 +178,8 @@ mod tests {
         let mut card = Card::new();
         let qp = card.qp();
         let attr = QpAttr { timeout: 32, retry_cnt: 7, ..QpAttr::default() };
-        assert_eq!(refuse(&mut card, qp, &attr, AttrMask::TIMEOUT), [Rule::AttrGarbage]);
-        assert_eq!(refuse(&mut card, qp, &attr, AttrMask::RETRY_CNT), []);
+        assert_eq!(refuse_modify(&mut card, qp, &attr, AttrMask::TIMEOUT), [Rule::AttrGarbage]);
+        assert_eq!(refuse_modify(&mut card, qp, &attr, AttrMask::RETRY_CNT), []);
         // Cards accept such a min_rnr_timer and use its lower five bits only.
         let attr = QpAttr { min_rnr_timer: 0x20, ..QpAttr::default() };
         let modified = Event::Modified { qp, attr: &attr, mask: AttrMask::MIN_RNR_TIMER };
@@ -199,7 +200,7 @@ mod tests {
             assert_eq!(card.emit(Event::Retried { qp, counts: not_ready }), []);
             let timeouts = RetryCounts { local_ack_timeout_err: 1, ..RetryCounts::default() };
             assert_eq!(card.emit(Event::Retried { qp, counts: timeouts }), expected);
-            assert_eq!(card.emit(Event::Retried { qp, counts: timeouts }), [], "once is enough");
+            assert_eq!(card.emit(Event::Retried { qp, counts: timeouts }), [], "a queue pair is reported once");
         }
     }
 }
