@@ -1,7 +1,7 @@
-//! A process's counters in a file of its own (`ROXE_STATS_FILES=FOLDER`), for `roxe run --stats` to
-//! print if the process cannot: when a signal kills it, or it leaves by `_exit`, as children of a
-//! fork do. The file holds the line to be printed. The process locks the file (`man flock`) while
-//! it runs, and removes the file when it has printed the line itself.
+//! Writes the counters of each device of a process to a file in the folder `ROXE_STATS_FILES`. A
+//! process that a signal kills, or that calls `_exit` as children of a fork do, cannot print its
+//! counters; `roxe run --stats` then prints the line in the file. The process locks the file (`man
+//! flock`) while it runs, and removes the file when it has printed the line itself.
 
 use crate::counters::Counters;
 use roxe_base::lock::{Mutex, rank};
@@ -10,16 +10,16 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// The file of one device.
+/// Writer of the file of one device.
 #[derive(Debug)]
 pub struct StatsFile {
     folder: PathBuf,
     device: String,
-    open: Mutex<rank::StatsFile, Option<Open>>,
+    file: Mutex<rank::StatsFile, Option<OpenFile>>,
 }
 
 #[derive(Debug)]
-struct Open {
+struct OpenFile {
     path: PathBuf,
     file: File,
 }
@@ -27,63 +27,63 @@ struct Open {
 impl StatsFile {
     /// Creates the writer of the file of `device` in `folder`. The first write creates the file.
     pub fn new(folder: &Path, device: &str) -> Self {
-        Self { folder: folder.into(), device: device.into(), open: Mutex::default() }
+        Self { folder: folder.into(), device: device.into(), file: Mutex::default() }
     }
 
-    /// Writes the counters. Errors are ignored: the process still prints them at its exit.
+    /// Writes the counters. Errors are ignored: the process still prints its counters at its exit.
     pub fn write(&self, counters: &Counters) {
-        let mut open = self.open.lock();
-        if open.is_none() {
-            *open = self.make().ok();
+        let mut current = self.file.lock();
+        if current.is_none() {
+            *current = self.create().ok();
         }
-        let Some(Open { file, .. }) = &*open else { return };
+        let Some(OpenFile { file, .. }) = &*current else { return };
         let text = line(&self.device, "killed, or left by _exit", &counters.list());
         // The line never gets shorter, because counters only grow.
         let _ = file.write_all_at(text.as_bytes(), 0);
     }
 
-    fn make(&self) -> io::Result<Open> {
+    fn create(&self) -> io::Result<OpenFile> {
         let path = self.folder.join(format!("{}-{}", std::process::id(), self.device));
         let file = File::create(&path)?;
         file.try_lock()?;
-        Ok(Open { path, file })
+        Ok(OpenFile { path, file })
     }
 
     /// Removes the file, because the process prints the line itself.
     pub fn remove(&self) {
-        if let Some(Open { path, .. }) = self.open.lock().take() {
+        if let Some(OpenFile { path, .. }) = self.file.lock().take() {
             // `roxe run` may have removed the file.
             let _ = fs::remove_file(path);
         }
     }
 
     /// Forgets the parent's file in the child of a fork. If a thread missing in the child held the
-    /// lock, the file stays.
+    /// lock, the file stays open.
     pub fn abandon(&self) {
-        if let Some(mut open) = self.open.try_lock() {
-            *open = None;
+        if let Some(mut current) = self.file.try_lock() {
+            *current = None;
         }
     }
 }
 
-/// The line printed for a device: `roxe0 (process 17): sent_packets=3 sent_bytes=96`. `how` tells
-/// how the process ended and follows its id; empty for a normal end.
-pub fn line(device: &str, how: &str, counters: &[(&str, u64)]) -> String {
+/// Returns the line printed for a device: `roxe0 (process 17): sent_packets=3 sent_bytes=96`.
+/// `ending` follows the process ID and says how the process ended; it is empty for a normal end.
+pub fn line(device: &str, ending: &str, counters: &[(&str, u64)]) -> String {
     let used = counters.iter().filter(|(_, value)| *value != 0);
     let values: String = used.map(|(name, value)| format!(" {name}={value}")).collect();
-    let comma = if how.is_empty() { "" } else { ", " };
+    let comma = if ending.is_empty() { "" } else { ", " };
     let values = if values.is_empty() { " no traffic" } else { &values };
-    format!("{device} (process {}{comma}{how}):{values}\n", std::process::id())
+    format!("{device} (process {}{comma}{ending}):{values}\n", std::process::id())
 }
 
-/// The meanings of the counters in `line`, one per indented line.
+/// Returns the meanings of the counters in `line`, one per indented line.
 pub fn legend_of(line: &str) -> String {
     let legend = Counters::legend();
     let names: Vec<&str> =
         line.split_whitespace().filter_map(|word| word.split_once('=')).map(|(name, _)| name).collect();
-    let known = names.iter().filter_map(|name| legend.iter().find(|(known, _)| known == name));
+    let used = names.iter().filter_map(|name| legend.iter().find(|(counter, _)| counter == name));
     let width = names.iter().map(|name| name.len()).max().unwrap_or(0);
-    known.map(|(name, words)| format!("    {name:width$}  {words}\n")).collect()
+    used.map(|(name, meaning)| format!("    {name:width$}  {meaning}\n")).collect()
 }
 
 #[cfg(test)]
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn line_exists_until_process_prints_it() {
+    fn file_has_newest_counters_until_removed() {
         let folder = std::env::temp_dir().join(format!("roxe-stats-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let (file, counters) = (StatsFile::new(&folder, "roxe0"), Counters::default());
