@@ -1,6 +1,8 @@
 //! Runs one cell on a pair: posts its messages, then judges completions and memory of both sides.
 
-use super::memory::{GRH, GUARD, SOURCE_GUARD, Slot, blank, compare, poll, read, send_all, write, wrong};
+use super::memory::{
+    GRH_LEN, GUARD_LEN, SOURCE_GUARD, Slot, compare, fill_untouched, poll, read, send_all, write, wrong,
+};
 use super::pair::{End, MAX_INLINE, Pair, QKEY};
 use super::{Check, CheckError, Clients, Conditions, MessageCounts, PairError};
 use crate::client::{Client, ClientError};
@@ -231,8 +233,8 @@ impl CellRun {
     }
 
     /// Returns the range of the slots `serials` in the area.
-    fn place(&self, serials: Range<u32>) -> Range<usize> {
-        self.slot(serials.start, 0, false).place.start..self.slot(serials.end, 0, false).place.start
+    fn range(&self, serials: Range<u32>) -> Range<usize> {
+        self.slot(serials.start, 0, false).range.start..self.slot(serials.end, 0, false).range.start
     }
 
     /// Returns the bytes of the source slots `serials`.
@@ -244,13 +246,13 @@ impl CellRun {
         let (from, to) = (&pair.ends[self.from], &pair.ends[1 - self.from]);
         let (op, first, count) = (self.cell.op, self.sent, self.next_group());
         let serials = first..first + count;
-        let place = self.place(serials.clone());
+        let range = self.range(serials.clone());
         // The responder must be ready before the requester sends.
         let client = &mut *clients[1 - self.from];
         if op == Op::Read {
-            write(client, to.mr, place.start, &self.sources(serials.clone(), Self::remote))?;
+            write(client, to.mr, range.start, &self.sources(serials.clone(), Self::remote))?;
         } else if op.is_write() {
-            blank(client, to.mr, place.clone())?;
+            fill_untouched(client, to.mr, range.clone())?;
         } else if op.is_atomic() && first == 0 {
             let word = mix(self.seed).to_ne_bytes();
             write(client, to.mr, 0, &self.remote(0).image(&word, UNTOUCHED))?;
@@ -259,7 +261,7 @@ impl CellRun {
             let slot = self.receive_slot(self.posted);
             let mut request = json!({"qp": to.qp, "wr_id": self.wr_id(self.posted)});
             if op != Op::WriteImm {
-                blank(client, to.mr, slot.place.clone())?;
+                fill_untouched(client, to.mr, slot.range.clone())?;
                 request["sge"] = slot.sge(to.mr);
             }
             client.ask(Command::PostRecv, request)?;
@@ -268,9 +270,9 @@ impl CellRun {
         send_all(client)?;
         let client = &mut *clients[self.from];
         if op.is_fetch() {
-            blank(client, from.mr, place)?;
+            fill_untouched(client, from.mr, range)?;
         } else {
-            write(client, from.mr, place.start, &self.sources(serials.clone(), Self::local))?;
+            write(client, from.mr, range.start, &self.sources(serials.clone(), Self::local))?;
         }
         send_all(client)?;
         self.signaled.clear();
@@ -282,7 +284,7 @@ impl CellRun {
             }
             if self.is_inline(serial) {
                 // The post has copied the inline data, so the memory may change.
-                blank(client, from.mr, self.local(serial).place)?;
+                fill_untouched(client, from.mr, self.local(serial).range)?;
             }
             self.sent += 1;
         }
@@ -389,7 +391,7 @@ impl CellRun {
         if completion["status"] != "SUCCESS" {
             return wrong(format!("responder: a receive failed: {completion}"));
         }
-        let len = self.cell.size as usize + if is_datagram { GRH } else { 0 };
+        let len = self.cell.size as usize + if is_datagram { GRH_LEN } else { 0 };
         let opcode = if op == Op::WriteImm { "RECV_RDMA_WITH_IMM" } else { "RECV" };
         let wr_id = self.wr_id(self.consumed).into();
         let mut expected =
@@ -406,7 +408,7 @@ impl CellRun {
         self.consumed += 1;
         let found = match op {
             Op::WriteImm => Vec::new(),
-            _ => read(clients[1 - self.from], to.mr, slot.place.clone())?,
+            _ => read(clients[1 - self.from], to.mr, slot.range.clone())?,
         };
         let serial = match (imm, found.get(slot.pieces[0].start)) {
             (Some(imm), _) => imm & 0xff,
@@ -460,15 +462,15 @@ impl CellRun {
     fn judge(&mut self, pair: &Pair, clients: &mut Clients<'_>, first: u32) -> Result<(), CheckError> {
         let (from, to) = (&pair.ends[self.from], &pair.ends[1 - self.from]);
         let (op, serials) = (self.cell.op, first..self.sent);
-        let (place, client) = (self.place(serials.clone()), &mut *clients[1 - self.from]);
+        let (range, client) = (self.range(serials.clone()), &mut *clients[1 - self.from]);
         if op.is_write() || op == Op::Read {
             let guard = if op == Op::Read { SOURCE_GUARD } else { UNTOUCHED };
             let images: Vec<_> =
                 serials.clone().map(|serial| self.remote(serial).image(&self.message(serial), guard)).collect();
-            let found = self.await_writes(client, to, first, place.clone(), &images)?;
+            let found = self.await_writes(client, to, first, range.clone(), &images)?;
             for ((serial, image), found) in serials.clone().zip(&images).zip(found.chunks(images[0].len())) {
                 if self.is_reliable() || self.seen[serial as usize] {
-                    compare("responder's memory", serial, image, found, GUARD)?;
+                    compare("responder's memory", serial, image, found, GUARD_LEN)?;
                 } else {
                     self.judge_lost(serial, image, found)?;
                 }
@@ -477,14 +479,20 @@ impl CellRun {
         if op.is_atomic() {
             let word = self.atomics.last().map_or(0, |(_, atomic)| atomic.result);
             let slot = self.remote(0);
-            let found = read(client, to.mr, slot.place.clone())?;
-            compare("the atomic's word", self.sent - 1, &slot.image(&word.to_ne_bytes(), UNTOUCHED), &found, GUARD)?;
+            let found = read(client, to.mr, slot.range.clone())?;
+            compare(
+                "the atomic's word",
+                self.sent - 1,
+                &slot.image(&word.to_ne_bytes(), UNTOUCHED),
+                &found,
+                GUARD_LEN,
+            )?;
         }
         if self.is_reliable() && !op.takes_receive() {
             self.delivered = self.count;
         }
-        let found = read(clients[self.from], from.mr, place)?;
-        let stride = self.local(0).place.len();
+        let found = read(clients[self.from], from.mr, range)?;
+        let stride = self.local(0).range.len();
         for (serial, found) in serials.zip(found.chunks(stride)) {
             let slot = self.local(serial);
             let image = match op {
@@ -505,12 +513,12 @@ impl CellRun {
         client: &mut Client,
         to: &End,
         first: u32,
-        place: Range<usize>,
+        range: Range<usize>,
         images: &[Vec<u8>],
     ) -> Result<Vec<u8>, CheckError> {
         let mut since = Instant::now();
         loop {
-            let found = read(client, to.mr, place.clone())?;
+            let found = read(client, to.mr, range.clone())?;
             if self.is_reliable() || self.cell.op != Op::Write {
                 return Ok(found);
             }
@@ -530,7 +538,7 @@ impl CellRun {
 
     /// Judges the memory of a lost message: the bytes of each packet must be complete or untouched.
     fn judge_lost(&self, serial: u32, image: &[u8], found: &[u8]) -> Result<(), CheckError> {
-        let message = GUARD..GUARD + self.cell.size as usize;
+        let message = GUARD_LEN..GUARD_LEN + self.cell.size as usize;
         let mut allowed = vec![UNTOUCHED; image.len()];
         for start in message.clone().step_by(self.cell.mtu as usize) {
             let share = start..(start + self.cell.mtu as usize).min(message.end);
@@ -538,7 +546,7 @@ impl CellRun {
                 allowed[share.clone()].copy_from_slice(&image[share]);
             }
         }
-        compare("responder's memory after a loss", serial, &allowed, found, GUARD)
+        compare("responder's memory after a loss", serial, &allowed, found, GUARD_LEN)
     }
 
     /// Checks that a datagram longer than the MTU does not arrive. Cards refuse it, complete it
@@ -612,7 +620,7 @@ fn expect(side: &str, completion: &Value, expected: &[(&str, Value)]) -> Result<
 
 #[cfg(test)]
 mod tests {
-    use super::super::memory::AREA;
+    use super::super::memory::AREA_LEN;
     use super::super::{checks, kinds};
     use super::*;
 
@@ -623,7 +631,7 @@ mod tests {
                 let max =
                     messages(&cell, &conditions) + if cell.service == Service::Rc { 0 } else { more_tries(cell.size) };
                 assert!(
-                    max <= MAX_SERIALS && Slot::new(max - 1, cell.size as usize, 0, true).place.end <= AREA,
+                    max <= MAX_SERIALS && Slot::new(max - 1, cell.size as usize, 0, true).range.end <= AREA_LEN,
                     "{cell:?}"
                 );
             }

@@ -1,6 +1,6 @@
 //! Connects queue pairs of two cards.
 
-use super::memory::{AREA, send_all};
+use super::memory::{AREA_LEN, send_all};
 use super::{Clients, Family, PairError, PairKind};
 use crate::client::{Client, ClientError};
 use crate::plan::Service;
@@ -36,7 +36,7 @@ pub(super) struct End {
 
 impl End {
     fn register(client: &mut Client) -> Result<Self, ClientError> {
-        let mr = client.call(Command::Reg, json!({"length": AREA, "access": RIGHTS}))?;
+        let mr = client.call(Command::Reg, json!({"length": AREA_LEN, "access": RIGHTS}))?;
         let (mr, addr, rkey) = (number(&mr, "mr")?, number(&mr, "addr")?, number(&mr, "rkey")?);
         Ok(Self { mr, addr, rkey, ..Self::default() })
     }
