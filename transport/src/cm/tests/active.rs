@@ -1,4 +1,4 @@
-//! The active side.
+//! Tests of the active side, which sends the REQ.
 
 use super::*;
 
@@ -19,18 +19,18 @@ fn req_fields_equal_those_of_rdma_cm() {
     assert_eq!((req.primary.local_ack_timeout.get(), req.path_mtu.get(), req.has_alternate()), (17, 3, false));
     assert_eq!(&req.private_data.as_bytes()[..6], b"hello\0");
     node.call(|cm, cx| cm.connect(cx, &Connect { hop_limit: 1, ..connect })).unwrap();
-    let Message::Req(near) = node.one_sent() else { panic!("no REQ") };
-    assert_eq!((near.primary.local_lid, near.primary.subnet_local), (0, true));
-    assert_ne!(near.local_comm_id, id);
+    let Message::Req(on_subnet) = node.one_sent() else { panic!("no REQ") };
+    assert_eq!((on_subnet.primary.local_lid, on_subnet.primary.subnet_local), (0, true));
+    assert_ne!(on_subnet.local_comm_id, id);
 }
 
 // clause: CM-REQ-TIMEOUT, CM-RETRIES
 #[test]
 fn unanswered_req_is_sent_sixteen_times() {
     let mut node = Node::new();
-    let id = node.req_sent();
+    let id = node.send_req();
     for _ in 0..15 {
-        assert_eq!((node.wait().as_millis(), node.names()), (4608, vec!["REQ"]));
+        assert_eq!((node.wait().as_millis(), node.sent_names()), (4608, vec!["REQ"]));
     }
     assert!(node.events().is_empty());
     assert_eq!(node.wait().as_millis(), 4608);
@@ -46,7 +46,7 @@ fn unanswered_req_is_sent_sixteen_times() {
 #[test]
 fn rep_sets_the_qp_terms() {
     let mut node = Node::new();
-    let id = node.req_sent();
+    let id = node.send_req();
     assert_eq!(node.cm.qp_terms(id), None);
     assert_eq!(node.cm.confirm(id, &PrivateData::EMPTY), Err(CmError::State));
     assert_eq!(node.deliver(rep(id)), Ok(()));
@@ -56,7 +56,11 @@ fn rep_sets_the_qp_terms() {
     assert_eq!((terms.route, terms.dest_qpn, terms.rq_psn, terms.sq_psn), {
         (route(), PEER_QPN, Psn::new(100), Psn::new(200))
     });
-    assert_eq!((terms.max_rd_atomic, terms.max_dest_rd_atomic), (5, 3), "of 8 and 4, the peer serves 5 and requests 3");
+    assert_eq!(
+        (terms.max_rd_atomic, terms.max_dest_rd_atomic),
+        (5, 3),
+        "the peer serves 5 of our 8 and requests 3 of our 4"
+    );
     assert_eq!((terms.retry_cnt.get(), terms.rnr_retry.get(), terms.timeout.get()), (7, 2, 18));
     assert_eq!((node.sent(), node.state(id), node.cm.poll_timeout()), (vec![], State::RepRcvd, None));
     node.cm.confirm(id, &PrivateData::new(b"go").unwrap()).unwrap();
@@ -69,7 +73,7 @@ fn rep_sets_the_qp_terms() {
 #[test]
 fn duplicate_rep_is_answered_by_mra_or_rtu() {
     let mut node = Node::new();
-    let id = node.rep_received();
+    let id = node.receive_rep();
     for _ in 0..2 {
         assert_eq!(node.deliver(rep(id)), Ok(()));
         let Message::Mra(mra) = node.one_sent() else { panic!("no MRA") };
@@ -77,11 +81,11 @@ fn duplicate_rep_is_answered_by_mra_or_rtu() {
         assert_eq!(node.state(id), State::MraRepSent);
     }
     node.cm.confirm(id, &PrivateData::EMPTY).unwrap();
-    assert_eq!(node.names(), ["RTU"]);
-    assert_eq!((node.deliver(rep(id)), node.names()), (Ok(()), vec!["RTU"]));
+    assert_eq!(node.sent_names(), ["RTU"]);
+    assert_eq!((node.deliver(rep(id)), node.sent_names()), (Ok(()), vec!["RTU"]));
     assert!(node.events().is_empty());
     node.disconnect(id).unwrap();
-    node.names();
+    node.sent_names();
     assert_eq!((node.deliver(rep(id)), node.sent()), (Err(Ignored::State), vec![]));
 }
 
@@ -89,13 +93,17 @@ fn duplicate_rep_is_answered_by_mra_or_rtu() {
 #[test]
 fn mra_extends_the_wait_once() {
     let mut node = Node::new();
-    let id = node.req_sent();
+    let id = node.send_req();
     node.now = node.now.after(Duration::from_secs(4));
     assert_eq!(node.deliver(mra(id, Answered::Rep)), Err(Ignored::State));
     assert_eq!(node.deliver(mra(id, Answered::Req)), Ok(()));
     assert_eq!(node.state(id), State::MraReqRcvd);
     assert_eq!(node.deliver(mra(id, Answered::Req)), Err(Ignored::State));
-    assert_eq!((node.wait().as_millis(), node.names()), ((1 << 14) + 512, vec!["REQ"]), "codes 22 and 17");
+    assert_eq!(
+        (node.wait().as_millis(), node.sent_names()),
+        ((1 << 14) + 512, vec!["REQ"]),
+        "the service timeout of the MRA and the ACK timeout"
+    );
     assert_eq!(node.wait().as_millis(), 4608);
     assert_eq!(node.deliver(rep(id)), Ok(()));
     assert_eq!(node.state(id), State::RepRcvd);
@@ -104,24 +112,27 @@ fn mra_extends_the_wait_once() {
 // clause: CM-REJ-RECEIVED
 #[test]
 fn rej_ends_the_request() {
-    let without_id = |id| Rej { local_comm_id: CommId::NONE, ..rej(id, Answered::Req, RejReason::InvalidServiceId) };
-    for reject in [without_id, |id| rej(id, Answered::Req, RejReason::ConsumerDefined)] {
+    for reject in [rej_without_listener, |id| rej(id, Answered::Req, RejReason::ConsumerDefined)] {
         let mut node = Node::new();
-        let id = node.req_sent();
+        let id = node.send_req();
         assert_eq!(node.deliver(reject(id)), Ok(()));
         assert_eq!(node.events(), [EventKind::Rejected(Box::new(reject(id)))]);
         assert!(node.cm.is_empty());
     }
     let mut node = Node::new();
-    let id = node.req_sent();
+    let id = node.send_req();
     assert_eq!(node.deliver(rej(id, Answered::Req, RejReason::StaleConnection)), Ok(()));
     assert_eq!(node.state(id), State::TimeWait);
     assert!(matches!(node.events()[..], [EventKind::Rejected(_)]));
-    assert_eq!(node.disconnect(id), Err(CmError::UnknownId), "the program's part is over");
-    node.run_out();
+    assert_eq!(node.disconnect(id), Err(CmError::UnknownId), "the program has received the end of the connection");
+    node.run_timers();
     assert!(node.events().is_empty());
-    let id = node.rep_received();
-    assert_eq!(node.deliver(without_id(id)), Err(Ignored::UnknownId), "the peer's id is known by now");
+    let id = node.receive_rep();
+    assert_eq!(
+        node.deliver(rej_without_listener(id)),
+        Err(Ignored::UnknownId),
+        "a REJ after the REP needs the peer's id"
+    );
 }
 
 /// Returns the REJ of a peer without a listener.
@@ -130,10 +141,10 @@ fn rej_without_listener(id: CommId) -> Rej {
 }
 
 /// Sends a REQ that is retried for half a second.
-fn req_sent_with_retries(node: &mut Node) -> CommId {
+fn send_req_with_retries(node: &mut Node) -> CommId {
     let connect = Connect { retry_for: Duration::from_millis(500), ..connect() };
     let id = node.call(|cm, cx| cm.connect(cx, &connect)).unwrap();
-    assert_eq!(node.names(), ["REQ"]);
+    assert_eq!(node.sent_names(), ["REQ"]);
     id
 }
 
@@ -141,13 +152,13 @@ fn req_sent_with_retries(node: &mut Node) -> CommId {
 #[test]
 fn req_without_listener_is_retried() {
     let mut node = Node::new();
-    let id = req_sent_with_retries(&mut node);
-    let last = node.cm.state(id);
+    let id = send_req_with_retries(&mut node);
+    let state = node.cm.state(id);
     for pause in [10, 20, 40, 80, 160, 160] {
-        assert_eq!((node.deliver(rej_without_listener(id)), node.cm.state(id)), (Ok(()), last));
+        assert_eq!((node.deliver(rej_without_listener(id)), node.cm.state(id)), (Ok(()), state));
         assert_eq!(node.deliver(rej_without_listener(id)), Err(Ignored::Duplicate), "the network duplicated it");
         assert_eq!((node.sent(), node.events()), (vec![], vec![]));
-        assert_eq!((node.wait().as_millis(), node.names()), (pause, vec!["REQ"]));
+        assert_eq!((node.wait().as_millis(), node.sent_names()), (pause, vec!["REQ"]));
     }
     assert_eq!(node.deliver(rej_without_listener(id)), Ok(()));
     assert_eq!(node.events(), [EventKind::Rejected(Box::new(rej_without_listener(id)))]);
@@ -158,12 +169,12 @@ fn req_without_listener_is_retried() {
 #[test]
 fn retried_req_equals_the_first() {
     let mut node = Node::new();
-    let id = req_sent_with_retries(&mut node);
+    let id = send_req_with_retries(&mut node);
     assert_eq!(node.deliver(rej_without_listener(id)), Ok(()));
     node.wait();
-    assert_eq!(node.names(), ["REQ"]);
+    assert_eq!(node.sent_names(), ["REQ"]);
     for _ in 0..15 {
-        assert_eq!((node.wait().as_millis(), node.names()), (4608, vec!["REQ"]), "the peer does not answer");
+        assert_eq!((node.wait().as_millis(), node.sent_names()), (4608, vec!["REQ"]), "the peer does not answer");
     }
     assert_eq!(node.deliver(rep(id)), Ok(()));
     assert!(matches!(node.events()[..], [EventKind::ConnectReply(..)]));
@@ -171,27 +182,30 @@ fn retried_req_equals_the_first() {
 
 // clause: CM-REQ-AGAIN
 #[test]
-fn other_answers_count_during_retry_pause() {
+fn other_answers_end_the_retry_pause() {
     let mut node = Node::new();
-    let id = req_sent_with_retries(&mut node);
+    let id = send_req_with_retries(&mut node);
     assert_eq!(node.deliver(rej_without_listener(id)), Ok(()));
     assert_eq!((node.deliver(rep(id)), node.state(id), node.cm.poll_timeout()), (Ok(()), State::RepRcvd, None));
     let mut node = Node::new();
-    let id = req_sent_with_retries(&mut node);
+    let id = send_req_with_retries(&mut node);
     assert_eq!(node.deliver(rej_without_listener(id)), Ok(()));
     assert_eq!(node.deliver(rej(id, Answered::Req, RejReason::ConsumerDefined)), Ok(()));
     assert!(matches!(node.events()[..], [EventKind::Rejected(_)]) && node.cm.is_empty());
     let mut node = Node::new();
-    let id = req_sent_with_retries(&mut node);
-    assert_eq!((node.deliver(rej_without_listener(id)), node.destroy(id), node.names()), (Ok(()), Ok(()), vec!["REJ"]));
+    let id = send_req_with_retries(&mut node);
+    assert_eq!(
+        (node.deliver(rej_without_listener(id)), node.destroy(id), node.sent_names()),
+        (Ok(()), Ok(()), vec!["REJ"])
+    );
     assert!(node.cm.is_empty());
 }
 
 // clause: CM-REJECT
 #[test]
-fn program_may_reject_rep() {
+fn rejecting_the_rep_sends_rej() {
     let mut node = Node::new();
-    let id = node.rep_received();
+    let id = node.receive_rep();
     node.cm.reject(id, &Refusal::new(PrivateData::new(b"no").unwrap())).unwrap();
     let Message::Rej(rej) = node.one_sent() else { panic!("no REJ") };
     assert_eq!((rej.local_comm_id, rej.remote_comm_id, rej.answered), (id, PEER_ID, Answered::Rep));
@@ -203,10 +217,10 @@ fn program_may_reject_rep() {
 #[test]
 fn rep_with_qp_in_use_is_rejected_and_ends_both() {
     let mut node = Node::new();
-    let old = node.established_active();
-    let new = node.req_sent();
-    let again = Rep { local_comm_id: CommId(0x8888), ..rep(new) };
-    assert_eq!(node.deliver(again), Err(Ignored::Stale));
+    let old = node.establish_active();
+    let new = node.send_req();
+    let rep_of_same_qp = Rep { local_comm_id: CommId(0x8888), ..rep(new) };
+    assert_eq!(node.deliver(rep_of_same_qp), Err(Ignored::Stale));
     let sent = node.sent();
     let [Message::Rej(rej), Message::Dreq(dreq)] = &sent[..] else { panic!("{sent:?}") };
     assert_eq!((rej.answered, rej.reason, rej.remote_comm_id), {
@@ -222,7 +236,7 @@ fn xrc_target_qpn_is_in_the_eecn_field() {
     let mut node = Node::new();
     let connect = Connect { transport: Transport::Xrc, ..connect() };
     let id = node.call(|cm, cx| cm.connect(cx, &connect)).unwrap();
-    assert_eq!(node.names(), ["REQ"]);
+    assert_eq!(node.sent_names(), ["REQ"]);
     assert_eq!(node.deliver(Rep { local_qpn: Qpn::default(), local_eecn: PEER_QPN, ..rep(id) }), Ok(()));
     assert_eq!(node.cm.qp_terms(id).unwrap().dest_qpn, PEER_QPN);
     let mut node = Node::listening();
@@ -237,7 +251,7 @@ fn xrc_target_qpn_is_in_the_eecn_field() {
 #[test]
 fn ids_carry_the_process_prefix() {
     let mut node = Node::with(Settings { prefix: 0xabc, ..Settings::new(OUR_GUID) });
-    let ids = [node.req_sent(), node.req_sent()];
+    let ids = [node.send_req(), node.send_req()];
     assert_eq!(ids.map(CommId::prefix), [0xabc; 2]);
     assert_ne!(ids[0], ids[1]);
     assert_eq!(addressee(&rep(ids[0]).into()), Addressee::Id(ids[0]));
@@ -247,7 +261,7 @@ fn ids_carry_the_process_prefix() {
 
 // clause: CM-ID, CM-BOUNDS
 #[test]
-fn id_is_found_with_constant_random_numbers() {
+fn ids_differ_with_constant_random_numbers() {
     let settings = Settings { prefix: 0xfff, max_connections: 3, ..Settings::new(OUR_GUID) };
     let mut cm = Cm::new(settings);
     let mut ids =

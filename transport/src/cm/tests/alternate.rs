@@ -54,7 +54,7 @@ impl Node {
 // clause: CM-LAP
 #[test]
 fn alternate_path_is_proposed_and_loaded() {
-    for reach in [Node::established_active, Node::established_passive] {
+    for reach in [Node::establish_active, Node::establish_passive] {
         let mut node = Node::listening();
         let id = reach(&mut node);
         let alternate = Alternate { traffic_class: 5, ..Alternate::new(other_route()) };
@@ -87,7 +87,7 @@ fn alternate_path_is_proposed_and_loaded() {
 // clause: CM-LAP, CM-LAP-DUPLICATE, CM-MRA
 #[test]
 fn duplicate_lap_gets_the_same_apr() {
-    for reach in [Node::established_active, Node::established_passive] {
+    for reach in [Node::establish_active, Node::establish_passive] {
         let (mut node, id) = Node::accepting_alternates(reach);
         assert_eq!(node.deliver_with_tid(TransactionId(1), lap(id)), Ok(()));
         assert_eq!(node.events(), [EventKind::AlternateRequest(Box::new(lap(id)))]);
@@ -117,7 +117,7 @@ fn duplicate_lap_gets_the_same_apr() {
 // clause: CM-MRA
 #[test]
 fn program_may_delay_its_apr() {
-    let (mut node, id) = Node::accepting_alternates(Node::established_active);
+    let (mut node, id) = Node::accepting_alternates(Node::establish_active);
     assert_eq!(node.cm.delay(id, TimeCode::new(20)), Err(CmError::State), "no request is pending");
     assert_eq!(node.deliver(lap(id)), Ok(()));
     node.cm.delay(id, TimeCode::new(20)).unwrap();
@@ -129,18 +129,18 @@ fn program_may_delay_its_apr() {
 #[test]
 fn invalid_alternate_paths_are_refused() {
     let refused = |lap: Lap, status| {
-        let (mut node, _) = Node::accepting_alternates(Node::established_active);
+        let (mut node, _) = Node::accepting_alternates(Node::establish_active);
         assert_eq!(node.deliver(lap), Err(Ignored::Refused));
         let Message::Apr(apr) = node.one_sent() else { panic!("no APR") };
         assert_eq!((apr.status, node.events()), (status, vec![]));
     };
-    let id = Node::accepting_alternates(Node::established_active).1;
+    let id = Node::accepting_alternates(Node::establish_active).1;
     let current = Lap { local_gid: route().remote, remote_gid: route().local, ..lap(id) };
     refused(current, AprStatus::IsCurrent);
     refused(Lap { remote_qpn: PEER_QPN, ..lap(id) }, AprStatus::InvalidQpn);
     refused(Lap { local_gid: Gid::default(), ..lap(id) }, AprStatus::InvalidGid);
     refused(Lap { local_gid: Ipv4Addr::new(224, 0, 0, 1).into(), ..lap(id) }, AprStatus::InvalidGid);
-    let (mut node, id) = Node::accepting_alternates(Node::established_active);
+    let (mut node, id) = Node::accepting_alternates(Node::establish_active);
     node.cm.enable_alternate_events(id, false).unwrap();
     assert_eq!(node.deliver(lap(id)), Err(Ignored::Refused));
     assert_eq!(node.cm.answer_alternate(id, &AlternateAnswer::new(AprStatus::Success)), Err(CmError::State));
@@ -149,7 +149,7 @@ fn invalid_alternate_paths_are_refused() {
 // clause: CM-LAP
 #[test]
 fn lap_requires_an_established_connection() {
-    for reach in [Node::req_sent, Node::rep_received, Node::rep_sent] {
+    for reach in [Node::send_req, Node::receive_rep, Node::send_rep] {
         let (mut node, id) = Node::accepting_alternates(reach);
         let alternate = Alternate::new(other_route());
         assert_eq!(node.call(|cm, cx| cm.load_alternate(cx, id, &alternate)), Err(CmError::State));
@@ -158,35 +158,35 @@ fn lap_requires_an_established_connection() {
             (Err(Ignored::State), Err(Ignored::State))
         );
     }
-    let (mut node, id) = Node::accepting_alternates(Node::established_active);
+    let (mut node, id) = Node::accepting_alternates(Node::establish_active);
     assert_eq!(node.deliver(lap(id)), Ok(()));
     assert_eq!(node.deliver(dreq(id)), Ok(()));
     assert_eq!(node.cm.answer_alternate(id, &AlternateAnswer::new(AprStatus::Success)), Err(CmError::State));
     assert_eq!((node.alternate(id), node.deliver(lap(id))), (AlternateState::Idle, Err(Ignored::State)));
-    let (mut node, id) = Node::accepting_alternates(Node::established_active);
+    let (mut node, id) = Node::accepting_alternates(Node::establish_active);
     let tid = node.propose(id);
     node.disconnect(id).unwrap();
     assert_eq!(node.deliver_with_tid(tid, apr(id, AprStatus::Success)), Err(Ignored::State));
     assert_eq!(node.deliver(mra(id, Answered::Neither)), Err(Ignored::State));
-    node.run_out();
+    node.run_timers();
 }
 
 // clause: CM-RETRIES, CM-MRA
 #[test]
 fn unanswered_lap_is_retried_and_abandoned() {
     let mut node = Node::new();
-    let id = node.established_active();
+    let id = node.establish_active();
     node.propose(id);
     let default_wait = node.wait();
-    assert_eq!(node.names(), ["LAP"]);
+    assert_eq!(node.sent_names(), ["LAP"]);
     assert_eq!(node.deliver(mra(id, Answered::Neither)), Ok(()));
     assert_eq!(node.alternate(id), AlternateState::MraLapRcvd);
     assert_eq!(node.deliver(mra(id, Answered::Neither)), Err(Ignored::State), "a second MRA is ignored");
     assert!(node.wait() > default_wait * 3, "the peer has requested 16 s");
-    let mut laps = node.names().len();
+    let mut laps = node.sent_names().len();
     while node.cm.poll_timeout().is_some() {
         assert_eq!(node.wait(), default_wait);
-        laps += node.names().len();
+        laps += node.sent_names().len();
     }
     assert_eq!((laps, node.events()), (14, vec![EventKind::AlternateUnanswered]), "16 with the first two");
     assert_eq!((node.state(id), node.alternate(id)), (State::Established, AlternateState::Idle));
@@ -195,10 +195,10 @@ fn unanswered_lap_is_retried_and_abandoned() {
 // clause: CM-LAP-CROSSING
 #[test]
 fn crossing_laps_keep_the_proposal_of_the_active_side() {
-    let (mut active, id) = Node::accepting_alternates(Node::established_active);
+    let (mut active, id) = Node::accepting_alternates(Node::establish_active);
     active.propose(id);
     assert_eq!((active.deliver(lap(id)), active.events()), (Err(Ignored::State), vec![]));
-    let (mut passive, id) = Node::accepting_alternates(Node::established_passive);
+    let (mut passive, id) = Node::accepting_alternates(Node::establish_passive);
     let tid = passive.propose(id);
     assert_eq!(passive.deliver(lap(id)), Ok(()));
     assert!(matches!(passive.events()[..], [EventKind::AlternateUnanswered, EventKind::AlternateRequest(_)]));
@@ -209,24 +209,24 @@ fn crossing_laps_keep_the_proposal_of_the_active_side() {
 // clause: CM-MIGRATED, CM-MATCH
 #[test]
 fn messages_migrate_with_the_queue_pair() {
-    let (mut node, id) = Node::accepting_alternates(Node::established_passive);
+    let (mut node, id) = Node::accepting_alternates(Node::establish_passive);
     assert_eq!(node.cm.on_migrated(id), Err(CmError::State), "there is no other path");
     assert_eq!(node.deliver_from(other_route(), dreq(id)), Err(Ignored::Address));
     assert_eq!(node.deliver(lap(id)), Ok(()));
     node.cm.answer_alternate(id, &AlternateAnswer::new(AprStatus::Success)).unwrap();
-    node.names();
+    node.sent_names();
     assert_eq!(node.deliver_from(Route { local: address(1), ..other_route() }, dreq(id)), Err(Ignored::Address));
     node.cm.on_migrated(id).unwrap();
     node.disconnect(id).unwrap();
     assert_eq!(node.cm.poll_transmit().map(|out| (out.route, out.mad.message.name())), Some((other_route(), "DREQ")));
     assert_eq!(node.deliver(drep(id)), Ok(()), "the peer has not migrated yet");
-    node.run_out();
-    let (mut node, id) = Node::accepting_alternates(Node::established_active);
+    node.run_timers();
+    let (mut node, id) = Node::accepting_alternates(Node::establish_active);
     let tid = node.propose(id);
     assert_eq!(node.deliver_with_tid(tid, apr(id, AprStatus::Success)), Ok(()));
     assert_eq!(node.deliver_from(other_route(), dreq(id)), Ok(()), "the peer has migrated");
     node.disconnect(id).unwrap();
-    node.run_out();
+    node.run_timers();
 }
 
 // clause: CM-FAILOVER

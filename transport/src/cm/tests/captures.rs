@@ -218,7 +218,7 @@ fn replay(name: &str, local: Gid) -> usize {
         }
     }
     assert_eq!(replay.node.cm.poll_transmit(), None, "{name}: more than was recorded");
-    replay.node.run_out();
+    replay.node.run_timers();
     sent
 }
 

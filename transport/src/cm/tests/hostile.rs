@@ -80,12 +80,12 @@ fn forged_messages_of_third_parties_have_no_effect() {
         let mut rng = Rng::new(seed);
         let mut node = Node::new();
         node.listen(BACKLOG);
-        let established = node.established_active();
+        let established = node.establish_active();
         deliver_forged(&mut node, &mut rng, established, address(3), 300);
         assert_eq!(node.state(established), State::Established, "seed {seed}");
         let mut node = Node::new();
         node.listen(BACKLOG);
-        let requested = node.req_sent();
+        let requested = node.send_req();
         deliver_forged(&mut node, &mut rng, requested, address(3), 300);
         assert_eq!(node.state(requested), State::ReqSent, "seed {seed}");
         assert_eq!(node.deliver(rep(requested)), Ok(()));
@@ -98,7 +98,7 @@ fn hostile_peer_affects_only_its_own_connection() {
     for seed in 0..200 {
         let mut rng = Rng::new(seed);
         for reach in
-            [Node::req_sent, Node::rep_received, Node::established_active, Node::rep_sent, Node::established_passive]
+            [Node::send_req, Node::receive_rep, Node::establish_active, Node::send_rep, Node::establish_passive]
         {
             let mut node = Node::new();
             node.listen(BACKLOG);
@@ -152,7 +152,7 @@ fn duplicate_requests_are_answered_during_a_flood() {
         let id = node.cm.poll_event().unwrap().id;
         node.call(|cm, cx| cm.accept(cx, id, &accept())).unwrap();
     }
-    node.names();
+    node.sent_names();
     let again = Req { local_comm_id: CommId(1), local_qpn: Qpn::new(2), ..req() };
-    assert_eq!((node.deliver(again), node.names()), (Err(Ignored::Duplicate), vec!["REP"]));
+    assert_eq!((node.deliver(again), node.sent_names()), (Err(Ignored::Duplicate), vec!["REP"]));
 }

@@ -27,7 +27,7 @@ fn lookup_is_repeated_until_answered() {
     let id = node.call(|cm, cx| cm.resolve(cx, &Resolve::new(route(), SERVICE))).unwrap();
     let Message::SidrReq(sent) = node.one_sent() else { panic!("no SIDR_REQ") };
     assert_eq!((sent.request_id, sent.service_id, sent.pkey.0), (id, SERVICE, 0xffff));
-    assert_eq!((node.wait().as_millis(), node.names()), (4096, vec!["SIDR_REQ"]));
+    assert_eq!((node.wait().as_millis(), node.sent_names()), (4096, vec!["SIDR_REQ"]));
     assert_eq!(node.deliver(reply(CommId(id.0 ^ 1))), Err(Ignored::UnknownId));
     let elsewhere = Route { local: address(1), remote: address(3) };
     assert_eq!(node.deliver_from(elsewhere, reply(id)), Err(Ignored::Address));
@@ -41,8 +41,8 @@ fn lookup_is_repeated_until_answered() {
 fn unanswered_lookup_is_abandoned() {
     let mut node = Node::new();
     node.call(|cm, cx| cm.resolve(cx, &Resolve::new(route(), SERVICE))).unwrap();
-    node.run_out();
-    assert_eq!((node.names(), node.events()), (vec!["SIDR_REQ"; 16], vec![EventKind::Unreachable]));
+    node.run_timers();
+    assert_eq!((node.sent_names(), node.events()), (vec!["SIDR_REQ"; 16], vec![EventKind::Unreachable]));
     assert_eq!(node.now, Instant(16 * 4096 * 1_000_000));
     let id = node.call(|cm, cx| cm.resolve(cx, &Resolve::new(route(), SERVICE))).unwrap();
     node.destroy(id).unwrap();
@@ -56,14 +56,17 @@ fn lookup_without_listener_is_retried() {
     let resolve = Resolve { retry_for: Duration::from_millis(500), ..Resolve::new(route(), SERVICE) };
     let id = node.call(|cm, cx| cm.resolve(cx, &resolve)).unwrap();
     let unsupported = SidrRep { status: SidrStatus::Unsupported, ..reply(id) };
-    assert_eq!((node.names(), node.wait().as_millis(), node.names()), (vec!["SIDR_REQ"], 4096, vec!["SIDR_REQ"]));
+    assert_eq!(
+        (node.sent_names(), node.wait().as_millis(), node.sent_names()),
+        (vec!["SIDR_REQ"], 4096, vec!["SIDR_REQ"])
+    );
     for pause in [10, 20, 40, 80, 160, 160] {
         assert_eq!(node.deliver(unsupported.clone()), Ok(()));
         assert_eq!(node.deliver(unsupported.clone()), Err(Ignored::Duplicate), "the network duplicated it");
         assert_eq!((node.sent(), node.events()), (vec![], vec![]));
-        assert_eq!((node.wait().as_millis(), node.names()), (pause, vec!["SIDR_REQ"]));
+        assert_eq!((node.wait().as_millis(), node.sent_names()), (pause, vec!["SIDR_REQ"]));
     }
-    assert_eq!((node.wait().as_millis(), node.names()), (4096, vec!["SIDR_REQ"]), "the peer does not answer");
+    assert_eq!((node.wait().as_millis(), node.sent_names()), (4096, vec!["SIDR_REQ"]), "the peer does not answer");
     assert_eq!(node.deliver(unsupported.clone()), Ok(()));
     assert_eq!(node.events(), [EventKind::LookupReply(Box::new(unsupported), Ece::NONE)]);
     assert!(node.cm.is_empty());

@@ -101,7 +101,7 @@ impl Node {
     }
 
     /// Takes the names of the messages to send.
-    fn names(&mut self) -> Vec<&'static str> {
+    fn sent_names(&mut self) -> Vec<&'static str> {
         self.sent().iter().map(Message::name).collect()
     }
 
@@ -119,7 +119,7 @@ impl Node {
     }
 
     /// Lets time pass until nothing is left.
-    fn run_out(&mut self) {
+    fn run_timers(&mut self) {
         while self.cm.poll_timeout().is_some() {
             self.wait();
         }
@@ -131,49 +131,49 @@ impl Node {
     }
 
     /// Sends a REQ.
-    fn req_sent(&mut self) -> CommId {
+    fn send_req(&mut self) -> CommId {
         let connect = Connect { responder_resources: 4, initiator_depth: 8, ..connect() };
         let id = self.call(|cm, cx| cm.connect(cx, &connect)).unwrap();
-        assert_eq!((self.names(), self.state(id)), (vec!["REQ"], State::ReqSent));
+        assert_eq!((self.sent_names(), self.state(id)), (vec!["REQ"], State::ReqSent));
         id
     }
 
     /// Sends a REQ and receives the REP.
-    fn rep_received(&mut self) -> CommId {
-        let id = self.req_sent();
+    fn receive_rep(&mut self) -> CommId {
+        let id = self.send_req();
         assert_eq!(self.deliver(rep(id)), Ok(()));
         assert!(matches!(self.events()[..], [EventKind::ConnectReply(..)]));
         id
     }
 
     /// Sends a REQ, receives the REP and sends the RTU.
-    fn established_active(&mut self) -> CommId {
-        let id = self.rep_received();
+    fn establish_active(&mut self) -> CommId {
+        let id = self.receive_rep();
         self.cm.confirm(id, &PrivateData::EMPTY).unwrap();
-        assert_eq!((self.names(), self.state(id)), (vec!["RTU"], State::Established));
+        assert_eq!((self.sent_names(), self.state(id)), (vec!["RTU"], State::Established));
         id
     }
 
     /// Receives a REQ; returns our id.
-    fn req_received(&mut self) -> CommId {
+    fn receive_req(&mut self) -> CommId {
         assert_eq!(self.deliver(req()), Ok(()));
         let event = self.cm.poll_event().expect("poll the next event");
         assert!(matches!(event.kind, EventKind::ConnectRequest(..)));
-        assert_eq!((self.names(), self.state(event.id)), (vec![], State::ReqRcvd));
+        assert_eq!((self.sent_names(), self.state(event.id)), (vec![], State::ReqRcvd));
         event.id
     }
 
     /// Receives a REQ and sends the REP.
-    fn rep_sent(&mut self) -> CommId {
-        let id = self.req_received();
+    fn send_rep(&mut self) -> CommId {
+        let id = self.receive_req();
         self.call(|cm, cx| cm.accept(cx, id, &accept())).unwrap();
-        assert_eq!((self.names(), self.state(id)), (vec!["REP"], State::RepSent));
+        assert_eq!((self.sent_names(), self.state(id)), (vec!["REP"], State::RepSent));
         id
     }
 
     /// Receives a REQ, sends the REP and receives the RTU.
-    fn established_passive(&mut self) -> CommId {
-        let id = self.rep_sent();
+    fn establish_passive(&mut self) -> CommId {
+        let id = self.send_rep();
         assert_eq!(self.deliver(rtu(id)), Ok(()));
         assert_eq!((self.events(), self.state(id)), (vec![EventKind::Established], State::Established));
         id

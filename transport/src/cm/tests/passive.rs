@@ -43,9 +43,9 @@ fn unanswered_rep_is_retried_and_abandoned() {
     assert_eq!(node.deliver(asks), Ok(()));
     let id = node.cm.poll_event().unwrap().id;
     node.call(|cm, cx| cm.accept(cx, id, &accept())).unwrap();
-    node.names();
+    node.sent_names();
     for _ in 0..2 {
-        assert_eq!((node.wait().as_millis(), node.names()), (1024, vec!["REP"]));
+        assert_eq!((node.wait().as_millis(), node.sent_names()), (1024, vec!["REP"]));
     }
     assert_eq!(node.wait().as_millis(), 1024);
     let Message::Rej(rej) = node.one_sent() else { panic!("no REJ") };
@@ -58,16 +58,16 @@ fn unanswered_rep_is_retried_and_abandoned() {
 #[test]
 fn rtu_or_data_establish_the_connection_once() {
     let mut node = Node::listening();
-    let id = node.established_passive();
+    let id = node.establish_passive();
     assert_eq!((node.deliver(rtu(id)), node.cm.establish(id)), (Err(Ignored::State), Err(CmError::State)));
     assert_eq!((node.events(), node.cm.poll_timeout()), (vec![], None));
     let mut node = Node::listening();
-    let id = node.rep_sent();
+    let id = node.send_rep();
     node.cm.establish(id).unwrap();
     assert_eq!((node.events(), node.state(id)), (vec![EventKind::Established], State::Established));
     assert_eq!((node.deliver(rtu(id)), node.events(), node.sent()), (Err(Ignored::State), vec![], vec![]));
     let mut node = Node::listening();
-    let id = node.req_received();
+    let id = node.receive_req();
     assert_eq!((node.deliver(rtu(id)), node.cm.establish(id)), (Err(Ignored::State), Err(CmError::State)));
 }
 
@@ -75,7 +75,7 @@ fn rtu_or_data_establish_the_connection_once() {
 #[test]
 fn duplicate_req_is_one_connection() {
     let mut node = Node::listening();
-    let id = node.req_received();
+    let id = node.receive_req();
     for _ in 0..2 {
         assert_eq!(node.deliver(req()), Err(Ignored::Duplicate));
         let Message::Mra(mra) = node.one_sent() else { panic!("no MRA") };
@@ -84,17 +84,17 @@ fn duplicate_req_is_one_connection() {
         assert_eq!(node.state(id), State::MraReqSent);
     }
     node.call(|cm, cx| cm.accept(cx, id, &accept())).unwrap();
-    assert_eq!(node.names(), ["REP"]);
+    assert_eq!(node.sent_names(), ["REP"]);
     assert_eq!((node.deliver(req()), node.sent()), (Err(Ignored::Duplicate), vec![]), "the REP has a timer");
     assert_eq!(node.deliver(rtu(id)), Ok(()));
     assert_eq!((node.deliver(req()), node.sent()), (Err(Ignored::Duplicate), vec![]));
     assert_eq!(node.deliver(dreq(id)), Ok(()));
     node.disconnect(id).unwrap();
-    assert_eq!(node.names(), ["DREP"]);
+    assert_eq!(node.sent_names(), ["DREP"]);
     assert_eq!((node.deliver(req()), node.state(id)), (Err(Ignored::Duplicate), State::TimeWait));
     let Message::Rej(rej) = node.one_sent() else { panic!("no REJ") };
     assert_eq!((rej.reason, rej.answered), (RejReason::StaleConnection, Answered::Req));
-    node.run_out();
+    node.run_timers();
     node.events();
     assert_eq!(node.deliver(req()), Ok(()), "the id is free again");
 }
@@ -103,15 +103,15 @@ fn duplicate_req_is_one_connection() {
 #[test]
 fn peer_id_is_reusable_after_time_wait_before_the_timer() {
     let mut node = Node::listening();
-    let old = node.established_passive();
+    let old = node.establish_passive();
     assert_eq!(node.deliver(dreq(old)), Ok(()));
     node.disconnect(old).unwrap();
-    assert_eq!((node.events().len(), node.names()), (1, vec!["DREP"]));
+    assert_eq!((node.events().len(), node.sent_names()), (1, vec!["DREP"]));
     let due = node.cm.poll_timeout().unwrap();
     node.now = Instant(due.0 - 1);
-    assert_eq!((node.deliver(req()), node.names()), (Err(Ignored::Duplicate), vec!["REJ"]));
+    assert_eq!((node.deliver(req()), node.sent_names()), (Err(Ignored::Duplicate), vec!["REJ"]));
     node.now = due;
-    assert_eq!((node.deliver(req()), node.names()), (Ok(()), vec![]));
+    assert_eq!((node.deliver(req()), node.sent_names()), (Ok(()), vec![]));
     assert_eq!(
         (node.cm.poll_event().unwrap().id, node.state(old)),
         (old, State::Idle),
@@ -124,34 +124,34 @@ fn peer_id_is_reusable_after_time_wait_before_the_timer() {
 #[test]
 fn qp_of_a_closed_connection_may_connect_again() {
     let mut node = Node::listening();
-    let old = node.established_passive();
+    let old = node.establish_passive();
     assert_eq!(node.deliver(dreq(old)), Ok(()));
     node.disconnect(old).unwrap();
-    assert_eq!((node.state(old), node.names().len(), node.events().len()), (State::TimeWait, 1, 1));
+    assert_eq!((node.state(old), node.sent_names().len(), node.events().len()), (State::TimeWait, 1, 1));
     let again = Req { local_comm_id: CommId(0x8888), ..req() };
-    assert_eq!((node.deliver(again.clone()), node.names()), (Ok(()), vec![]));
+    assert_eq!((node.deliver(again.clone()), node.sent_names()), (Ok(()), vec![]));
     let new = node.cm.poll_event().unwrap().id;
     let other = Req { local_comm_id: CommId(0x9999), ..again };
     assert_eq!(node.deliver(other), Err(Ignored::Stale), "the previous connection is not over");
     node.destroy(new).unwrap();
-    node.run_out();
+    node.run_timers();
 }
 
 // clause: CM-MRA
 #[test]
 fn both_sides_may_send_mra() {
     let mut node = Node::listening();
-    let id = node.req_received();
+    let id = node.receive_req();
     node.cm.delay(id, TimeCode::new(21)).unwrap();
     let Message::Mra(sent) = node.one_sent() else { panic!("no MRA") };
     assert_eq!((sent.service_timeout.get(), node.cm.delay(id, TimeCode::new(21))), (21, Err(CmError::State)));
     node.call(|cm, cx| cm.accept(cx, id, &accept())).unwrap();
-    node.names();
+    node.sent_names();
     assert_eq!(node.deliver(mra(id, Answered::Req)), Err(Ignored::State));
     assert_eq!(node.deliver(mra(id, Answered::Rep)), Ok(()));
     assert_eq!(node.deliver(mra(id, Answered::Rep)), Err(Ignored::State));
     assert_eq!((node.state(id), node.wait().as_millis()), (State::MraRepRcvd, (1 << 14) + 512));
-    assert_eq!((node.names(), node.wait().as_millis()), (vec!["REP"], 4096));
+    assert_eq!((node.sent_names(), node.wait().as_millis()), (vec!["REP"], 4096));
     assert_eq!(node.deliver(rtu(id)), Ok(()));
     assert_eq!(node.state(id), State::Established);
 }
@@ -161,10 +161,10 @@ fn both_sides_may_send_mra() {
 fn program_may_reject_req() {
     for has_sent_id in [false, true] {
         let mut node = Node::listening();
-        let id = node.req_received();
+        let id = node.receive_req();
         if has_sent_id {
             node.cm.delay(id, TimeCode::new(21)).unwrap();
-            node.names();
+            node.sent_names();
         }
         node.cm.reject(id, &Refusal::new(PrivateData::new(b"no").unwrap())).unwrap();
         let Message::Rej(rej) = node.one_sent() else { panic!("no REJ") };
@@ -184,7 +184,7 @@ fn peer_may_give_up_in_any_state() {
         ..rej(CommId::NONE, Answered::Neither, RejReason::Timeout)
     };
     for reject in [by_id, by_guid] {
-        for reach in [Node::req_received, Node::rep_sent] {
+        for reach in [Node::receive_req, Node::send_rep] {
             let mut node = Node::listening();
             let id = reach(&mut node);
             assert_eq!(node.deliver(reject(id)), Ok(()));
@@ -192,7 +192,7 @@ fn peer_may_give_up_in_any_state() {
             assert!(node.cm.is_empty());
         }
         let mut node = Node::listening();
-        let id = node.established_passive();
+        let id = node.establish_passive();
         assert_eq!(node.deliver(reject(id)), Ok(()));
         assert_eq!((node.events(), node.state(id)), {
             (vec![EventKind::Disconnected(Ending::Rejected)], State::TimeWait)
@@ -238,16 +238,16 @@ fn unservable_reqs_are_rejected_with_their_reason() {
 #[test]
 fn req_from_a_connected_qp_ends_the_old_connection() {
     let mut node = Node::listening();
-    let old = node.established_passive();
+    let old = node.establish_passive();
     let again = Req { local_comm_id: CommId(0x8888), ..req() };
     assert_eq!(node.deliver(again.clone()), Err(Ignored::Stale));
-    let mut names = node.names();
+    let mut names = node.sent_names();
     names.sort_unstable();
     assert_eq!((names, node.state(old)), (vec!["DREQ", "REJ"], State::DreqSent));
-    assert_eq!((node.deliver(again.clone()), node.names()), (Err(Ignored::Stale), vec!["REJ"]));
+    assert_eq!((node.deliver(again.clone()), node.sent_names()), (Err(Ignored::Stale), vec!["REJ"]));
     assert_eq!(node.deliver(drep(old)), Ok(()));
     assert_eq!(node.events(), [EventKind::Disconnected(Ending::Agreed)]);
-    node.run_out();
+    node.run_timers();
     assert_eq!(node.deliver(again), Ok(()), "the queue pair has been forgotten");
     let elsewhere = Route { local: address(1), remote: address(3) };
     let mut liar = Req { local_comm_id: CommId(0x9999), ..req() };
@@ -291,13 +291,13 @@ fn pending_requests_are_limited_by_the_backlog() {
 fn connections_are_limited_by_max_connections() {
     let mut node = Node::with(Settings { max_connections: 1, ..Settings::new(OUR_GUID) });
     node.listen(9);
-    let id = node.established_passive();
+    let id = node.establish_passive();
     let other = Req { local_comm_id: CommId(1), local_qpn: Qpn::new(1), ..req() };
-    assert_eq!((node.deliver(other.clone()), node.names()), (Err(Ignored::Refused), vec!["REJ"]));
+    assert_eq!((node.deliver(other.clone()), node.sent_names()), (Err(Ignored::Refused), vec!["REJ"]));
     assert_eq!(node.call(|cm, cx| cm.connect(cx, &connect())), Err(CmError::Full));
     assert_eq!(node.call(|cm, cx| cm.resolve(cx, &Resolve::new(route(), SERVICE))), Err(CmError::Full));
     node.destroy(id).unwrap();
-    node.run_out();
+    node.run_timers();
     assert_eq!(node.deliver(other), Ok(()));
 }
 
@@ -311,14 +311,14 @@ fn listener_at_one_address_precedes_wildcard() {
     assert_eq!(node.cm.listen(at(None, Accepts::Both)), Err(CmError::InUse));
     assert!(node.cm.listen(at(None, Accepts::Lookups)).is_ok());
     assert!(node.cm.listen(at(Some(address(7)), Accepts::Both)).is_ok());
-    assert_eq!((node.deliver(req()), node.names()), (Err(Ignored::Refused), vec!["REJ"]), "no backlog");
+    assert_eq!((node.deliver(req()), node.sent_names()), (Err(Ignored::Refused), vec!["REJ"]), "no backlog");
     let here = node.cm.listen(Listen { backlog: 1, ..at(Some(address(1)), Accepts::Both) }).unwrap();
-    let id = node.req_received();
+    let id = node.receive_req();
     assert_eq!(node.cm.stop_listening(here), Ok(()));
     assert_eq!(node.cm.stop_listening(here), Err(CmError::UnknownId));
     assert_eq!(node.call(|cm, cx| cm.accept(cx, id, &accept())), Ok(()), "a waiting request can still be answered");
     node.cm.stop_listening(all).unwrap();
-    node.names();
+    node.sent_names();
     let other = Req { local_comm_id: CommId(1), local_qpn: Qpn::new(1), ..req() };
     assert_eq!(node.deliver(other), Err(Ignored::Refused));
     let Message::Rej(rej) = node.one_sent() else { panic!("no REJ") };

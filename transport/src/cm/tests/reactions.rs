@@ -12,33 +12,31 @@ type Enter = fn(&mut Node) -> CommId;
 /// Every state, for both sides where they differ.
 const STATES: [(&str, Enter); 21] = [
     ("nothing", |_| CommId(0x4242)),
-    ("ReqSent", Node::req_sent),
-    ("MraReqRcvd", |node| after_message(node, Node::req_sent, |id| mra(id, Answered::Req).into())),
-    ("RepRcvd", Node::rep_received),
-    ("MraRepSent", |node| after_delay(node, Node::rep_received)),
-    ("ReqRcvd", Node::req_received),
-    ("MraReqSent", |node| after_delay(node, Node::req_received)),
-    ("RepSent", Node::rep_sent),
-    ("MraRepRcvd", |node| after_message(node, Node::rep_sent, |id| mra(id, Answered::Rep).into())),
-    ("Established, active", Node::established_active),
-    ("Established, passive", Node::established_passive),
-    ("LapSent, active", |node| after_lap(node, Node::established_active)),
-    ("LapSent, passive", |node| after_lap(node, Node::established_passive)),
+    ("ReqSent", Node::send_req),
+    ("MraReqRcvd", |node| after_message(node, Node::send_req, |id| mra(id, Answered::Req).into())),
+    ("RepRcvd", Node::receive_rep),
+    ("MraRepSent", |node| after_delay(node, Node::receive_rep)),
+    ("ReqRcvd", Node::receive_req),
+    ("MraReqSent", |node| after_delay(node, Node::receive_req)),
+    ("RepSent", Node::send_rep),
+    ("MraRepRcvd", |node| after_message(node, Node::send_rep, |id| mra(id, Answered::Rep).into())),
+    ("Established, active", Node::establish_active),
+    ("Established, passive", Node::establish_passive),
+    ("LapSent, active", |node| after_lap(node, Node::establish_active)),
+    ("LapSent, passive", |node| after_lap(node, Node::establish_passive)),
     ("MraLapRcvd", |node| {
-        after_message(node, |node| after_lap(node, Node::established_active), |id| mra(id, Answered::Neither).into())
+        after_message(node, |node| after_lap(node, Node::establish_active), |id| mra(id, Answered::Neither).into())
     }),
-    ("LapRcvd", |node| after_message(node, Node::established_passive, |id| lap(id).into())),
-    ("MraLapSent", |node| {
-        after_delay(node, |node| after_message(node, Node::established_passive, |id| lap(id).into()))
-    }),
+    ("LapRcvd", |node| after_message(node, Node::establish_passive, |id| lap(id).into())),
+    ("MraLapSent", |node| after_delay(node, |node| after_message(node, Node::establish_passive, |id| lap(id).into()))),
     ("Established, a LAP answered", |node| {
-        let id = after_message(node, Node::established_passive, |id| lap(id).into());
+        let id = after_message(node, Node::establish_passive, |id| lap(id).into());
         node.cm.answer_alternate(id, &AlternateAnswer::new(AprStatus::Reject)).unwrap();
         id
     }),
-    ("DreqSent", |node| after_dreq(node, Node::established_active)),
-    ("DreqRcvd", |node| after_message(node, Node::established_active, |id| dreq(id).into())),
-    ("TimeWait", |node| after_message(node, |node| after_dreq(node, Node::established_active), |id| drep(id).into())),
+    ("DreqSent", |node| after_dreq(node, Node::establish_active)),
+    ("DreqRcvd", |node| after_message(node, Node::establish_active, |id| dreq(id).into())),
+    ("TimeWait", |node| after_message(node, |node| after_dreq(node, Node::establish_active), |id| drep(id).into())),
     ("lookup", lookup_sent),
 ];
 
@@ -335,7 +333,7 @@ fn reactions_leave_no_state_after_destroy() {
         while let Some(event) = node.cm.poll_event() {
             let _ = node.destroy(event.id);
         }
-        node.run_out();
+        node.run_timers();
         assert!(node.cm.is_empty(), "{name}");
     });
 }

@@ -32,9 +32,9 @@ fn dreq_for_unknown_connection_gets_drep() {
     let mut node = Node::new();
     assert_eq!(node.deliver(dreq(UNKNOWN_ID)), Err(Ignored::UnknownId));
     assert_eq!(node.sent(), [Message::Drep(messages::drep(UNKNOWN_ID, PEER_ID))]);
-    let id = node.established_active();
+    let id = node.establish_active();
     assert_eq!(node.deliver(Dreq { local_comm_id: CommId(1), ..dreq(id) }), Err(Ignored::UnknownId));
-    assert_eq!((node.names(), node.state(id)), (vec!["DREP"], State::Established));
+    assert_eq!((node.sent_names(), node.state(id)), (vec!["DREP"], State::Established));
 }
 
 // clause: CM-MATCH
@@ -44,7 +44,7 @@ fn messages_from_other_hosts_change_no_connection() {
     let not_here = Route { local: address(4), remote: address(2) };
     for route in [elsewhere, not_here] {
         let mut node = Node::new();
-        let id = node.req_sent();
+        let id = node.send_req();
         let strange: [Message; 3] =
             [rep(id).into(), mra(id, Answered::Req).into(), rej(id, Answered::Req, RejReason::NoQp).into()];
         for message in strange {
@@ -52,7 +52,7 @@ fn messages_from_other_hosts_change_no_connection() {
         }
         assert_eq!((node.state(id), node.sent(), node.events()), (State::ReqSent, vec![], vec![]));
         let mut node = Node::new();
-        let id = node.established_active();
+        let id = node.establish_active();
         let strange: [Message; 4] =
             [rtu(id).into(), dreq(id).into(), drep(id).into(), rej(id, Answered::Neither, RejReason::NoQp).into()];
         for message in strange {
@@ -131,7 +131,7 @@ fn ipv4_and_ipv6_listeners_share_a_service() {
     assert_eq!(node.deliver(req()), Err(Ignored::Refused));
     let v4 = node.cm.listen(listen(Addresses::Ipv4)).unwrap();
     assert_eq!(node.cm.listen(listen(Addresses::Ip)), Err(CmError::InUse));
-    node.names();
+    node.sent_names();
     let found = |node: &Node, local: Gid| node.cm.listeners.find(SERVICE, local, Accepts::Lookups).map(|(id, _)| id);
     assert_eq!(found(&node, address(1)), Some(v4));
     assert_eq!(found(&node, Gid([0xfd; 16])), Some(v6));
@@ -141,7 +141,7 @@ fn ipv4_and_ipv6_listeners_share_a_service() {
 #[test]
 fn alternate_paths_are_refused() {
     let mut node = Node::new();
-    let id = node.established_active();
+    let id = node.establish_active();
     let unknown = (UNKNOWN_ID, AprStatus::InvalidCommId, Ignored::UnknownId, Ignored::UnknownId);
     for (ours, status, why, unasked) in [(id, AprStatus::Unsupported, Ignored::Refused, Ignored::State), unknown] {
         let lap = Lap { local_comm_id: PEER_ID, remote_comm_id: ours, ..Lap::default() };
