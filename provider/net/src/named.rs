@@ -46,7 +46,7 @@ impl Space {
 
     /// Addresses at which a process may have `name`, most likely first.
     pub(super) fn addresses(&self, name: &impl fmt::Display) -> impl Iterator<Item = io::Result<SockAddr>> {
-        self.dir.all().map(move |dir| self.address_in(dir, name))
+        self.dir.with_common().map(move |dir| self.address_in(dir, name))
     }
 
     /// Does not allocate, because credits are sent often.
@@ -70,7 +70,7 @@ impl Space {
     /// Claims the name at `path` in the common directory, and returns the symlink there, if needed.
     /// `AlreadyExists` if a process with another directory has it.
     fn announce(&self, path: &Path) -> io::Result<Option<PathBuf>> {
-        let Some(link) = self.dir.link_to(path) else { return Ok(None) };
+        let Some(link) = self.dir.symlink_path(path) else { return Ok(None) };
         match symlink(path, &link) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Err(e),
             // Without a symlink in the common directory, only processes with the same directory
@@ -121,8 +121,8 @@ pub struct NamedSocket {
 }
 
 impl NamedSocket {
-    /// Binds `name` to a new socket that receives credentials; EADDRINUSE if a live process holds
-    /// the name.
+    /// Binds `name` to a new socket that receives credentials. Fails with EADDRINUSE if a live
+    /// process holds the name.
     pub(super) fn bind(name: &impl fmt::Display) -> io::Result<Self> {
         let (limit, pause) = CLAIM_RETRY;
         let start = Instant::now();
@@ -168,7 +168,7 @@ impl NamedSocket {
                     linked?;
                     match space.announce(&path) {
                         Ok(link) => {
-                            runtime_dir::note_name(path.clone(), link);
+                            runtime_dir::register_name(path.clone(), link);
                             return Ok((at, Self { socket, space, path }));
                         }
                         Err(_) => fs::remove_file(&path)?,
@@ -272,7 +272,7 @@ mod tests {
     fn claim_waits_for_slow_sweep() {
         let name = unused();
         drop(UnixDatagram::bind(path_of(&name)).unwrap());
-        let sweeper = RuntimeDir::get().unwrap().open_lock().unwrap();
+        let sweeper = RuntimeDir::get().unwrap().open_sweep_lock().unwrap();
         sweeper.lock().unwrap();
         thread::scope(|scope| {
             let claim = scope.spawn(|| NamedSocket::bind(&name));

@@ -1,10 +1,10 @@
 //! The directory in which the processes of one user on this host find each other.
 //!
 //! A *name* is the path of a Unix socket in the directory. Only this user can enter the directory,
-//! because creating or replacing a name allows taking part in the communication. All processes of a
-//! user share the RoCE port and must find each other, so they try the same fixed candidates in the
-//! same order. `XDG_RUNTIME_DIR` may add a candidate; processes that use it also create symlinks to
-//! their names in the first usable fixed candidate, the *common* directory.
+//! because a process that can create or replace a name can take part in the communication. All
+//! processes of a user share the RoCE port and must find each other, so they try the same fixed
+//! candidates in the same order. `XDG_RUNTIME_DIR` may add a candidate; processes that use it also
+//! create symlinks to their names in the first usable fixed candidate, the *common* directory.
 //!
 //! A name is *live* while a socket is bound to it, then *dead* forever. Only `RuntimeDir::sweep`
 //! removes dead names, one process at a time, so that no live name can replace a dead one between
@@ -82,7 +82,7 @@ enum Unusable {
     #[error(
         "there is no folder where the processes of this user could find each other (tried {}); \
          set XDG_RUNTIME_DIR to a folder that belongs to you and that only you can write",
-        list(.0)
+        reasons(.0)
     )]
     All(Vec<(PathBuf, String)>),
     #[error(
@@ -92,7 +92,7 @@ enum Unusable {
     Unmapped(u32),
 }
 
-fn list(tried: &[(PathBuf, String)]) -> String {
+fn reasons(tried: &[(PathBuf, String)]) -> String {
     tried.iter().map(|(path, why)| format!("{}: {why}", path.display())).collect::<Vec<_>>().join("; ")
 }
 
@@ -100,12 +100,12 @@ enum Refusal {
     /// No process of this user can use the directory.
     Unfit(String),
     /// A resource is exhausted.
-    Failed(io::Error),
+    Exhausted(io::Error),
 }
 
 impl RuntimeDir {
-    /// Returns the directory of this user, created and swept on the first call; EACCES if none can
-    /// be used.
+    /// Returns the directory of this user, created and swept on the first call. Fails with EACCES
+    /// if no candidate can be used.
     pub(crate) fn get() -> io::Result<Arc<Self>> {
         let uid = roxe_base::privilege::effective_uid();
         let mut current = CURRENT.lock();
@@ -124,20 +124,20 @@ impl RuntimeDir {
         &self.path
     }
 
-    /// Returns this directory, then the common one if that is another.
-    pub(crate) fn all(&self) -> impl Iterator<Item = &Self> {
+    /// Returns this directory, then the common directory if it is a different one.
+    pub(crate) fn with_common(&self) -> impl Iterator<Item = &Self> {
         [Some(self), self.common.as_deref()].into_iter().flatten()
     }
 
     /// Returns the path of the symlink for the name at `path`; `None` if none is needed.
-    pub(crate) fn link_to(&self, path: &Path) -> Option<PathBuf> {
+    pub(crate) fn symlink_path(&self, path: &Path) -> Option<PathBuf> {
         Some(self.common.as_ref()?.path.join(path.file_name()?))
     }
 
     fn open(candidates: &Candidates, uid: u32) -> io::Result<Self> {
-        let Candidates { named, fixed } = candidates;
-        let (at, own) = Self::choose(named.iter().chain(fixed), uid)?;
-        if named.is_none() || at > 0 {
+        let Candidates { xdg, fixed } = candidates;
+        let (index, own) = Self::choose(xdg.iter().chain(fixed), uid)?;
+        if xdg.is_none() || index > 0 {
             return Ok(own);
         }
         let common = match Self::choose(fixed, uid).map(|(_, common)| common) {
@@ -155,11 +155,11 @@ impl RuntimeDir {
             return Err(refuse(Unusable::Unmapped(uid)));
         }
         let mut tried = Vec::new();
-        for (at, path) in candidates.into_iter().enumerate() {
+        for (index, path) in candidates.into_iter().enumerate() {
             match Self::prepare(path, uid) {
-                Ok(dir) => return Ok((at, dir)),
+                Ok(dir) => return Ok((index, dir)),
                 Err(Refusal::Unfit(why)) => tried.push((path.clone(), why)),
-                Err(Refusal::Failed(cause)) => return Err(cause),
+                Err(Refusal::Exhausted(cause)) => return Err(cause),
             }
         }
         Err(refuse(Unusable::All(tried)))
@@ -168,15 +168,15 @@ impl RuntimeDir {
     /// Creates the directory at `path` if needed, and checks that only this user can enter it.
     fn prepare(path: &Path, uid: u32) -> Result<Self, Refusal> {
         let folder = private_dir::make(path).map_err(|why| Refusal::Unfit(why.to_string()))?;
-        let room = MAX_PATH.saturating_sub(1 + MAX_FILE_NAME);
-        if folder.path.as_os_str().as_bytes().len() > room {
-            return Err(Refusal::Unfit(format!("its path is longer than {room} bytes")));
+        let max_len = MAX_PATH.saturating_sub(1 + MAX_FILE_NAME);
+        if folder.path.as_os_str().as_bytes().len() > max_len {
+            return Err(Refusal::Unfit(format!("its path is longer than {max_len} bytes")));
         }
         let lock = if folder.is_in_shared { File::open(&folder.path).ok() } else { None };
         let lock = lock.filter(|lock| lock.try_lock_shared().is_ok());
         let dir = Self { path: folder.path, uid, _cleanup_lock: lock, common: None };
         check_sockets_work(&dir.path).map_err(|cause| match cause.raw_os_error() {
-            Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS) => Refusal::Failed(cause),
+            Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS) => Refusal::Exhausted(cause),
             _ => Refusal::Unfit(format!("sockets cannot be bound in it: {cause}")),
         })?;
         Ok(dir)
@@ -185,11 +185,11 @@ impl RuntimeDir {
     /// Removes dead names. Returns false if another process is sweeping.
     pub(super) fn sweep(&self) -> bool {
         // The common directory is swept last, because then its symlinks to removed names dangle.
-        self.all().filter(|dir| !dir.sweep_this_dir()).count() == 0
+        self.with_common().filter(|dir| !dir.sweep_this_dir()).count() == 0
     }
 
     fn sweep_this_dir(&self) -> bool {
-        let Ok(lock) = self.open_lock() else { return false };
+        let Ok(lock) = self.open_sweep_lock() else { return false };
         if lock.try_lock().is_err() {
             return false;
         }
@@ -205,7 +205,7 @@ impl RuntimeDir {
         true
     }
 
-    pub(super) fn open_lock(&self) -> io::Result<File> {
+    pub(super) fn open_sweep_lock(&self) -> io::Result<File> {
         self.open_file(SWEEP_LOCK)
     }
 
@@ -261,18 +261,18 @@ pub fn watched_dir() -> io::Result<PathBuf> {
 /// Opens [`LISTED_FILE`] once, so that `roxe run` notices that this process has listed the devices.
 pub fn note_listing() {
     static NOTED: Once = Once::new();
-    NOTED.call_once(|| note(LISTED_FILE));
+    NOTED.call_once(|| open_watched(LISTED_FILE));
 }
 
 /// Opens [`STARTED_FILE`], so that `roxe run` notices that this process uses a device, or has
 /// failed to find one for an address.
 pub fn note_start() {
-    note(STARTED_FILE);
+    open_watched(STARTED_FILE);
 }
 
 /// Opens a file in the watched folder. Ignores errors: if the folder does not exist, no program
 /// watches it.
-fn note(name: &str) {
+fn open_watched(name: &str) {
     let _ = RuntimeDir::get().and_then(|dir| dir.open_file(&format!("{WATCHED_DIR}/{name}")));
 }
 
@@ -283,13 +283,13 @@ fn note(name: &str) {
 /// Those of [`runtime_dir`].
 pub fn common_dir() -> io::Result<PathBuf> {
     let dir = RuntimeDir::get()?;
-    Ok(dir.all().last().unwrap_or(&dir).path().to_owned())
+    Ok(dir.with_common().last().unwrap_or(&dir).path().to_owned())
 }
 
 #[derive(Debug)]
 struct Candidates {
-    /// The candidate in `XDG_RUNTIME_DIR`; tried first.
-    named: Option<PathBuf>,
+    /// The candidate in `XDG_RUNTIME_DIR`, which is tried first.
+    xdg: Option<PathBuf>,
     /// The candidates that all processes of the user try, in this order.
     fixed: Vec<PathBuf>,
 }
@@ -297,29 +297,31 @@ struct Candidates {
 /// Returns the candidates for a user with the number `uid` in this user namespace and `outer` in
 /// the parent namespace. `runtime` is the value of `XDG_RUNTIME_DIR`.
 fn candidates(runtime: Option<OsString>, (uid, outer): (u32, u32)) -> Candidates {
-    let named = runtime.map(PathBuf::from).filter(|path| path.is_absolute()).map(|path| path.join("roxe"));
+    let xdg = runtime.map(PathBuf::from).filter(|path| path.is_absolute()).map(|path| path.join("roxe"));
     let system = (uid == 0).then(|| PathBuf::from("/run/roxe"));
     let user_dir = format!("/run/user/{outer}/roxe");
     let others = ["/tmp", "/dev/shm"].map(|folder| Path::new(folder).join(format!("roxe-{outer}")));
-    Candidates { named, fixed: std::iter::once(user_dir.into()).chain(system).chain(others).collect() }
+    Candidates { xdg, fixed: std::iter::once(user_dir.into()).chain(system).chain(others).collect() }
 }
 
 /// Returns the number of the user `uid` in the parent of this user namespace. Directories are named
 /// by it, because a process of the same user outside shares the RoCE port.
 fn outer_uid(uid: u32) -> u32 {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    map.lines().find_map(|line| outside(line, uid)).unwrap_or(uid)
+    map.lines().find_map(|line| map_uid(line, uid)).unwrap_or(uid)
 }
 
-/// Maps `uid` by a line of a `uid_map`: first number inside, first outside, count.
-fn outside(line: &str, uid: u32) -> Option<u32> {
+/// Maps `uid` to the parent namespace by a line of `uid_map`: first uid inside, first uid outside,
+/// count.
+fn map_uid(line: &str, uid: u32) -> Option<u32> {
     let mut numbers = line.split_whitespace().map(|word| word.parse::<u32>().ok());
     let [inside, outside, count] = [numbers.next()??, numbers.next()??, numbers.next()??];
-    let at = uid.checked_sub(inside).filter(|at| *at < count)?;
-    outside.checked_add(at)
+    let offset = uid.checked_sub(inside).filter(|offset| *offset < count)?;
+    outside.checked_add(offset)
 }
 
-/// Returns true for a socket, or a symlink to one of the same name in another directory.
+/// Returns true for a socket, and for a symlink to a path of the same file name that is a socket or
+/// does not exist.
 fn is_name(entry: &fs::DirEntry) -> bool {
     let Ok(kind) = entry.file_type() else { return false };
     let leads_to_name = || {
@@ -344,13 +346,13 @@ pub(super) fn is_unmapped(uid: u32) -> bool {
 
 /// Registers `path`, bound by this process, and its `link` in the common directory for removal at
 /// exit.
-pub(super) fn note_name(path: PathBuf, link: Option<PathBuf>) {
+pub(super) fn register_name(path: PathBuf, link: Option<PathBuf>) {
     let mut current = CURRENT.lock();
     let pid = std::process::id();
     if current.pid != pid {
         current.names.clear();
         current.pid = pid;
-        at_exit(Stage::Clean, remove_all);
+        at_exit(Stage::Clean, remove_all_names);
     }
     current.names.insert(path, link);
 }
@@ -361,22 +363,22 @@ pub(super) fn remove_name(path: &Path) {
         && current.pid == std::process::id()
     {
         drop(current);
-        remove(path, link.as_deref());
+        remove_files(path, link.as_deref());
     }
 }
 
-fn remove_all() {
+fn remove_all_names() {
     // The exiting thread may hold the lock. Then the names stay until the next sweep.
     let Some(mut current) = CURRENT.try_lock() else { return };
     let names = std::mem::take(&mut current.names);
     if current.pid == std::process::id() {
         drop(current);
-        names.iter().for_each(|(path, link)| remove(path, link.as_deref()));
+        names.iter().for_each(|(path, link)| remove_files(path, link.as_deref()));
     }
 }
 
-/// Removes a name. Removes its symlink first: another process may replace a dangling one.
-fn remove(path: &Path, link: Option<&Path>) {
+/// Removes the symlink of a name, then the name: another process may replace a dangling symlink.
+fn remove_files(path: &Path, link: Option<&Path>) {
     link.into_iter().chain([path]).for_each(|path| _ = fs::remove_file(path));
 }
 
@@ -395,7 +397,7 @@ pub fn note_death() {
     NEEDS_SWEEP.store(true, Ordering::Relaxed);
 }
 
-/// Sweeps if [`note_death`] was called. Slow: not for a data path.
+/// Sweeps if [`note_death`] was called. Slow: do not call it on a data path.
 pub fn sweep_after_death() {
     if NEEDS_SWEEP.load(Ordering::Relaxed) && NEEDS_SWEEP.swap(false, Ordering::Relaxed) {
         let dir = CURRENT.lock().dir.clone();

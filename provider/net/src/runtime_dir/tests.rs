@@ -1,4 +1,4 @@
-//! Choice and refusal of directories, and sweeps.
+//! Tests of choosing and refusing directories, and of sweeps.
 
 use super::*;
 use std::fs::{DirBuilder, Permissions};
@@ -22,7 +22,7 @@ impl Scratch {
     fn prepare(&self) -> Result<RuntimeDir, String> {
         RuntimeDir::prepare(&self.candidate(), roxe_base::privilege::effective_uid()).map_err(|refusal| match refusal {
             Refusal::Unfit(why) => why,
-            Refusal::Failed(cause) => cause.to_string(),
+            Refusal::Exhausted(cause) => cause.to_string(),
         })
     }
 }
@@ -107,7 +107,7 @@ fn folder_with_too_long_path_is_refused() {
 fn candidates_are_equal_for_all_processes_of_a_user() {
     let paths = |runtime: Option<&str>, ids| -> Vec<String> {
         let all = candidates(runtime.map(OsString::from), ids);
-        all.named.into_iter().chain(all.fixed).map(|path| path.to_str().unwrap().to_owned()).collect()
+        all.xdg.into_iter().chain(all.fixed).map(|path| path.to_str().unwrap().to_owned()).collect()
     };
     let fixed = ["/run/user/7/roxe", "/tmp/roxe-7", "/dev/shm/roxe-7"];
     assert_eq!(paths(None, (7, 7)), fixed);
@@ -119,18 +119,18 @@ fn candidates_are_equal_for_all_processes_of_a_user() {
 
 #[test]
 fn user_has_its_number_outside_the_namespace() {
-    let first = |map: &str, uid| map.lines().find_map(|line| outside(line, uid));
+    let first = |map: &str, uid| map.lines().find_map(|line| map_uid(line, uid));
     let all = "         0          0 4294967295\n";
     assert_eq!([0, 7, 65_534].map(|uid| first(all, uid)), [0, 7, 65_534].map(Some));
     let some = "0 1000 1\n1 100000 65536\n";
     assert_eq!([0, 1, 7, 65_536].map(|uid| first(some, uid)), [1000, 100_000, 100_006, 165_535].map(Some));
     assert_eq!(first(some, 65_537), None);
-    assert_eq!(["", "0", "0 x 1", "5 4294967295 9"].map(|line| outside(line, 6)), [None; 4]);
+    assert_eq!(["", "0", "0 x 1", "5 4294967295 9"].map(|line| map_uid(line, 6)), [None; 4]);
 }
 
 /// Opens a directory for one `XDG_RUNTIME_DIR`, next to the common one of a test.
 fn opened(common: &Scratch, named: Option<&Scratch>) -> RuntimeDir {
-    let candidates = Candidates { named: named.map(Scratch::candidate), fixed: vec![common.candidate()] };
+    let candidates = Candidates { xdg: named.map(Scratch::candidate), fixed: vec![common.candidate()] };
     RuntimeDir::open(&candidates, roxe_base::privilege::effective_uid()).unwrap()
 }
 
@@ -139,16 +139,16 @@ fn process_with_other_folder_is_found_in_common_one() {
     let [common, named] = [(); 2].map(|()| Scratch::new());
     let (here, there) = (opened(&common, None), opened(&common, Some(&named)));
     assert_eq!(here.path(), common.candidate());
-    assert!(here.all().map(RuntimeDir::path).eq([common.candidate()]));
-    assert!(there.all().map(RuntimeDir::path).eq([named.candidate(), common.candidate()]));
-    assert_eq!(here.link_to(&here.path().join("name")), None);
-    assert_eq!(there.link_to(&there.path().join("name")), Some(common.candidate().join("name")));
+    assert!(here.with_common().map(RuntimeDir::path).eq([common.candidate()]));
+    assert!(there.with_common().map(RuntimeDir::path).eq([named.candidate(), common.candidate()]));
+    assert_eq!(here.symlink_path(&here.path().join("name")), None);
+    assert_eq!(there.symlink_path(&there.path().join("name")), Some(common.candidate().join("name")));
     let same = RuntimeDir::open(
-        &Candidates { named: Some(common.candidate()), fixed: vec![common.candidate()] },
+        &Candidates { xdg: Some(common.candidate()), fixed: vec![common.candidate()] },
         roxe_base::privilege::effective_uid(),
     );
     assert!(same.unwrap().common.is_none(), "it is the common directory");
-    let alone = Candidates { named: Some(named.candidate()), fixed: vec!["/nowhere/roxe".into()] };
+    let alone = Candidates { xdg: Some(named.candidate()), fixed: vec!["/nowhere/roxe".into()] };
     assert!(RuntimeDir::open(&alone, roxe_base::privilege::effective_uid()).unwrap().common.is_none());
 }
 
@@ -197,7 +197,7 @@ fn sweep_removes_only_dead_names() {
     fs::hard_link(&bound.0, &alive).unwrap();
     drop(bound);
     fs::write(&file, "").unwrap();
-    let lock = dir.open_lock().unwrap();
+    let lock = dir.open_sweep_lock().unwrap();
     lock.lock().unwrap();
     assert!(!dir.sweep() && dead.exists(), "another process is sweeping");
     lock.unlock().unwrap();
