@@ -7,6 +7,7 @@ use roxe_sim::SimHost;
 use roxe_sim::setup::{QKEY, av, qpn};
 use roxe_sim::wire::net_header;
 use roxe_sim::{Choices, Mr, Script, Setup};
+use roxe_transport::cx::Side;
 use roxe_transport::qp::{AttrMask, QpAttr, QpCaps, QpState, Service};
 use roxe_transport::time::Instant;
 use roxe_transport::wr::{Access, RecvRequest, SendData, SendFlags, SendOp, SendRequest, UdDest};
@@ -234,7 +235,7 @@ impl<'a> Target<'a> {
     }
 
     fn reap(&mut self) {
-        for side in 0..2 {
+        for side in [Side::Send, Side::Recv] {
             while self.lone.take(side).is_some() {}
         }
     }

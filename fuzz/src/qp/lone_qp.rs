@@ -5,7 +5,7 @@ use roxe_sim::host::SimHost;
 use roxe_sim::setup::qpn;
 use roxe_sim::{Choices, Peer, Script, Setup, XrcQueue};
 use roxe_transport::Qp;
-use roxe_transport::cx::{PacketNote, TxBatch, TxRoom, TxState};
+use roxe_transport::cx::{PacketNote, Side, TxBatch, TxRoom, TxState};
 use roxe_transport::qp::{DropReason, PostError, QpState, Service};
 use roxe_transport::time::Instant;
 use roxe_transport::wr::{Av, Cqe, RecvRequest, SendRequest};
@@ -72,15 +72,15 @@ impl<'a> LoneQp<'a> {
 
     /// Posts a send with a new `wr_id`, which it returns.
     pub(super) fn post_send(&mut self, req: &SendRequest<'_>) -> Result<u64, PostError> {
-        let wr_id = self.next[0];
+        let wr_id = self.next(Side::Send);
         self.qp.post_send_to_srq(SRQNS[srq_index_of(wr_id)], &SendRequest { wr_id, ..*req })?;
-        self.next[0] += 1;
+        self.next[Side::Send as usize] += 1;
         Ok(wr_id)
     }
 
     /// Posts a receive with a new `wr_id`, which it returns, to the SRQ if there is one.
     pub(super) fn post_recv(&mut self, req: &RecvRequest<'_>) -> Result<u64, PostError> {
-        let wr_id = self.next[1];
+        let wr_id = self.next(Side::Recv);
         let req = RecvRequest { wr_id, ..*req };
         if self.setup.service == Service::XrcTgt {
             let srq = &mut self.host.xrc[srq_index_of(wr_id)].srq;
@@ -95,13 +95,13 @@ impl<'a> LoneQp<'a> {
         } else {
             return Err(PostError::QueueFull);
         }
-        self.next[1] += 1;
+        self.next[Side::Recv as usize] += 1;
         Ok(wr_id)
     }
 
-    /// Returns the `wr_id` of the next send (0) or receive (1).
-    pub(super) fn next(&self, side: usize) -> u64 {
-        self.next[side]
+    /// Returns the `wr_id` of the next posted request of `side`.
+    pub(super) fn next(&self, side: Side) -> u64 {
+        self.next[side as usize]
     }
 
     /// Delivers a packet. Returns `None` if its opcode does not allow a payload of this length.
@@ -144,29 +144,29 @@ impl<'a> LoneQp<'a> {
         true
     }
 
-    /// Takes the oldest completion of sends (0) or receives (1). Checks that it is of a posted
-    /// request, in order, and the first one of it.
-    pub(super) fn take(&mut self, side: usize) -> Option<Cqe> {
-        if side == 1 && self.setup.service == Service::XrcTgt {
+    /// Takes the oldest completion of `side`. Checks that its request was posted, completes in
+    /// order, and completes once.
+    pub(super) fn take(&mut self, side: Side) -> Option<Cqe> {
+        if side == Side::Recv && self.setup.service == Service::XrcTgt {
             return self.take_shared();
         }
-        let queue = if side == 0 { &mut self.host.sends } else { &mut self.host.recvs };
+        let queue = if side == Side::Send { &mut self.host.sends } else { &mut self.host.recvs };
         let cqe = queue.pop_front()?;
-        let (done, next) = (self.done[side], self.next[side]);
+        let (done, next) = (self.done[side as usize], self.next(side));
         assert!(done < cqe.wr_id && cqe.wr_id < next, "{cqe:?} after {done}, before {next}");
-        self.done[side] = cqe.wr_id;
+        self.done[side as usize] = cqe.wr_id;
         Some(cqe)
     }
 
     /// Takes a completion of an XRC SRQ. Checks that its receive was posted to that SRQ, and is in
     /// order.
     fn take_shared(&mut self) -> Option<Cqe> {
-        let at = self.host.xrc.iter().position(|queue| !queue.done.is_empty())?;
-        let cqe = self.host.xrc[at].done.pop_front()?;
-        let (done, next) = (self.shared_done[at], self.next[1]);
+        let index = self.host.xrc.iter().position(|queue| !queue.done.is_empty())?;
+        let cqe = self.host.xrc[index].done.pop_front()?;
+        let (done, next) = (self.shared_done[index], self.next(Side::Recv));
         assert!(done < cqe.wr_id && cqe.wr_id < next, "{cqe:?} after {done}, before {next}");
-        assert_eq!(srq_index_of(cqe.wr_id), at, "{cqe:?} was posted to another queue");
-        self.shared_done[at] = cqe.wr_id;
+        assert_eq!(srq_index_of(cqe.wr_id), index, "{cqe:?} was posted to another queue");
+        self.shared_done[index] = cqe.wr_id;
         Some(cqe)
     }
 

@@ -5,7 +5,7 @@ use super::lone_qp::{LoneQp, OWN_END, PATTERN, SRQNS, line_rate, srq_index_of};
 use roxe_sim::setup::{QKEY, av, qpn};
 use roxe_sim::wire::net_header;
 use roxe_sim::{Choices, Mr, Script, Setup};
-use roxe_transport::cx::PacketNote;
+use roxe_transport::cx::{PacketNote, Side};
 use roxe_transport::qp::{QpCaps, QpState, Service};
 use roxe_transport::wr::{Access, SendData, SendFlags, SendOp, SendRequest, UdDest, WcStatus};
 use roxe_wire::{Bth, Header, ImmDt, Kind, NetHeader, Packet, PathMtu, Psn, RKey, Response, Syndrome};
@@ -159,7 +159,7 @@ impl<'a> Requester<'a> {
     }
 
     fn submit(&mut self, op: SendOp, len: u32, response_bytes: u32, flags: SendFlags, posted: Posted) {
-        let place = place(self.lone.next(0));
+        let place = place(self.lone.next(Side::Send));
         let (mr, start) = if response_bytes > 0 { (self.sink, place) } else { (self.source, 0) };
         let mut list = [mr.sge(start, len / 3), mr.sge(start + len / 3, len - len / 3)];
         if self.lone.choices.chance_per_mille(30) {
@@ -250,7 +250,7 @@ impl<'a> Requester<'a> {
     }
 
     fn reap(&mut self) {
-        while let Some(cqe) = self.lone.take(0) {
+        while let Some(cqe) = self.lone.take(Side::Send) {
             let request = loop {
                 let request = self.posted.pop_front().expect("only posted requests complete");
                 if request.wr_id == cqe.wr_id {

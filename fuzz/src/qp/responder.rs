@@ -1,12 +1,12 @@
-//! Fuzz target: a responder executes requests from the fuzz input, compared with a model of its
-//! memory.
+//! Fuzz target: a responder executes requests from the fuzz input. A model of its memory predicts
+//! the results.
 
 use super::headers;
 use super::lone_qp::{LoneQp, OWN_END, PATTERN, SRQNS};
 use roxe_sim::setup::{QKEY, av, qpn};
 use roxe_sim::wire::net_header;
 use roxe_sim::{Choices, Mr, Script, Setup};
-use roxe_transport::cx::PacketNote;
+use roxe_transport::cx::{PacketNote, Side};
 use roxe_transport::qp::{QpCaps, QpState, Service};
 use roxe_transport::wr::{Access, Cqe, RecvRequest, WcStatus};
 use roxe_wire::{
@@ -14,6 +14,7 @@ use roxe_wire::{
     Syndrome, UcRequest, XrcEth,
 };
 
+/// Path MTU in bytes.
 const MTU: u32 = PathMtu::Mtu256.bytes();
 /// Size in bytes of the region with all rights.
 const REGION_LEN: u32 = 2048;
@@ -66,7 +67,7 @@ struct Responder<'a> {
     /// Region that the peer can only read.
     read_only: Mr,
     /// Region without remote rights.
-    no_access: Mr,
+    local_only: Mr,
     /// Region of the buffers of receives, one slot each.
     receive_buffers: Mr,
     model: Model,
@@ -76,14 +77,16 @@ struct Responder<'a> {
 struct Model {
     /// Content of the region with all rights.
     memory: [u8; REGION_LEN as usize],
-    /// Unfinished WRITE: offset of its next byte in the region, and number of remaining bytes.
-    write: (u64, u32),
+    /// Offset in the region of the next byte of the unfinished WRITE.
+    write_offset: u64,
+    /// Number of bytes that the unfinished WRITE still brings; 0 if there is none.
+    write_remaining: u32,
     /// XRC only: index in [`SRQNS`] of the SRQ of the unfinished message.
     srq: usize,
     /// Bytes received so far of the newest SEND.
     message: Vec<u8>,
     /// True while a SEND is unfinished.
-    is_sending: bool,
+    is_receiving: bool,
     /// First PSN and RETH of each accepted READ.
     reads: Vec<(Psn, Reth)>,
     /// PSNs of accepted ATOMIC WRITEs and FLUSHes, which an empty READ response answers.
@@ -102,32 +105,33 @@ impl<'a> Responder<'a> {
         let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let full_access = memory.register(REGION_LEN, all | Access::FLUSH_GLOBAL);
         let read_only = memory.register(64, Access::REMOTE_READ);
-        let no_access = memory.register(64, Access::LOCAL_WRITE);
+        let local_only = memory.register(64, Access::LOCAL_WRITE);
         let receive_buffers = memory.register(SLOTS as u32 * SLOT_LEN, Access::LOCAL_WRITE);
         let model = Model {
             memory: [0; REGION_LEN as usize],
-            write: (0, 0),
+            write_offset: 0,
+            write_remaining: 0,
             srq: 0,
             message: Vec::new(),
-            is_sending: false,
+            is_receiving: false,
             reads: Vec::new(),
             empty_responses: Vec::new(),
             flushes: 0,
             has_repeated_read: false,
         };
-        Self { lone, full_access, read_only, no_access, receive_buffers, model }
+        Self { lone, full_access, read_only, local_only, receive_buffers, model }
     }
 
     fn step(&mut self) {
         match self.lone.choices.below(8) {
             0 => self.post_recv(),
             1 => self.transmit(),
-            _ => self.request(),
+            _ => self.receive_request(),
         }
     }
 
     fn post_recv(&mut self) {
-        let slot_offset = slot_offset(self.lone.next(1));
+        let slot_offset = slot_offset(self.lone.next(Side::Recv));
         let (first, second) = (self.lone.choices.below(300), self.lone.choices.below(SLOT_LEN - 300));
         let list =
             [self.receive_buffers.sge(slot_offset, first), self.receive_buffers.sge(slot_offset + first, second)];
@@ -135,7 +139,7 @@ impl<'a> Responder<'a> {
         let _ = self.lone.post_recv(&RecvRequest { wr_id: 0, sges: &list });
     }
 
-    fn request(&mut self) {
+    fn receive_request(&mut self) {
         let (header, len) = self.choose_request();
         let payload = &PATTERN[header.bth.psn.get() as usize % 512..][..len];
         let before = self.lone.qp.expected_psn();
@@ -158,7 +162,7 @@ impl<'a> Responder<'a> {
             (_, Some(Request::Read(_))) if header.bth.psn.is_before(before) => self.model.has_repeated_read = true,
             _ => {}
         }
-        self.check();
+        self.check_effects();
     }
 
     /// Chooses a request and the length of its payload. Half of the requests continue the
@@ -167,14 +171,14 @@ impl<'a> Responder<'a> {
         let choices = &mut self.lone.choices;
         let mut len = headers::payload_len(choices);
         let mut request =
-            headers::request(choices, &[self.full_access, self.full_access, self.read_only, self.no_access]);
+            headers::request(choices, &[self.full_access, self.full_access, self.read_only, self.local_only]);
         if choices.chance_per_mille(500) {
             (request, len) = self.model.continuation(request, len);
         }
         let kind = match self.lone.setup.service {
             _ if choices.chance_per_mille(20) => Kind::Cnp,
             Service::XrcTgt => {
-                if self.model.write.1 == 0 && !self.model.is_sending {
+                if self.model.write_remaining == 0 && !self.model.is_receiving {
                     self.model.srq = choices.below(SRQNS.len() as u32) as usize;
                 }
                 let srqn = SRQNS[self.model.srq];
@@ -203,13 +207,13 @@ impl<'a> Responder<'a> {
 
     /// Checks that memory equals the model, and that completed receives have the bytes of the
     /// message.
-    fn check(&mut self) {
+    fn check_effects(&mut self) {
         let memory = &self.lone.host.memory;
         assert_eq!(memory.bytes(self.full_access), self.model.memory, "the region with all rights");
         assert_eq!(memory.flushes, self.model.flushes, "each FLUSH is executed once");
         assert_eq!(memory.bytes(self.read_only), [0; 64], "the read-only region");
-        assert_eq!(memory.bytes(self.no_access), [0; 64], "the region without rights");
-        while let Some(cqe) = self.lone.take(1) {
+        assert_eq!(memory.bytes(self.local_only), [0; 64], "the region without rights");
+        while let Some(cqe) = self.lone.take(Side::Recv) {
             self.check_receive(&cqe);
         }
     }
@@ -246,7 +250,7 @@ impl Model {
             Request::SendMiddle | Request::SendLast(_) => self.message.extend_from_slice(payload),
             Request::WriteFirst(reth) | Request::WriteOnly(reth, _) => {
                 assert!(is_within(full_access, reth), "{request:?} leaves {full_access:?}");
-                self.write = (reth.va.wrapping_sub(full_access.addr), reth.dma_len);
+                (self.write_offset, self.write_remaining) = (reth.va.wrapping_sub(full_access.addr), reth.dma_len);
                 self.apply_write(payload);
             }
             Request::WriteMiddle | Request::WriteLast(_) => self.apply_write(payload),
@@ -267,32 +271,32 @@ impl Model {
                 self.empty_responses.push(psn);
             }
             Request::Flush(feth, reth) => {
-                let whole = feth.selectivity == Selectivity::Region && reth.rkey == full_access.rkey();
+                let is_whole_region = feth.selectivity == Selectivity::Region && reth.rkey == full_access.rkey();
                 assert!(
-                    whole
+                    is_whole_region
                         || is_within(full_access, &Reth { dma_len: reth.dma_len.max(1), ..*reth })
-                        || is_end(full_access, reth)
+                        || is_empty_at_end(full_access, reth)
                 );
                 assert_eq!(feth.placement, Placement::GLOBAL_VISIBILITY);
                 self.empty_responses.push(psn);
                 self.flushes += 1;
             }
         }
-        self.is_sending = matches!(request, Request::SendFirst | Request::SendMiddle);
+        self.is_receiving = matches!(request, Request::SendFirst | Request::SendMiddle);
     }
 
     fn apply_write(&mut self, payload: &[u8]) {
-        let (at, left) = self.write;
         if !payload.is_empty() {
-            self.memory[at as usize..at as usize + payload.len()].copy_from_slice(payload);
+            let offset = self.write_offset as usize;
+            self.memory[offset..offset + payload.len()].copy_from_slice(payload);
         }
-        let len = payload.len() as u32;
-        self.write =
-            (at.wrapping_add(len.into()), left.checked_sub(len).expect("a WRITE carries at most its announced length"));
+        let (len, remaining) = (payload.len() as u32, self.write_remaining);
+        self.write_offset = self.write_offset.wrapping_add(len.into());
+        self.write_remaining = remaining.checked_sub(len).expect("a WRITE carries at most its announced length");
     }
 
-    fn update_word(&mut self, at: u64, change: impl Fn(u64) -> u64) {
-        let word = &mut self.memory[at as usize..at as usize + 8];
+    fn update_word(&mut self, offset: u64, change: impl Fn(u64) -> u64) {
+        let word = &mut self.memory[offset as usize..offset as usize + 8];
         let old = u64::from_ne_bytes((&*word).try_into().expect("eight bytes"));
         word.copy_from_slice(&change(old).to_ne_bytes());
     }
@@ -301,11 +305,11 @@ impl Model {
     /// legal payload length.
     fn continuation(&self, request: Request, len: usize) -> (Request, usize) {
         use roxe_wire::SendTail::Plain;
-        match (self.write.1, request) {
-            (left @ 1..=MTU, _) => (Request::WriteLast(None), left as usize),
+        match (self.write_remaining, request) {
+            (len @ 1..=MTU, _) => (Request::WriteLast(None), len as usize),
             (1.., _) => (Request::WriteMiddle, MTU as usize),
-            _ if self.is_sending && len < MTU as usize => (Request::SendLast(Plain), len.max(1)),
-            _ if self.is_sending => (Request::SendMiddle, MTU as usize),
+            _ if self.is_receiving && len < MTU as usize => (Request::SendLast(Plain), len.max(1)),
+            _ if self.is_receiving => (Request::SendMiddle, MTU as usize),
             (_, Request::WriteFirst(reth)) => {
                 (Request::WriteFirst(Reth { dma_len: reth.dma_len.max(MTU + 1), ..reth }), MTU as usize)
             }
@@ -352,8 +356,8 @@ impl Model {
         if packet.payload.is_empty() {
             assert_eq!(read.1.dma_len, 0, "{packet}");
         } else if read.1.rkey == regions[0].rkey() {
-            let at = (va - regions[0].addr) as usize;
-            assert_eq!(packet.payload, &self.memory[at..at + packet.payload.len()], "{packet}");
+            let offset = (va - regions[0].addr) as usize;
+            assert_eq!(packet.payload, &self.memory[offset..offset + packet.payload.len()], "{packet}");
         } else {
             assert_eq!(read.1.rkey, regions[1].rkey(), "{packet} reads another region");
         }
@@ -361,15 +365,15 @@ impl Model {
 }
 
 /// Returns true if the range of `reth` is empty and begins at the end of `mr`.
-fn is_end(mr: Mr, reth: &Reth) -> bool {
+fn is_empty_at_end(mr: Mr, reth: &Reth) -> bool {
     reth.rkey == mr.rkey() && reth.dma_len == 0 && reth.va == mr.addr + u64::from(mr.len)
 }
 
 /// Returns true if all bytes of the range of `reth` are in `mr`; always true for an empty range.
 fn is_within(mr: Mr, reth: &Reth) -> bool {
     let end = mr.addr + u64::from(mr.len);
-    let inside = reth.va >= mr.addr && reth.va.checked_add(reth.dma_len.into()).is_some_and(|last| last <= end);
-    reth.dma_len == 0 || (reth.rkey == mr.rkey() && inside)
+    let is_inside = reth.va >= mr.addr && reth.va.checked_add(reth.dma_len.into()).is_some_and(|to| to <= end);
+    reth.dma_len == 0 || (reth.rkey == mr.rkey() && is_inside)
 }
 
 fn slot_offset(wr_id: u64) -> u32 {
