@@ -1,5 +1,5 @@
-//! A ladder diagram of an analysed capture as one self-contained page of HTML: columns are queue
-//! pairs, rows are packets in the order of time, each with a verdict and an explanation.
+//! Draws a ladder diagram of an analysed capture as one self-contained HTML page. Columns are queue
+//! pairs; rows are packets in order of time, each with a verdict and an explanation.
 //!
 //! All text of a [`Page`] is JSON data for the script of the page, which shows it as text, never as
 //! markup.
@@ -19,7 +19,7 @@ const STYLE: &str = include_str!("ladder/ladder.css");
 const SCRIPT: &str = include_str!("ladder/ladder.js");
 const BODY: &str = include_str!("ladder/body.html");
 
-/// Counts of a capture.
+/// Numbers of packets and events in a capture, and its duration.
 #[derive(Clone, Debug, Default)]
 pub struct Counts {
     /// RoCEv2 packets.
@@ -28,7 +28,7 @@ pub struct Counts {
     pub bad: usize,
     /// Packets that the capture has truncated.
     pub truncated: usize,
-    /// Other frames.
+    /// Frames that are not RoCEv2 packets.
     pub others: Others,
     /// Retransmitted requests.
     pub retransmissions: usize,
@@ -40,7 +40,7 @@ pub struct Counts {
     pub gaps: usize,
     /// Packets dropped by fault rules.
     pub lost: usize,
-    /// Nanoseconds from the first frame to the last packet.
+    /// Time from the first frame to the last packet, in nanoseconds.
     pub span: u64,
 }
 
@@ -101,13 +101,14 @@ pub struct Page {
     pub columns: Vec<(String, String)>,
     /// Packets from top to bottom, in the format of the page's script.
     pub rows: Vec<Value>,
-    /// Messages; a row has the index of its message.
+    /// Rows of the table of messages. A packet's row has the index of its message in this table.
     pub messages: Vec<Value>,
-    /// Headers of the rows.
+    /// Names of the headers in the rows, and of their fields.
     pub shapes: Shapes,
 }
 
-/// Returns the page of a capture: the packets in `found`, and the counts of all packets.
+/// Returns the page of a capture: the packets in `found`, and `counts` of all packets in the
+/// capture.
 pub fn page(
     title: String,
     found: &[(Captured<'_>, Finding)],
@@ -118,23 +119,23 @@ pub fn page(
     let (mut columns, mut shapes) = (Columns::default(), Shapes::default());
     // Messages without a shown packet are omitted.
     let shown: BTreeSet<usize> = found.iter().filter_map(|(_, finding)| finding.message).collect();
-    let places: HashMap<usize, usize> = shown.iter().copied().zip(0..).collect();
-    let rows = found.iter().map(|packet| row(packet, analysis, &places, &mut columns, &mut shapes)).collect();
+    let message_rows: HashMap<usize, usize> = shown.iter().copied().zip(0..).collect();
+    let rows = found.iter().map(|packet| row(packet, analysis, &message_rows, &mut columns, &mut shapes)).collect();
     let all = analysis.messages();
     let messages = shown.iter().map(|message| message_row(&all[*message], analysis, &mut columns)).collect();
-    let ends = columns.list.iter().filter(|(_, name)| name != UNKNOWN).count();
-    let number = |name, count: usize, tone: Tone| {
+    let queue_pairs = columns.list.iter().filter(|(_, name)| name != UNKNOWN).count();
+    let entry = |name, count: usize, tone: Tone| {
         let tone = if count > 0 { tone } else { Tone::Good };
         (name, count.to_string(), tone.name())
     };
     let mut summary = vec![
-        number("packets", counts.packets, Tone::Good),
-        number("queue pairs", ends, Tone::Good),
-        number("messages", all.len(), Tone::Good),
+        entry("packets", counts.packets, Tone::Good),
+        entry("queue pairs", queue_pairs, Tone::Good),
+        entry("messages", all.len(), Tone::Good),
     ];
-    summary.extend(counts.problem_counts().map(|(name, count, tone)| number(name, count, tone)));
-    summary.push(number("damaged", counts.bad, Tone::Bad));
-    summary.push(number("truncated", counts.truncated, Tone::Warning));
+    summary.extend(counts.problem_counts().map(|(name, count, tone)| entry(name, count, tone)));
+    summary.push(entry("damaged", counts.bad, Tone::Bad));
+    summary.push(entry("truncated", counts.truncated, Tone::Warning));
     summary.push(("span", format!("{:.6} s", counts.span as f64 / 1e9), Tone::Good.name()));
     Page { title, summary, notes, columns: columns.list, rows, messages, shapes }
 }
@@ -146,30 +147,30 @@ const UNKNOWN: &str = "?";
 #[derive(Debug, Default)]
 struct Columns {
     list: Vec<(String, String)>,
-    places: HashMap<(Gid, Option<Qpn>), usize>,
+    indexes: HashMap<(Gid, Option<Qpn>), usize>,
 }
 
 impl Columns {
-    fn place(&mut self, host: Gid, qpn: Option<Qpn>) -> usize {
-        *self.places.entry((host, qpn)).or_insert_with(|| {
+    fn index(&mut self, host: Gid, qpn: Option<Qpn>) -> usize {
+        *self.indexes.entry((host, qpn)).or_insert_with(|| {
             let name = qpn.map_or_else(|| UNKNOWN.to_owned(), |qpn| qpn.to_string());
             self.list.push((host.to_ip().to_string(), name));
             self.list.len() - 1
         })
     }
 
-    fn of_flow(&mut self, analysis: &Analysis, flow: usize) -> (usize, usize) {
+    fn flow_ends(&mut self, analysis: &Analysis, flow: usize) -> (usize, usize) {
         let flow = &analysis.flows()[flow];
-        (self.place(flow.key.src, flow.source), self.place(flow.key.dst, Some(flow.key.qpn)))
+        (self.index(flow.key.src, flow.source), self.index(flow.key.dst, Some(flow.key.qpn)))
     }
 }
 
-/// Returns a packet: number, time, columns, texts, message, flags (1 response, 2 lost), direction,
-/// headers.
+/// Returns the row of a packet: number, time, columns, texts, index of its message, flags (1 for a
+/// response, 2 for a lost packet), direction, headers.
 fn row(
     (captured, finding): &(Captured<'_>, Finding),
     analysis: &Analysis,
-    places: &HashMap<usize, usize>,
+    message_rows: &HashMap<usize, usize>,
     columns: &mut Columns,
     shapes: &mut Shapes,
 ) -> Value {
@@ -178,14 +179,14 @@ fn row(
     let header = packet.map(|packet| packet.header);
     let (from, to) = match (header, finding.flow) {
         (Some(Header { bth, kind: Kind::Ud { deth, .. } }), _) => {
-            (columns.place(net.src, Some(deth.src_qpn)), columns.place(net.dst, Some(bth.dest_qpn)))
+            (columns.index(net.src, Some(deth.src_qpn)), columns.index(net.dst, Some(bth.dest_qpn)))
         }
-        (_, Some(flow)) => columns.of_flow(analysis, flow),
-        _ => (columns.place(net.src, None), columns.place(net.dst, None)),
+        (_, Some(flow)) => columns.flow_ends(analysis, flow),
+        _ => (columns.index(net.src, None), columns.index(net.dst, None)),
     };
     let label = packet.map_or_else(|| format!("{} bytes", bytes.len()), |packet| label(&packet));
     let (verdict, tone) = (finding.event.name(), finding.event.tone().name());
-    let message = finding.message.and_then(|message| places.get(&message)).map_or(-1, |place| *place as i64);
+    let message = finding.message.and_then(|message| message_rows.get(&message)).map_or(-1, |row| *row as i64);
     let is_response = header.is_some_and(|header| header.opcode().operation().is_response());
     let flags = u8::from(is_response) | u8::from(captured.is_lost()) << 1;
     let direction = match captured.direction {
@@ -232,11 +233,11 @@ fn message_row(message: &Message, analysis: &Analysis, columns: &mut Columns) ->
     let operation = ["_FIRST", "_MIDDLE", "_LAST", "_ONLY", "_REQUEST"]
         .iter()
         .fold(name.to_owned(), |name, ending| name.replace(ending, ""));
-    let (from, to) = columns.of_flow(analysis, flow);
+    let (from, to) = columns.flow_ends(analysis, flow);
     json!([operation, from, to, psn.get(), bytes, packets, repeats, begin, end, outcome, tone.name()])
 }
 
-/// Renders the page as HTML. It loads no other file, whatever the packets contain.
+/// Renders the page as HTML. The HTML loads no other file, whatever the packets contain.
 pub fn render(page: &Page) -> String {
     let Page { title, summary, notes, columns, rows, messages, shapes } = page;
     let lines = |list: &[Value]| list.iter().map(Value::to_string).collect::<Vec<_>>().join(",\n");
@@ -275,11 +276,11 @@ pub fn escape(text: &str) -> String {
     escaped
 }
 
-/// Names of headers and their fields, stored once.
+/// Shapes of headers: the names of a header and its fields. Each shape is stored once.
 #[derive(Clone, Debug, Default)]
 pub struct Shapes {
     list: Vec<Value>,
-    places: HashMap<(&'static str, Vec<&'static str>), usize>,
+    indexes: HashMap<(&'static str, Vec<&'static str>), usize>,
 }
 
 impl Shapes {
@@ -287,12 +288,12 @@ impl Shapes {
     pub(crate) fn value(&mut self, section: &Section) -> Value {
         let names: Vec<&'static str> = section.fields.iter().map(|(name, _)| *name).collect();
         let next = self.list.len();
-        let place = *self.places.entry((section.name, names)).or_insert_with_key(|(name, names)| {
+        let index = *self.indexes.entry((section.name, names)).or_insert_with_key(|(name, names)| {
             self.list.push(json!([name, names]));
             next
         });
         let values = section.fields.iter().map(|(_, value)| Value::from(value.as_str()));
-        Value::Array(std::iter::once(Value::from(place)).chain(values).collect())
+        Value::Array(std::iter::once(Value::from(index)).chain(values).collect())
     }
 }
 
