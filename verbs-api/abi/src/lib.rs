@@ -1,5 +1,5 @@
-//! The C structures of `infiniband/verbs.h` and `rdma/rdma_cma.h`, and those of the kernel that
-//! some functions of librdmacm convert, field by field.
+//! The C structures of `infiniband/verbs.h` and `rdma/rdma_cma.h`, and the kernel's structures that
+//! functions such as `ibv_copy_qp_attr_from_kern` convert.
 //!
 //! Data-path verbs are inline functions in the application: they read these structures in the
 //! library's memory and call the function pointers in them. `verbs-api/capi` fills the structures
@@ -16,9 +16,9 @@
 // `man 3` of the verbs documents the fields; only differences are documented here.
 #![allow(missing_docs)]
 
-/// Declares C structures: `name(size, alignment) { offset field: type, ... }`. All zero bits are a
-/// valid value, because fields are numbers, pointers, optional functions, or arrays, unions and
-/// structures of these.
+/// Declares C structures: `name(size, alignment) { offset field: type, ... }`. A structure with all
+/// bits zero is valid, because fields are numbers, pointers, optional functions, or arrays, unions
+/// and structures of these.
 macro_rules! c_structs {
     ($($(#[$attribute:meta])* $name:ident($size:literal, $align:literal) {
         $($(#[$doc:meta])* $offset:literal $field:ident: $type:ty),+ $(,)?
@@ -52,13 +52,14 @@ macro_rules! c_structs {
     };
 }
 
+/// Expands to the type of an optional C function pointer.
 macro_rules! c_fn {
     (fn($($argument:ty),*) $(-> $result:ty)?) => { Option<unsafe extern "C" fn($($argument),*) $(-> $result)?> };
 }
 
-/// Builds a structure from fields of the same names in another one, some of them converted, and
-/// from further values: `copy_fields!(Type from source { field, ... } via convert { field, ... }
-/// with { other: value, ... })`.
+/// Builds a structure from another one: `copy_fields!(Type from source { field, ... } via convert {
+/// field, ... } with { other: value, ... })`. The listed fields have the same names in both; those
+/// after `via` are converted. The fields after `with` get the given values.
 #[macro_export]
 macro_rules! copy_fields {
     ($type:ident from $source:ident { $($same:ident),+ $(,)? }
@@ -71,9 +72,9 @@ macro_rules! copy_fields {
     };
 }
 
-/// Builds a structure whose slots hold the functions of the same names, listed by module, and
-/// further values: `with_functions!(Type { module: function ...; ... } with { field: value, ...
-/// })`.
+/// Builds a structure of function pointers: `with_functions!(Type { module: function ...; ... }
+/// with { field: value, ... })`. Each listed slot holds the function of its name in `module`. The
+/// fields after `with` get the given values.
 #[macro_export]
 macro_rules! with_functions {
     ($type:ident { $($module:tt: $($slot:ident)+;)+ } with { $($given:tt)* }) => {
@@ -102,17 +103,17 @@ pub use memory::*;
 pub use queue::*;
 pub use request::*;
 
-/// Space of a `pthread_mutex_t`, which only the library uses.
+/// Space of a `pthread_mutex_t`, which only the verbs library uses.
 pub type Mutex = [u64; 5];
-/// Space of a `pthread_cond_t`, which only the library uses.
+/// Space of a `pthread_cond_t`, which only the verbs library uses.
 pub type Cond = [u64; 6];
-/// An unused slot.
+/// Slot of a function that roxe neither fills nor calls.
 pub type Unused = Option<unsafe extern "C" fn()>;
 
-/// Marks an `ibv_context` as the tail of a [`verbs_context`] (`abi_compat`).
+/// Value of `ibv_context.abi_compat` that marks the context as the tail of a [`verbs_context`].
 pub const ABI_EXTENDED: usize = usize::MAX;
 
-/// Argument of `ibv_wr_*`.
+/// First argument of the functions behind `ibv_wr_*`.
 type Qpx = *mut ibv_qp_ex;
-/// Argument of `ibv_start_poll` and the like.
+/// First argument of the functions behind `ibv_start_poll` and the other calls on an extended CQ.
 type Cqx = *mut ibv_cq_ex;
