@@ -57,7 +57,7 @@ impl<T> Slots<T> {
         self.len() == 0
     }
 
-    /// Stores `value` under a new key; ENOMEM when the table is full.
+    /// Stores `value` under a new key. Fails with ENOMEM when the table is full.
     pub fn insert(&mut self, value: T) -> Result<u32, Error> {
         if self.len() >= self.max {
             return Err(Error::new(libc::ENOMEM, format!("the table is full: {} entries", self.max)));

@@ -54,7 +54,7 @@ impl Context {
         &self.device
     }
 
-    /// Returns the attributes of port 1; EINVAL for any other.
+    /// Returns the attributes of port 1. Fails with EINVAL for any other.
     pub fn port_attr(&self, port: u8) -> Result<PortAttr, Error> {
         check_port(port)?;
         Ok(self.device.port_attr())
@@ -101,8 +101,8 @@ impl Context {
         Ok((found.dev(), found.ino()))
     }
 
-    /// Waits for the next asynchronous event; EAGAIN if the descriptor is non-blocking and none is
-    /// pending.
+    /// Waits for the next asynchronous event. Fails with EAGAIN if the descriptor is non-blocking
+    /// and none is pending.
     pub fn next_async_event(&self) -> Result<AsyncEvent, Error> {
         self.events.next().inspect(|_| outcome::took_event())
     }

@@ -205,7 +205,8 @@ impl Cq {
         self.engines.others().iter().for_each(|engine| engine.arm(Awaited::Completion));
     }
 
-    /// Changes the capacity and keeps the entries; EINVAL if they do not fit, or beyond `max_cqe`.
+    /// Changes the capacity and keeps the entries. Fails with EINVAL if they do not fit, or beyond
+    /// `max_cqe`.
     pub fn resize(&self, cqe: u32) -> Result<(), Error> {
         let capacity = check_size(cqe)?;
         let mut state = self.state.lock();
@@ -227,7 +228,7 @@ impl Cq {
         self.state.lock().moderator.rule = rule;
     }
 
-    /// Destroys the queue and its pending events; EBUSY while queue pairs use it.
+    /// Destroys the queue and its pending events. Fails with EBUSY while queue pairs use it.
     pub fn destroy(&self) -> Result<(), Error> {
         let unused = self.uses.check_unused("completion queue", "send and receive queues of queue pairs");
         unused.inspect_err(|error| emit(|| Event::DestroyRefused(self.id, error)))?;

@@ -212,7 +212,7 @@ const CAP_FLAGS_EX: u64 = 1 << 38 | 1 << 40;
 pub(crate) struct DmBudget(AtomicU64);
 
 impl DmBudget {
-    /// Takes `length` bytes; ENOMEM if they are not left.
+    /// Takes `length` bytes. Fails with ENOMEM if they are not left.
     pub(crate) fn take(&self, length: u64) -> Result<(), Error> {
         let after = |used: u64| used.checked_add(length).filter(|used| *used <= MAX_DM_SIZE);
         let used = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after);

@@ -218,7 +218,7 @@ impl Pd {
     }
 
     /// Allocates a null region: any address reads as zeros, and writes are discarded. Only lists
-    /// can use its key. ENOMEM beyond the limit of regions and windows.
+    /// can use its key. Fails with ENOMEM beyond the limit of regions and windows.
     pub fn alloc_null_mr(self: &Arc<Self>) -> Result<Arc<Mr>, Error> {
         let attr = MrAttr { addr: 0, length: u64::MAX, iova: 0, access: Access::LOCAL_WRITE };
         let region = Region { users: Users::Null(self.id()), ..attr.region(self, 0) };

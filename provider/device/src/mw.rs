@@ -23,7 +23,7 @@ pub struct Mw {
 }
 
 impl Pd {
-    /// Allocates an unbound memory window; ENOMEM if the device has `max_mw` already.
+    /// Allocates an unbound memory window. Fails with ENOMEM if the device has `max_mw` already.
     pub fn alloc_mw(self: &Arc<Self>, kind: MwKind) -> Result<Arc<Mw>, Error> {
         let quota = self.context().device().quotas().mws.take()?;
         let window = Window::new(kind, self.id());

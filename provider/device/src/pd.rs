@@ -23,7 +23,7 @@ pub struct Pd {
 }
 
 impl Context {
-    /// Creates a protection domain; ENOMEM if the device has `max_pd` already.
+    /// Creates a protection domain. Fails with ENOMEM if the device has `max_pd` already.
     pub fn alloc_pd(self: &Arc<Self>) -> Result<Arc<Pd>, Error> {
         let (uses, _quota) = (UseCount::default(), self.device().quotas().pds.take()?);
         let (id, tracked) = (PdId::next(), tracked(self));
@@ -35,7 +35,7 @@ impl Context {
 impl Pd {
     /// Creates a parent domain (`man ibv_alloc_parent_domain`): a handle for the same access to
     /// memory that counts its own objects. This domain is in use as long as the new one lives.
-    /// ENOMEM beyond `max_pd` domains.
+    /// Fails with ENOMEM beyond `max_pd` domains.
     pub fn extend(&self) -> Result<Arc<Self>, Error> {
         let _quota = self.context.device().quotas().pds.take()?;
         let (context, uses, tracked) = (Arc::clone(&self.context), UseCount::default(), tracked(&self.context));
@@ -48,8 +48,8 @@ impl Pd {
         &self.context
     }
 
-    /// Checks that the domain may be deallocated: EBUSY while it has regions, windows, queues or
-    /// address handles.
+    /// Checks that the domain may be deallocated. Fails with EBUSY while it has regions, windows,
+    /// queues or address handles.
     pub fn dealloc(&self) -> Result<(), Error> {
         let unused =
             self.uses.check_unused("protection domain", "memory regions and windows, queues and address handles");

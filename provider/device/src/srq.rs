@@ -154,7 +154,7 @@ pub(crate) struct XrcQueues(RwLock<rank::XrcQueues, HashMap<u32, Weak<Srq>>>);
 
 impl XrcQueues {
     /// Creates a queue with a free number of `slot`, whose receives complete in `cq`; `opening` is
-    /// its use of the domain. ENOMEM beyond [`MAX_XRC_SRQ`] queues of the domain.
+    /// its use of the domain. Fails with ENOMEM beyond [`MAX_XRC_SRQ`] queues of the domain.
     pub(crate) fn create(
         self: &Arc<Self>,
         pd: &Arc<Pd>,
@@ -185,14 +185,14 @@ impl XrcQueues {
 }
 
 impl Pd {
-    /// Creates a shared receive queue; EINVAL beyond the limits of the device, ENOMEM if it has
-    /// `max_srq` already.
+    /// Creates a shared receive queue. Fails with EINVAL beyond the limits of the device, ENOMEM if
+    /// it has `max_srq` already.
     pub fn create_srq(self: &Arc<Self>, init: SrqInit) -> Result<Arc<Srq>, Error> {
         Srq::make(self, init, Kind::Basic, None, vec![])
     }
 
     /// Creates a shared receive queue that matches tags (`man ibv_post_srq_ops`). Its receives and
-    /// operations complete in `cq`. EINVAL beyond the limits of the device.
+    /// operations complete in `cq`. Fails with EINVAL beyond the limits of the device.
     pub fn create_tag_srq(self: &Arc<Self>, init: SrqInit, cq: &Arc<Cq>, tags: TagInit) -> Result<Arc<Srq>, Error> {
         if !Arc::ptr_eq(self.context(), cq.context()) {
             return Err(Error::invalid("the completion queue belongs to another context than the protection domain"));
@@ -308,7 +308,7 @@ impl Srq {
         self.state.lock().attr
     }
 
-    /// Destroys the queue and its pending events; EBUSY while queue pairs use it.
+    /// Destroys the queue and its pending events. Fails with EBUSY while queue pairs use it.
     pub fn destroy(&self) -> Result<(), Error> {
         let unused = self.uses.check_unused("shared receive queue", "queue pairs");
         unused.inspect_err(|error| emit(|| Event::DestroyRefused(self.id, error)))?;

@@ -72,7 +72,8 @@ pub struct Wq {
 }
 
 impl Pd {
-    /// Creates a receive work queue in the reset state; EINVAL beyond the limits of the device.
+    /// Creates a receive work queue in the reset state. Fails with EINVAL beyond the limits of the
+    /// device.
     pub fn create_wq(self: &Arc<Self>, init: WqInit) -> Result<Arc<Wq>, Error> {
         let WqInit { max_wr, max_sge, cq, user_context } = init;
         if !(1..=MAX_WQ_WR).contains(&max_wr) || max_sge > MAX_WQ_SGE {
@@ -149,7 +150,8 @@ impl Wq {
         (max_recv_wr, max_recv_sge)
     }
 
-    /// Moves the queue to `state`; EINVAL if it is not in `current`, or from error to ready.
+    /// Moves the queue to `state`. Fails with EINVAL if it is not in `current`, or from error to
+    /// ready.
     // clause: WQ-STATES
     pub fn modify(&self, state: WqState, current: Option<WqState>) -> Result<(), Error> {
         let _alone = self.modify_lock.lock();
@@ -180,7 +182,7 @@ impl Wq {
         self.qp.post_recv(request)
     }
 
-    /// Destroys the queue; EBUSY while an indirection table refers to it.
+    /// Destroys the queue. Fails with EBUSY while an indirection table refers to it.
     pub fn destroy(&self) -> Result<(), Error> {
         self.uses.check_unused("work queue", "indirection tables")?;
         self.qp.destroy();

@@ -30,7 +30,7 @@ pub struct XrcdInit<'a> {
     pub file: Option<BorrowedFd<'a>>,
     /// `O_CREAT`: create the domain if this process has none of that name; otherwise EAGAIN.
     pub create: bool,
-    /// `O_EXCL`: EINVAL if this process has the domain already.
+    /// `O_EXCL`: fails with EINVAL if this process has the domain already.
     pub exclusive: bool,
 }
 
@@ -102,9 +102,9 @@ impl Xrcd {
     }
 
     /// Creates a shared receive queue of the domain, whose receives complete in `cq`. The first one
-    /// opens the sockets of the engine. EINVAL beyond the limits of the device, or for objects of
-    /// several contexts; ENOMEM beyond [`MAX_XRC_SRQ`](roxe_base::limits::MAX_XRC_SRQ) queues of
-    /// the domain; EADDRINUSE if another user has the UDP port.
+    /// opens the sockets of the engine. Fails with EINVAL beyond the limits of the device, or for
+    /// objects of several contexts; ENOMEM beyond [`MAX_XRC_SRQ`](roxe_base::limits::MAX_XRC_SRQ)
+    /// queues of the domain; EADDRINUSE if another user has the UDP port.
     pub fn create_srq(self: &Arc<Self>, pd: &Arc<Pd>, cq: &Arc<Cq>, init: SrqInit) -> Result<Arc<Srq>, Error> {
         if !Arc::ptr_eq(pd.context(), self.context()) || !Arc::ptr_eq(cq.context(), self.context()) {
             return Err(Error::invalid("the XRC domain belongs to another context than the other objects"));
@@ -137,7 +137,7 @@ impl Xrcd {
             .ok_or_else(|| Error::invalid(format!("this process has no target {qpn:#x} in the XRC domain")))
     }
 
-    /// Checks that the opening may be closed: EBUSY while it has SRQs or targets.
+    /// Checks that the opening may be closed. Fails with EBUSY while it has SRQs or targets.
     pub fn close(&self) -> Result<(), Error> {
         self.uses.check_unused("XRC domain", "shared receive queues and targets")
     }

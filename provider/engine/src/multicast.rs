@@ -21,8 +21,8 @@ use roxe_wire::{Gid, Qpn};
 use std::sync::Arc;
 
 impl Engine {
-    /// Attaches `qp` to the group `mgid`, unless it is attached. ENOMEM beyond the limits
-    /// of the device.
+    /// Attaches `qp` to the group `mgid`, unless it is attached. Fails with ENOMEM beyond the
+    /// limits of the device.
     pub fn attach(&self, qp: &Arc<dyn QueuePair>, mgid: Gid) -> Result<(), Error> {
         let mut rx = self.rx.lock();
         let groups = &mut rx.state.groups;

@@ -13,7 +13,8 @@ use roxe_transport::steering::{Rule, RuleId};
 use roxe_transport::time::Instant;
 use roxe_wire::frame::{FrameKey, checksum};
 impl Engine {
-    /// Adds a flow rule. ENOMEM beyond the limit of the device; also the errors of the raw link.
+    /// Adds a flow rule. Fails with ENOMEM beyond the limit of the device; also the errors of the
+    /// raw link.
     pub fn add_rule(&self, rule: Rule<Target>) -> Result<RuleId, Error> {
         let mut rx = self.rx.lock();
         let slot = &mut rx.state.frames;

@@ -223,7 +223,7 @@ impl Scheduler {
         }
     }
 
-    /// Returns the poller of the background thread; ENODEV if the thread does not run.
+    /// Returns the poller of the background thread. Fails with ENODEV if the thread does not run.
     pub(crate) fn poller(&self) -> Result<Arc<Poller>, Error> {
         let poller = self.thread.read().as_ref().map(|thread| Arc::clone(thread.poller()));
         poller.ok_or_else(|| Error::new(libc::ENODEV, "the engine of this device is not running"))

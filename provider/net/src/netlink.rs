@@ -219,7 +219,8 @@ impl Netlink {
         Ok(Some(Route { gateway: attribute(RTA_GATEWAY).and_then(address).or_else(via), ifindex }))
     }
 
-    /// Returns the state (`NUD_...`) of a neighbour; ENOENT if the interface has no such entry.
+    /// Returns the state (`NUD_...`) of a neighbour. Fails with ENOENT if the interface has no such
+    /// entry.
     fn neighbour_state(&mut self, neighbour: IpAddr, ifindex: u32) -> io::Result<u16> {
         let mut body = [0; BODY_LEN];
         body[0] = family(neighbour);

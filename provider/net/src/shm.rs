@@ -29,7 +29,7 @@ const OFFERED: usize = 3;
 pub struct Doorbell(OwnedFd);
 
 impl Doorbell {
-    /// Wraps a descriptor of the other process; EINVAL if writing to it could block.
+    /// Wraps a descriptor of the other process. Fails with EINVAL if writing to it could block.
     fn new(fd: OwnedFd) -> io::Result<Self> {
         if sys::may_block(fd.as_raw_fd())? {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));

@@ -158,7 +158,8 @@ pub struct StatusSocket {
 }
 
 impl StatusSocket {
-    /// Opens the socket for the device on interface `ifindex`; EADDRINUSE if it is open already.
+    /// Opens the socket for the device on interface `ifindex`. Fails with EADDRINUSE if it is open
+    /// already.
     pub fn open(ifindex: u32) -> io::Result<Self> {
         let name = StatusName { pid: std::process::id(), ifindex };
         let socket = NamedSocket::bind(&name)?;

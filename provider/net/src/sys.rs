@@ -277,8 +277,8 @@ pub(super) fn credentials(control: &Control) -> Option<libc::uid_t> {
     Some(libc::uid_t::from_ne_bytes(uid.try_into().ok()?))
 }
 
-/// Returns the network namespace cookie of a socket, unique until reboot. ENOPROTOOPT before Linux
-/// 5.14.
+/// Returns the network namespace cookie of a socket, unique until reboot. Fails with ENOPROTOOPT
+/// before Linux 5.14.
 pub(super) fn namespace_cookie(fd: RawFd) -> io::Result<u64> {
     /// From `<asm-generic/socket.h>`.
     const SO_NETNS_COOKIE: c_int = 71;

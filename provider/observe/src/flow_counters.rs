@@ -26,8 +26,8 @@ pub struct FlowCounters {
 }
 
 impl FlowCounters {
-    /// Makes `kind` readable at `index`, where several kinds add up. Errors: EBUSY once a flow uses
-    /// the counters, ENOMEM beyond 64 points.
+    /// Makes `kind` readable at `index`, where several kinds add up. Fails with EBUSY once a flow
+    /// uses the counters, ENOMEM beyond 64 points.
     pub fn attach(&self, kind: CounterKind, index: u32) -> Result<(), Error> {
         let mut points = self.points.lock();
         self.uses.check_unused("set of counters", "flows")?;
@@ -38,7 +38,7 @@ impl FlowCounters {
         Ok(())
     }
 
-    /// Writes the values to their indices. Errors: EINVAL if `values` is too short.
+    /// Writes the values to their indices. Fails with EINVAL if `values` is too short.
     pub fn read(&self, values: &mut [u64]) -> Result<(), Error> {
         let points = self.points.lock();
         if points.iter().any(|(_, index)| *index as usize >= values.len()) {
@@ -60,7 +60,7 @@ impl FlowCounters {
         self.uses.hold()
     }
 
-    /// Checks that no flow uses the counters. Errors: EBUSY.
+    /// Checks that no flow uses the counters. Fails with EBUSY if one does.
     pub fn destroy(&self) -> Result<(), Error> {
         self.uses.check_unused("set of counters", "flows")
     }

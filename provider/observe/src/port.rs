@@ -100,8 +100,8 @@ impl Netdev {
         pnet_datalink::interfaces().iter().map(Self::describe).collect()
     }
 
-    /// Returns the interface with this index; `Ok(None)` if it was removed. Errors: EAGAIN if the
-    /// system lists no interface, not even loopback.
+    /// Returns the interface with this index; `Ok(None)` if it was removed. Fails with EAGAIN if
+    /// the system lists no interface, not even loopback.
     pub fn find(ifindex: u32) -> Result<Option<Self>, Error> {
         let all = pnet_datalink::interfaces();
         if all.is_empty() {
@@ -208,7 +208,7 @@ struct LinkSettings {
     rest: [u8; 14],
 }
 
-/// Returns the link speed of an interface in Mbit/s; 0 if unknown. Errors: EOPNOTSUPP if it has
+/// Returns the link speed of an interface in Mbit/s; 0 if unknown. Fails with EOPNOTSUPP if it has
 /// none.
 fn link_speed(name: &str) -> Result<u32, Error> {
     const ETHTOOL_GSET: u32 = 1;

@@ -104,7 +104,8 @@ fn reply_to(context: &Context, port: u8, wc: &ibv_wc, area: &[u8; GRH_LEN]) -> R
     })
 }
 
-/// Returns the address to reply to a received datagram; EINVAL without a completion or a GRH.
+/// Returns the address to reply to a received datagram. Fails with EINVAL without a completion or a
+/// GRH.
 ///
 /// # Safety
 /// `wc` and `grh` are NULL or valid for reads; `grh` need not be aligned.

@@ -65,7 +65,7 @@ const OPS: ibv_context_ops = with_functions!(ibv_context_ops {
     data_path: poll_cq req_notify_cq post_send post_recv post_srq_recv;
 } with { ..ibv_context_ops::ZERO });
 
-/// Returns device and inode number of a descriptor; EBADF if it is not open.
+/// Returns device and inode number of a descriptor. Fails with EBADF if it is not open.
 fn file_identity(fd: c_int) -> Result<(u64, u64)> {
     let mut stat = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: `fstat` accepts any descriptor; `stat` is a local variable of the type that it fills.
@@ -77,8 +77,8 @@ fn file_identity(fd: c_int) -> Result<(u64, u64)> {
     Ok((stat.st_dev, stat.st_ino))
 }
 
-/// `man ibv_import_device`: EOPNOTSUPP for the descriptor of another process. The descriptor
-/// belongs to the new context.
+/// `man ibv_import_device`: fails with EOPNOTSUPP for the descriptor of another process. The
+/// descriptor belongs to the new context.
 pub(crate) unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
     pointer(|| {
         let wanted = file_identity(cmd_fd)?;

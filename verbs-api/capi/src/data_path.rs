@@ -129,7 +129,7 @@ impl SgeList {
         Self { items: [MaybeUninit::uninit(); MAX_SGE as usize] }
     }
 
-    /// Copies the program's list; EINVAL if it is longer than any queue allows.
+    /// Copies the program's list. Fails with EINVAL if it is longer than any queue allows.
     ///
     /// # Safety
     /// `list` is NULL or points to `count` elements.
@@ -184,7 +184,7 @@ impl InlineData {
     }
 }
 
-/// Returns the operation of a work request; EINVAL for those that the device lacks.
+/// Returns the operation of a work request. Fails with EINVAL for those that the device lacks.
 ///
 /// # Safety
 /// The program has set the member of the union that belongs to the opcode. The window and region of
@@ -224,7 +224,7 @@ unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
     }
 }
 
-/// Returns the destination of a datagram; EINVAL without an address handle.
+/// Returns the destination of a datagram. Fails with EINVAL without an address handle.
 ///
 /// # Safety
 /// `ah` is NULL or a live handle of this library.

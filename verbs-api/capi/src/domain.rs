@@ -21,7 +21,8 @@ const MASK_PD_CONTEXT: u32 = 2;
 /// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC`; has no effect.
 const MASK_UNPROTECTED: u32 = 4;
 
-/// Marks the parent domain `handle` as used by a CQ; EINVAL if it is not a parent domain.
+/// Marks the parent domain `handle` as used by a CQ. Fails with EINVAL if it is not a parent
+/// domain.
 pub(crate) fn hold_parent(handle: *mut ibv_pd) -> Result<Use> {
     let inner = &Object::<ibv_pd>::live(handle)?.inner;
     inner
@@ -88,7 +89,7 @@ pub(crate) unsafe extern "C" fn alloc_td(handle: *mut ibv_context, attr: *mut ib
     })
 }
 
-/// `man ibv_alloc_td`: EBUSY while a parent domain uses it.
+/// `man ibv_alloc_td`: fails with EBUSY while a parent domain uses it.
 pub(crate) unsafe extern "C" fn dealloc_td(handle: *mut ibv_td) -> c_int {
     status(|| {
         if Arc::strong_count(&Object::<ibv_td>::to_destroy(handle)?.inner) > 1 {
@@ -147,7 +148,7 @@ pub(crate) unsafe extern "C" fn open_xrcd(handle: *mut ibv_context, init: *mut i
     })
 }
 
-/// `man ibv_open_xrcd`: EBUSY while SRQs or targets use it.
+/// `man ibv_open_xrcd`: fails with EBUSY while SRQs or targets use it.
 pub(crate) unsafe extern "C" fn close_xrcd(handle: *mut ibv_xrcd) -> c_int {
     status(|| Object::<ibv_xrcd>::destroy(handle, |xrcd| xrcd.close()))
 }

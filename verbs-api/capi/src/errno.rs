@@ -97,7 +97,7 @@ pub(crate) fn no_comp_mask(comp_mask: u32) -> Result<()> {
     if comp_mask == 0 { Ok(()) } else { Err(invalid(|| format!("comp_mask is {comp_mask:#x}; accepted is 0"))) }
 }
 
-/// Borrows the structure at a pointer that the program passed; EINVAL for NULL.
+/// Borrows the structure at a pointer that the program passed. Fails with EINVAL for NULL.
 macro_rules! required {
     ($pointer:ident) => {
         // SAFETY: the program passes NULL or a structure that is valid during the call.
@@ -133,7 +133,7 @@ fn note_refusal<F>(errno: Errno) -> Errno {
     errno
 }
 
-/// Writes a result to a variable or structure of the program; EINVAL for NULL.
+/// Writes a result to a variable or structure of the program. Fails with EINVAL for NULL.
 ///
 /// # Safety
 /// `out` is NULL or valid for writes.

@@ -29,7 +29,7 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_channel(handle: *mut ibv_context
     })
 }
 
-/// `man ibv_create_comp_channel`: EBUSY while CQs use it.
+/// `man ibv_create_comp_channel`: fails with EBUSY while CQs use it.
 pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(handle: *mut ibv_comp_channel) -> c_int {
     status(|| Object::<ibv_comp_channel>::destroy(handle, |channel| channel.destroy()))
 }

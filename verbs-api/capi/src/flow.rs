@@ -140,7 +140,7 @@ impl Specs {
     }
 }
 
-/// Returns the bytes at `offset` of a specification; EINVAL if it is too short.
+/// Returns the bytes at `offset` of a specification. Fails with EINVAL if it is too short.
 fn field_bytes<const N: usize>(bytes: &[u8], offset: usize) -> Result<&[u8; N]> {
     bytes.get(offset..).and_then(<[u8]>::first_chunk).ok_or(EINVAL)
 }
@@ -207,7 +207,7 @@ unsafe fn parse_rule(attr: *const ibv_flow_attr) -> Result<FlowInit> {
     Ok(FlowInit { kind, filter, continues, drops, tag: tag.unwrap_or_default(), counters })
 }
 
-/// `man ibv_create_flow`: EOPNOTSUPP for UD and for matches that are not supported.
+/// `man ibv_create_flow`: fails with EOPNOTSUPP for UD and for matches that are not supported.
 pub(crate) unsafe extern "C" fn create_flow(handle: *mut ibv_qp, attr: *mut ibv_flow_attr) -> *mut ibv_flow {
     pointer(|| {
         let qp = Object::<ibv_qp_ex>::live(handle)?;
@@ -253,12 +253,12 @@ pub(crate) unsafe extern "C" fn create_counters(
     })
 }
 
-/// `man ibv_create_counters`: EBUSY while flows use them.
+/// `man ibv_create_counters`: fails with EBUSY while flows use them.
 pub(crate) unsafe extern "C" fn destroy_counters(handle: *mut ibv_counters) -> c_int {
     status(|| Object::<ibv_counters>::destroy(handle, |counters| counters.destroy()))
 }
 
-/// `man ibv_attach_counters_point_flow`: EOPNOTSUPP for a flow that exists already.
+/// `man ibv_attach_counters_point_flow`: fails with EOPNOTSUPP for a flow that exists already.
 pub(crate) unsafe extern "C" fn attach_counters_point_flow(
     handle: *mut ibv_counters,
     attr: *mut ibv_counter_attach_attr,

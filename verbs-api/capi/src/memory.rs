@@ -412,8 +412,8 @@ pub(crate) unsafe extern "C" fn alloc_dm(handle: *mut ibv_context, attr: *mut ib
     })
 }
 
-/// `man ibv_alloc_dm`: EBUSY while a region is registered in it. Frees the memory for imported
-/// handles too.
+/// `man ibv_alloc_dm`: fails with EBUSY while a region is registered in it. Frees the memory for
+/// imported handles too.
 pub(crate) unsafe extern "C" fn free_dm(handle: *mut ibv_dm) -> c_int {
     status(|| Object::<ibv_dm>::destroy(handle, |dm| dm.free()))
 }

@@ -177,8 +177,8 @@ impl<E: Exposed> Object<E> {
         handle
     }
 
-    /// Returns the object of the handle of a control call; EINVAL if there is none of this kind or
-    /// its identity fields were overwritten.
+    /// Returns the object of the handle of a control call. Fails with EINVAL if there is none of
+    /// this kind or its identity fields were overwritten.
     ///
     /// The result is valid during the call: a program must not destroy an object while another call
     /// uses it.
@@ -191,8 +191,8 @@ impl<E: Exposed> Object<E> {
         if handle.is_null() { Ok(None) } else { Self::live(handle).map(Some) }
     }
 
-    /// Returns the object of the handle of a destroy call; EINVAL if there is none of this
-    /// kind. Overwritten identity fields are ENOENT, the kernel's answer to an unknown number
+    /// Returns the object of the handle of a destroy call. Fails with EINVAL if there is none of
+    /// this kind. Overwritten identity fields are ENOENT, the kernel's answer to an unknown number
     /// (`rdma_lookup_get_uobject`).
     pub(crate) fn to_destroy<'a>(handle: *mut E::Handle) -> Result<&'a Self> {
         Self::intact(handle, ENOENT)
@@ -289,8 +289,8 @@ impl<E: Exposed> Object<E> {
         })
     }
 
-    /// Returns the result of `choose` for the object with this number (`man ibv_import_pd`); EINVAL
-    /// if there is none.
+    /// Returns the result of `choose` for the object with this number (`man ibv_import_pd`). Fails
+    /// with EINVAL if there is none.
     pub(crate) fn by_number<T>(number: u32, choose: impl Fn(&E::Inner) -> Option<T>) -> Result<T> {
         Self::find(|object| if object.number() == number { choose(&object.inner) } else { None }).ok_or(EINVAL)
     }

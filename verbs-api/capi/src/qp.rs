@@ -35,8 +35,8 @@ pub(crate) const XRC_RECV: c_int = 10;
 /// Name of the verb in error texts.
 const MODIFY: &str = "ibv_modify_qp";
 
-/// Returns the service of an `enum ibv_qp_type`; EOPNOTSUPP for XRC targets, which a protection
-/// domain does not create, and for unknown types.
+/// Returns the service of an `enum ibv_qp_type`. Fails with EOPNOTSUPP for XRC targets, which a
+/// protection domain does not create, and for unknown types.
 pub(crate) fn service(qp_type: c_int) -> Result<Service> {
     match qp_type {
         RC => Ok(Service::Rc),
@@ -109,8 +109,8 @@ fn resolve(context: &Context, attr: &ibv_ah_attr, mask: AttrMask, bit: AttrMask)
     if mask.contains(bit) { Ok(context.resolve_av(&ah_attr(attr))?) } else { Ok(Av::default()) }
 }
 
-/// Returns the value of an enumeration field if `mask` has `bit`; EINVAL for a number that the
-/// enumeration lacks.
+/// Returns the value of an enumeration field if `mask` has `bit`. Fails with EINVAL for a number
+/// that the enumeration lacks.
 fn enum_field<T>(
     (mask, bit): (AttrMask, AttrMask),
     code: c_int,
@@ -230,8 +230,8 @@ pub(crate) fn show_state(handle: *mut ibv_qp) -> Result<()> {
     Ok(())
 }
 
-/// `man ibv_modify_qp_rate_limit`: EINVAL before RTS, below 1 Mbit/s, and for a burst without a
-/// rate. Ignores the typical packet size, because the limiter counts the actual sizes.
+/// `man ibv_modify_qp_rate_limit`: fails with EINVAL before RTS, below 1 Mbit/s, and for a burst
+/// without a rate. Ignores the typical packet size, because the limiter counts the actual sizes.
 pub(crate) unsafe extern "C" fn modify_qp_rate_limit(handle: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) -> c_int {
     status(|| {
         let qp = qp(handle)?;
@@ -271,7 +271,8 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
     })
 }
 
-/// `man ibv_destroy_qp`: EBUSY in a multicast group; waits until every event is acknowledged.
+/// `man ibv_destroy_qp`: fails with EBUSY in a multicast group; waits until every event is
+/// acknowledged.
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(handle: *mut ibv_qp) -> c_int {
     let release = |inner: &QpInner| {
         inner.qp.check_detached()?;
@@ -341,7 +342,8 @@ pub(crate) unsafe extern "C" fn create_qp_ex(handle: *mut ibv_context, init: *mu
 /// `comp_mask` of a hash QP, apart from creation flags: domain, table and `rx_hash_conf`.
 const MASK_HASH_QP: u32 = QP_PD | QP_IND_TABLE | 1 << 5;
 
-/// Returns the hash of a hash QP; EOPNOTSUPP for a function or fields that the device lacks.
+/// Returns the hash of a hash QP. Fails with EOPNOTSUPP for a function or fields that the device
+/// lacks.
 fn rx_hash(init: &ibv_qp_init_attr_ex) -> Result<RxHash> {
     let conf = &init.rx_hash_conf;
     if conf.rx_hash_function != wq::TOEPLITZ {
@@ -385,8 +387,8 @@ fn create_target(handle: *mut ibv_context, init: &ibv_qp_init_attr_ex) -> Result
     Ok(publish_target(handle, init.qp_context, token, qp))
 }
 
-/// `man ibv_open_qp`: returns another handle of an XRC target; EINVAL if the domain has no target
-/// of that number.
+/// `man ibv_open_qp`: returns another handle of an XRC target. Fails with EINVAL if the domain has
+/// no target of that number.
 pub(crate) unsafe extern "C" fn open_qp(handle: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> *mut ibv_qp {
     pointer(|| {
         context(handle)?;

@@ -205,7 +205,8 @@ pub(crate) unsafe extern "C" fn ibv_query_gid(
     })
 }
 
-/// Returns the GID table's entry at `index`; ENODATA if it is empty, EINVAL outside the table.
+/// Returns the GID table's entry at `index`. Fails with ENODATA if it is empty, EINVAL outside the
+/// table.
 fn find_entry(handle: *mut ibv_context, port: u32, index: u32) -> Result<GidEntry> {
     let context = context(handle)?;
     let port = u8::try_from(port).map_err(|_| out_of_range("port_num", port, "1"))?;

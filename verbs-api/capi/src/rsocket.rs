@@ -31,7 +31,8 @@ fn socket(fd: c_int) -> Result<Arc<Socket>> {
     roxe_rsockets::find(fd).ok_or(EBADF)
 }
 
-/// Returns the program's array of `len` elements, to read; EFAULT for NULL unless `len` is 0.
+/// Returns the program's array of `len` elements, to read. Fails with EFAULT for NULL unless `len`
+/// is 0.
 ///
 /// # Safety
 /// `start` is NULL or points to `len` elements that are valid for `'a`.
@@ -44,7 +45,8 @@ unsafe fn slice<'a, T>(start: *const T, len: usize) -> Result<&'a [T]> {
     }
 }
 
-/// Returns the program's array of `len` elements, to write; EFAULT for NULL unless `len` is 0.
+/// Returns the program's array of `len` elements, to write. Fails with EFAULT for NULL unless `len`
+/// is 0.
 ///
 /// # Safety
 /// `start` is NULL or points to `len` elements that are valid for `'a` and used by no other code.
@@ -113,7 +115,7 @@ struct AddressOut {
 }
 
 impl AddressOut {
-    /// Returns the variables; EFAULT for an address without a length.
+    /// Returns the variables. Fails with EFAULT for an address without a length.
     fn new(addr: *mut sockaddr, len: *mut socklen_t) -> Result<Self> {
         if len.is_null() && !addr.is_null() { Err(EFAULT) } else { Ok(Self { addr, len }) }
     }
@@ -184,7 +186,7 @@ pub(crate) unsafe extern "C" fn rclose(fd: c_int) -> c_int {
     zero(|| Ok(roxe_rsockets::close(fd)?))
 }
 
-/// Writes an address to the program's variables; EFAULT if `len` is NULL.
+/// Writes an address to the program's variables. Fails with EFAULT if `len` is NULL.
 ///
 /// # Safety
 /// The contract of [`AddressOut::write`].
@@ -474,7 +476,7 @@ pub(crate) unsafe extern "C" fn rsendto(
     })
 }
 
-/// Sends like `sendmsg`; EOPNOTSUPP with control messages.
+/// Sends like `sendmsg`. Fails with EOPNOTSUPP with control messages.
 pub(crate) unsafe extern "C" fn rsendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     length(|| {
         let socket = socket(fd)?;
@@ -522,9 +524,9 @@ fn too_long(error: Errno) -> Errno {
     if error == EINVAL { Errno(libc::EMSGSIZE) } else { error }
 }
 
-/// Checks a list of buffers: EINVAL if the list or its total is too long, EFAULT for NULL with a
-/// length. Returns the list, and true if no buffer in it is NULL. An empty buffer may be NULL, but
-/// a Rust slice may not.
+/// Checks a list of buffers. Fails with EINVAL if the list or its total is too long, EFAULT for
+/// NULL with a length. Returns the list, and true if no buffer in it is NULL. An empty buffer may
+/// be NULL, but a Rust slice may not.
 ///
 /// # Safety
 /// `parts` is NULL or points to `count` entries that are valid for `'a`.

@@ -79,7 +79,8 @@ pub(crate) unsafe extern "C" fn ibv_query_srq(handle: *mut ibv_srq, out: *mut ib
     status(|| unsafe { write_out(out, attr(srq(handle)?)) })
 }
 
-/// `man ibv_create_srq`: EBUSY while QPs use it; waits until every event is acknowledged.
+/// `man ibv_create_srq`: fails with EBUSY while QPs use it; waits until every event is
+/// acknowledged.
 pub(crate) unsafe extern "C" fn ibv_destroy_srq(handle: *mut ibv_srq) -> c_int {
     status(|| Object::<ibv_srq>::destroy_acknowledged(handle, |inner| inner.srq.destroy(), |inner| &inner.events))
 }
@@ -126,7 +127,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     })
 }
 
-/// `man ibv_get_srq_num`: EINVAL for an SRQ that belongs to no XRC domain.
+/// `man ibv_get_srq_num`: fails with EINVAL for an SRQ that belongs to no XRC domain.
 pub(crate) unsafe extern "C" fn get_srq_num(handle: *mut ibv_srq, number: *mut u32) -> c_int {
     status(|| {
         let none = || einval("the shared receive queue belongs to no XRC domain");
@@ -169,8 +170,8 @@ unsafe fn post_one(srq: &Srq, wr: &mut ibv_ops_wr) -> Result<()> {
     Ok(())
 }
 
-/// `man ibv_post_srq_ops`: ENOMEM if the list of tags, or that of operations without a polled
-/// completion, is full.
+/// `man ibv_post_srq_ops`: fails with ENOMEM if the list of tags, or that of operations without a
+/// polled completion, is full.
 pub(crate) unsafe extern "C" fn post_srq_ops(
     handle: *mut ibv_srq,
     wr: *mut ibv_ops_wr,

@@ -18,7 +18,7 @@ const ATTR_FLAGS: u32 = 1 << 2;
 /// `IBV_RX_HASH_FUNC_TOEPLITZ`.
 pub(crate) const TOEPLITZ: u8 = 1;
 
-/// `man ibv_create_wq`: EINVAL for a type other than `IBV_WQT_RQ`, EOPNOTSUPP for flags.
+/// `man ibv_create_wq`: fails with EINVAL for a type other than `IBV_WQT_RQ`, EOPNOTSUPP for flags.
 pub(crate) unsafe extern "C" fn create_wq(handle: *mut ibv_context, init: *mut ibv_wq_init_attr) -> *mut ibv_wq {
     pointer(|| {
         context(handle)?;
@@ -55,7 +55,7 @@ pub(crate) unsafe extern "C" fn create_wq(handle: *mut ibv_context, init: *mut i
     })
 }
 
-/// Returns the state with number `code` if `mask` has `bit`; EINVAL for another number.
+/// Returns the state with number `code` if `mask` has `bit`. Fails with EINVAL for another number.
 fn state_if_set(mask: u32, bit: u32, code: c_int) -> Result<Option<WqState>> {
     if mask & bit == 0 {
         return Ok(None);
@@ -85,7 +85,8 @@ pub(crate) unsafe extern "C" fn modify_wq(handle: *mut ibv_wq, attr: *mut ibv_wq
     })
 }
 
-/// `man ibv_create_wq`: EBUSY while tables refer to it; waits until every event is acknowledged.
+/// `man ibv_create_wq`: fails with EBUSY while tables refer to it; waits until every event is
+/// acknowledged.
 pub(crate) unsafe extern "C" fn destroy_wq(handle: *mut ibv_wq) -> c_int {
     status(|| Object::<ibv_wq>::destroy_acknowledged(handle, |inner| inner.wq.destroy(), |inner| &inner.events))
 }
@@ -118,7 +119,7 @@ pub(crate) unsafe extern "C" fn create_rwq_ind_table(
     })
 }
 
-/// `man ibv_create_rwq_ind_table`: EBUSY while queue pairs use it.
+/// `man ibv_create_rwq_ind_table`: fails with EBUSY while queue pairs use it.
 pub(crate) unsafe extern "C" fn destroy_rwq_ind_table(handle: *mut ibv_rwq_ind_table) -> c_int {
     status(|| Object::<ibv_rwq_ind_table>::destroy(handle, |table| table.destroy()))
 }

@@ -112,12 +112,12 @@ impl Batch {
         Ok(())
     }
 
-    /// Returns the current request; EINVAL before the first one.
+    /// Returns the current request. Fails with EINVAL before the first one.
     fn current(&mut self) -> Result<&mut BuiltRequest> {
         self.requests.last_mut().ok_or_else(|| einval("a setter (ibv_wr_set_...) was called before its request"))
     }
 
-    /// Returns the current request; EINVAL for a QP of another service.
+    /// Returns the current request. Fails with EINVAL for a QP of another service.
     pub(crate) fn current_on(&mut self, service: Service) -> Result<&mut BuiltRequest> {
         if self.service == service { self.current() } else { Err(EINVAL) }
     }

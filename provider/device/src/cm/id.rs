@@ -448,7 +448,7 @@ impl Id {
         self.raise_in(&inner, kind, status, EventData::Arg(arg));
     }
 
-    /// Sets an option; EINVAL if it is not possible or not in this state.
+    /// Sets an option. Fails with EINVAL if it is not possible or not in this state.
     pub fn set_option(&self, option: IdOption) -> Result<(), Error> {
         let mut inner = self.lock();
         match option {

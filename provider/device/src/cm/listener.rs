@@ -25,7 +25,8 @@ const MAX_UNANSWERED: usize = 1 << 16;
 impl Id {
     /// Listens for requests, with at most `backlog` of them pending (0 and less: 1024). An unbound
     /// id binds all IPv4 addresses and any port. An id bound to all addresses listens on all
-    /// devices. EINVAL in another state; EADDRINUSE if another id listens at the address.
+    /// devices. Fails with EINVAL in another state; EADDRINUSE if another id listens at the
+    /// address.
     pub fn listen(&self, backlog: i32) -> Result<(), Error> {
         self.begin_to_listen(backlog)?;
         self.listen_where_possible().inspect_err(|_| self.stop_listening())

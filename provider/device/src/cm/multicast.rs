@@ -48,7 +48,7 @@ impl Id {
         Ok(())
     }
 
-    /// Leaves the group `addr`; EADDRNOTAVAIL if the id is not a member.
+    /// Leaves the group `addr`. Fails with EADDRNOTAVAIL if the id is not a member.
     pub fn leave_multicast(&self, addr: &Address) -> Result<(), Error> {
         let mut inner = self.lock();
         let (groups, qp) = inner.groups();

@@ -210,7 +210,7 @@ pub(crate) struct Ephemeral {
 static IN_USE: Mutex<rank::PortsInUse, BTreeSet<(u16, u16)>> = Mutex::new(BTreeSet::new());
 
 impl Ephemeral {
-    /// Takes a free port; EADDRNOTAVAIL if there is none.
+    /// Takes a free port. Fails with EADDRNOTAVAIL if there is none.
     pub(crate) fn take(space: PortSpace) -> Result<Self, Error> {
         let mut in_use = IN_USE.lock();
         from_range(|port| in_use.insert((space.code(), port)).then(|| Self { space, port }))

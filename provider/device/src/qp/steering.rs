@@ -102,8 +102,8 @@ impl FlowUses {
         self.count.check_unused("queue pair", "flows")
     }
 
-    /// Adds a flow for the group `mgid` unless there is one; EINVAL if `mgid` is not a group
-    /// address.
+    /// Adds a flow for the group `mgid` unless there is one. Fails with EINVAL if `mgid` is not a
+    /// group address.
     // clause: RAW-GROUP
     pub(super) fn attach(&self, core: &Arc<QpCore>, spread: Option<&Arc<Rss>>, mgid: Gid) -> Result<(), Error> {
         let mac = group_of(mgid)?;
@@ -117,7 +117,7 @@ impl FlowUses {
         Ok(())
     }
 
-    /// Ends [`FlowUses::attach`]; EINVAL if not attached.
+    /// Ends [`FlowUses::attach`]. Fails with EINVAL if not attached.
     pub(super) fn detach(&self, mgid: Gid) -> Result<(), Error> {
         let mac = group_of(mgid)?;
         let mut groups = self.groups.lock();
@@ -153,7 +153,7 @@ pub struct RwqTable {
 }
 
 impl RwqTable {
-    /// Destroys the table; EBUSY while hash queue pairs use it.
+    /// Destroys the table. Fails with EBUSY while hash queue pairs use it.
     pub fn destroy(&self) -> Result<(), Error> {
         self.uses.check_unused("indirection table", "queue pairs")?;
         self.held.lock().clear();

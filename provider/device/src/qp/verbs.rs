@@ -50,8 +50,8 @@ pub struct Qp {
 
 impl Pd {
     /// Creates a queue pair in the RESET state. The first one opens the sockets of the engine.
-    /// EINVAL beyond the limits of the device, or for queues of another context; ENOMEM beyond
-    /// `max_qp` queue pairs; EADDRINUSE if another user has the UDP port.
+    /// Fails with EINVAL beyond the limits of the device, or for queues of another context; ENOMEM
+    /// beyond `max_qp` queue pairs; EADDRINUSE if another user has the UDP port.
     pub fn create_qp(self: &Arc<Self>, init: QpInit) -> Result<Arc<Qp>, Error> {
         // With the checker on, programs get no more than they requested, so that it can report
         // those that rely on more.
@@ -296,7 +296,7 @@ impl Qp {
         self.core.engine().attach(&(Arc::clone(&self.core) as _), mgid)
     }
 
-    /// Leaves the multicast group `mgid`; EINVAL if it was not joined.
+    /// Leaves the multicast group `mgid`. Fails with EINVAL if it was not joined.
     pub fn detach_mcast(&self, mgid: Gid) -> Result<(), Error> {
         if self.service() == Service::Raw {
             return self.flows.detach(mgid);

@@ -70,7 +70,7 @@ impl SharedMemory {
         Ok((Self::map(&fd, size)?, fd))
     }
 
-    /// Opens memory of another process; EINVAL unless made by [`SharedMemory::create`].
+    /// Opens memory of another process. Fails with EINVAL unless made by [`SharedMemory::create`].
     pub(super) fn open(fd: &OwnedFd, size: usize) -> io::Result<Self> {
         // SAFETY: an all-zero stat is valid, and the call fills it.
         let stat = unsafe {

@@ -182,8 +182,8 @@ unsafe fn reject(id: *mut rdma_cm_id, data: *const c_void, len: u8, reason: RejR
     update_public_fields(object)
 }
 
-/// `man rdma_establish`: EINVAL if the identifier has a queue pair, because the library confirms
-/// its connection.
+/// `man rdma_establish`: fails with EINVAL if the identifier has a queue pair, because the library
+/// confirms its connection.
 pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     zero(|| {
         let object = live(id)?;
@@ -204,7 +204,8 @@ pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     })
 }
 
-/// `man rdma_notify`: EISCONN if the connection is already established, EINVAL for other events.
+/// `man rdma_notify`: fails with EISCONN if the connection is already established, EINVAL for other
+/// events.
 pub(crate) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: c_int) -> c_int {
     const COMM_EST: c_int = AsyncEventKind::CommEst as c_int;
     const PATH_MIG: c_int = AsyncEventKind::PathMig as c_int;
@@ -235,7 +236,8 @@ pub(crate) unsafe extern "C" fn rdma_join_multicast(
     zero(|| join(id, &unsafe { read(addr) }?, JoinFlags::default(), context))
 }
 
-/// `man rdma_join_multicast_ex`: EOPNOTSUPP for unknown flags, EINVAL without address or flags.
+/// `man rdma_join_multicast_ex`: fails with EOPNOTSUPP for unknown flags, EINVAL without address or
+/// flags.
 pub(crate) unsafe extern "C" fn rdma_join_multicast_ex(
     id: *mut rdma_cm_id,
     attr: *mut rdma_cm_join_mc_attr_ex,
@@ -279,14 +281,14 @@ pub(crate) unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: 
     })
 }
 
-/// Returns the provider's identifier; EINVAL if it has a queue pair. Without one, the program
-/// modifies its queue pair itself.
+/// Returns the provider's identifier. Fails with EINVAL if it has a queue pair. Without one, the
+/// program modifies its queue pair itself.
 fn id_without_qp<'a>(id: *mut rdma_cm_id) -> Result<&'a Arc<Id>> {
     let object = live(id)?;
     if queue_pair(object).is_null() { Ok(&object.inner.id) } else { Err(EINVAL) }
 }
 
-/// `man rdma_set_local_ece`: EINVAL without a vendor id.
+/// `man rdma_set_local_ece`: fails with EINVAL without a vendor id.
 pub(crate) unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
     zero(|| {
         let id = id_without_qp(id)?;

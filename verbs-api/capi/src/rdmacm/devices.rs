@@ -44,7 +44,7 @@ fn open_all(opened: &mut Vec<OpenDevice>) -> Result<()> {
     Ok(())
 }
 
-/// Calls `use_it` with the entry of a device; ENODEV if the device is not in the list.
+/// Calls `use_it` with the entry of a device. Fails with ENODEV if the device is not in the list.
 fn with_device<T>(device: &Arc<Device>, use_it: impl FnOnce(&mut OpenDevice) -> Result<T>) -> Result<T> {
     let mut opened = OPENED.lock();
     for_library(|| open_all(&mut opened))?;

@@ -18,7 +18,7 @@ use roxe_provider::cm::EventKind;
 /// Time limit of resolving the address, and again of resolving the route.
 const RESOLVE_TIMEOUT_MS: c_int = 2000;
 
-/// `man rdma_create_ep`: EINVAL without an address.
+/// `man rdma_create_ep`: fails with EINVAL without an address.
 pub(crate) unsafe extern "C" fn rdma_create_ep(
     id: *mut *mut rdma_cm_id,
     res: *mut rdma_addrinfo,
@@ -116,7 +116,7 @@ fn destroy(id: *mut rdma_cm_id) -> Result<()> {
     lifecycle::destroy(id)
 }
 
-/// `man rdma_get_request`: EINVAL for a listener that is not synchronous.
+/// `man rdma_get_request`: fails with EINVAL for a listener that is not synchronous.
 pub(crate) unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *mut *mut rdma_cm_id) -> c_int {
     zero(|| {
         let synchronous = live(listen)?.inner.state.lock().synchronous;

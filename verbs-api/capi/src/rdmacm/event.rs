@@ -28,7 +28,8 @@ exposed! {
     CmEvent => rdma_cm_event: ();
 }
 
-/// `man rdma_get_cm_event`: EAGAIN if the descriptor is non-blocking and no event is pending.
+/// `man rdma_get_cm_event`: fails with EAGAIN if the descriptor is non-blocking and no event is
+/// pending.
 pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
     channel: *mut rdma_event_channel,
     event: *mut *mut rdma_cm_event,
@@ -190,7 +191,7 @@ pub(crate) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> 
     zero(|| acknowledge(event))
 }
 
-/// `man rdma_write_cm_event`: EINVAL for events other than `RDMA_CM_EVENT_USER`.
+/// `man rdma_write_cm_event`: fails with EINVAL for events other than `RDMA_CM_EVENT_USER`.
 pub(crate) unsafe extern "C" fn rdma_write_cm_event(
     id: *mut rdma_cm_id,
     event: c_int,
@@ -207,7 +208,7 @@ pub(crate) unsafe extern "C" fn rdma_write_cm_event(
     })
 }
 
-/// Acknowledges an event; EINVAL if the program does not hold it.
+/// Acknowledges an event. Fails with EINVAL if the program does not hold it.
 pub(super) fn acknowledge(event: *mut rdma_cm_event) -> Result<()> {
     let event = Object::<CmEvent>::retire(event)?;
     // SAFETY: `retire` made `event` the owner of the block; programs only read the fields.

@@ -68,7 +68,7 @@ pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_ev
     no_result(|| Object::<rdma_event_channel>::retire(channel).map(drop));
 }
 
-/// Returns the Rust part of a channel; EINVAL if there is none.
+/// Returns the Rust part of a channel. Fails with EINVAL if there is none.
 pub(super) fn inner(channel: *mut rdma_event_channel) -> Result<Arc<ChannelInner>> {
     Object::<rdma_event_channel>::with_live(channel, |object| Arc::clone(&object.inner))
 }
@@ -138,7 +138,7 @@ pub(super) struct Template(pub(super) ibv_qp_init_attr);
 unsafe impl Send for Template {}
 
 /// Returns the identifier of a handle, after adopting the queue pair that the program has stored in
-/// it; EINVAL if there is no such identifier.
+/// it. Fails with EINVAL if there is no such identifier.
 pub(super) fn live<'a>(handle: *mut rdma_cm_id) -> Result<&'a Object<CmId>> {
     let object = Object::live(handle)?;
     adopt_assigned_qp(object);

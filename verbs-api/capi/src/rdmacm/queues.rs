@@ -22,7 +22,8 @@ fn foreign_pd() -> Errno {
     einval("the protection domain belongs to another context than the identifier (id->verbs)")
 }
 
-/// Returns the handle and the context of an identifier; EINVAL if it is not bound to a device.
+/// Returns the handle and the context of an identifier. Fails with EINVAL if it is not bound to a
+/// device.
 fn handle_and_context(object: &Object<CmId>) -> Result<(*mut rdma_cm_id, *mut ibv_context)> {
     let id = object.handle();
     // SAFETY: the identifier is alive; programs only read what this accesses.
@@ -30,8 +31,8 @@ fn handle_and_context(object: &Object<CmId>) -> Result<(*mut rdma_cm_id, *mut ib
     if context.is_null() { Err(no_device()) } else { Ok((id, context)) }
 }
 
-/// `man rdma_create_qp`: EINVAL for a domain of another device, and for an identifier that already
-/// has a queue pair or has no device.
+/// `man rdma_create_qp`: fails with EINVAL for a domain of another device, and for an identifier
+/// that already has a queue pair or has no device.
 pub(crate) unsafe extern "C" fn rdma_create_qp(
     id: *mut rdma_cm_id,
     pd: *mut ibv_pd,
@@ -69,7 +70,8 @@ fn create_extended(id: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> Resul
     update_public_fields(object)
 }
 
-/// Sets the default domains if the program has set none; EINVAL for a domain of another device.
+/// Sets the default domains if the program has set none. Fails with EINVAL for a domain of another
+/// device.
 fn set_default_domains(object: &Object<CmId>, init: &mut ibv_qp_init_attr_ex) -> Result<()> {
     let (id, context) = handle_and_context(object)?;
     if init.comp_mask & QP_PD == 0 || init.pd.is_null() {

@@ -73,7 +73,7 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addrinfo(
     })
 }
 
-/// `man rdma_query_addrinfo`: passes the list to the program; ENOENT if there is none.
+/// `man rdma_query_addrinfo`: passes the list to the program. Fails with ENOENT if there is none.
 pub(crate) unsafe extern "C" fn rdma_query_addrinfo(id: *mut rdma_cm_id, info: *mut *mut rdma_addrinfo) -> c_int {
     zero(|| {
         let object = live(id)?;
@@ -125,7 +125,8 @@ const CONNECTION_PATH: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 5;
 /// Mask of the value in a field of a path record; the two bits above it are the selector.
 const VALUE_MASK: u8 = 0x3f;
 
-/// `man rdma_set_option`: EINVAL for a value of the wrong size, ENOSYS for an unknown option.
+/// `man rdma_set_option`: fails with EINVAL for a value of the wrong size, ENOSYS for an unknown
+/// option.
 pub(crate) unsafe extern "C" fn rdma_set_option(
     id: *mut rdma_cm_id,
     level: c_int,
@@ -154,7 +155,7 @@ pub(super) unsafe fn set_option(
     update_public_fields(object)
 }
 
-/// Parses an option: EINVAL for a wrong size, ENOSYS for an unknown option.
+/// Parses an option. Fails with EINVAL for a wrong size, ENOSYS for an unknown option.
 ///
 /// # Safety
 /// The contract of [`set_option`].
@@ -179,7 +180,7 @@ unsafe fn parse_option(level: c_int, name: c_int, value: *const c_void, len: usi
     }
 }
 
-/// Reads a value of type `T`; EINVAL if `len` is not its size.
+/// Reads a value of type `T`. Fails with EINVAL if `len` is not its size.
 ///
 /// # Safety
 /// `value` points to `len` bytes, and any bit pattern is a valid `T`.
@@ -191,7 +192,7 @@ unsafe fn read_fixed<T: Copy>(value: *const c_void, len: usize) -> Result<T> {
     Ok(unsafe { value.cast::<T>().read_unaligned() })
 }
 
-/// Returns the first path that a connection can use; EINVAL if there is none.
+/// Returns the first path that a connection can use. Fails with EINVAL if there is none.
 ///
 /// # Safety
 /// `records` points to `len` bytes.

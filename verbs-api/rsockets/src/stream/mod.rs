@@ -531,7 +531,7 @@ fn moved_or_error(count: usize, done: io::Result<()>) -> io::Result<usize> {
     if count == 0 { done.map(|()| 0) } else { Ok(count) }
 }
 
-/// Locks a direction; EAGAIN if another thread has locked it, without `wait`.
+/// Locks a direction. Fails with EAGAIN if another thread has locked it, without `wait`.
 fn lock_turn<R: Rank>(turns: &Mutex<R, ()>, wait: bool) -> io::Result<MutexGuard<'_, R, ()>> {
     if wait { Ok(turns.lock()) } else { turns.try_lock().ok_or_else(|| os(libc::EAGAIN)) }
 }

@@ -171,7 +171,7 @@ impl StreamState {
     }
 }
 
-/// Returns the `int` at the start of `value`, as unsigned; EINVAL for too few bytes.
+/// Returns the `int` at the start of `value`, as unsigned. Fails with EINVAL for too few bytes.
 fn number(value: &[u8]) -> io::Result<u32> {
     value.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes)).ok_or_else(|| os(libc::EINVAL))
 }
