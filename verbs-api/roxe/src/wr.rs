@@ -35,75 +35,80 @@ impl<'a> WorkRequest<'a> {
         Self { request, srq: None, is_impossible: false }
     }
 
-    /// SEND: sends the bytes of `sges`, in order, to the next receive request of the peer.
+    /// Creates a SEND, which sends the bytes of `sges`, in order, to the next receive request of
+    /// the peer.
     pub const fn send(sges: &'a [Sge]) -> Self {
         Self::new(SendOp::Send, SendData::Sges(sges))
     }
 
-    /// SEND of inline data: posting copies `bytes`, so they need no registration and may change
-    /// afterwards. At most the `max_inline_data` of the queue pair.
+    /// Creates a SEND of inline data. Posting copies `bytes`, so they need no registration and may
+    /// change afterwards. The queue pair accepts at most `max_inline_data` bytes.
     pub const fn send_inline(bytes: &'a [u8]) -> Self {
         Self::new(SendOp::Send, SendData::Inline(bytes))
     }
 
-    /// RDMA WRITE: writes the bytes of `sges` to memory of the peer, without involving its program.
-    /// Not on UD.
+    /// Creates an RDMA WRITE, which writes the bytes of `sges` to memory of the peer without
+    /// involving its program. Not on UD.
     pub const fn write(sges: &'a [Sge], remote: RemoteAddr) -> Self {
         Self::new(SendOp::Write { remote_addr: remote.addr, rkey: remote.rkey }, SendData::Sges(sges))
     }
 
-    /// RDMA WRITE of inline data, which posting copies as for [`send_inline`](Self::send_inline).
+    /// Creates an RDMA WRITE of inline data, which posting copies as for
+    /// [`send_inline`](Self::send_inline).
     pub const fn write_inline(bytes: &'a [u8], remote: RemoteAddr) -> Self {
         Self::new(SendOp::Write { remote_addr: remote.addr, rkey: remote.rkey }, SendData::Inline(bytes))
     }
 
-    /// RDMA READ: fills `sges` from memory of the peer, without involving its program. RC only.
+    /// Creates an RDMA READ, which fills `sges` from memory of the peer without involving its
+    /// program. RC only.
     pub const fn read(sges: &'a [Sge], remote: RemoteAddr) -> Self {
         Self::new(SendOp::Read { remote_addr: remote.addr, rkey: remote.rkey }, SendData::Sges(sges))
     }
 
-    /// COMPARE_SWAP on the 8 bytes at `remote` (aligned, native byte order of the peer): stores
-    /// `swap` there if they equal `compare`. The old value is written to `sges` (8 bytes). RC only.
+    /// Creates a COMPARE_SWAP on the 8 bytes at `remote` (aligned, native byte order of the peer):
+    /// stores `swap` there if they equal `compare`. The old value is written to `sges` (8 bytes).
+    /// RC only.
     pub const fn compare_swap(sges: &'a [Sge], remote: RemoteAddr, compare: u64, swap: u64) -> Self {
         let op = SendOp::CompareSwap { remote_addr: remote.addr, rkey: remote.rkey, compare, swap };
         Self::new(op, SendData::Sges(sges))
     }
 
-    /// FETCH_ADD on the 8 bytes at `remote` (aligned, native byte order of the peer), wrapping. The
-    /// old value is written to `sges` (8 bytes). RC only.
+    /// Creates a FETCH_ADD on the 8 bytes at `remote` (aligned, native byte order of the peer):
+    /// adds `add`, wrapping. The old value is written to `sges` (8 bytes). RC only.
     pub const fn fetch_add(sges: &'a [Sge], remote: RemoteAddr, add: u64) -> Self {
         Self::new(SendOp::FetchAdd { remote_addr: remote.addr, rkey: remote.rkey, add }, SendData::Sges(sges))
     }
 
-    /// Opens a memory window, as [`MemoryWindow::bind`](crate::MemoryWindow::bind) describes. Sends
-    /// no packet. Starts when all earlier requests of the queue are complete; later requests start
-    /// when it is complete. RC and UC.
+    /// Creates a request that opens a memory window, as
+    /// [`MemoryWindow::bind`](crate::MemoryWindow::bind) describes. It sends no packet. It starts
+    /// when all earlier requests of the queue are complete, and later requests start when it is
+    /// complete. RC and UC.
     pub const fn bind(binding: &WindowBinding) -> Self {
         let Bind { rkey, lkey, access, addr, length } = binding.0;
         Self::new(SendOp::BindWindow { rkey, lkey, access, addr, length }, SendData::Sges(&[]))
     }
 
-    /// Closes the local memory window with this rkey, which this queue pair must have opened. Sends
-    /// no packet. Ordered like [`bind`](Self::bind). RC and UC.
+    /// Creates a request that closes the local memory window with this rkey, which this queue pair
+    /// must have opened. It sends no packet, and is ordered like [`bind`](Self::bind). RC and UC.
     pub const fn local_invalidate(rkey: RKey) -> Self {
         Self::new(SendOp::LocalInvalidate(rkey), SendData::Sges(&[]))
     }
 
-    /// ATOMIC WRITE: writes the 8 bytes of `word`, which posting copies, to `remote` (aligned),
-    /// after all earlier writes. A reader sees all 8 bytes or none. Completes when the bytes are in
-    /// the peer's memory. RC only.
+    /// Creates an ATOMIC WRITE, which writes the 8 bytes of `word` to `remote` (aligned) after all
+    /// earlier writes. Posting copies `word`. A reader sees all 8 bytes or none. The request
+    /// completes when the bytes are in the peer's memory. RC only.
     pub const fn atomic_write(word: &'a [u8; 8], remote: RemoteAddr) -> Self {
         Self::new(SendOp::AtomicWrite { remote_addr: remote.addr, rkey: remote.rkey }, SendData::Inline(word))
     }
 
-    /// FLUSH: completes when all earlier writes to the `length` bytes at `remote` are visible to
-    /// all threads of the peer. The memory needs
+    /// Creates a FLUSH, which completes when all earlier writes to the `length` bytes at `remote`
+    /// are visible to all threads of the peer. The memory needs
     /// [`Access::FLUSH_GLOBAL`](crate::Access::FLUSH_GLOBAL). RC only.
     pub const fn flush(remote: RemoteAddr, length: u32) -> Self {
         Self::new_flush(remote, length, Selectivity::Range)
     }
 
-    /// Flushes like [`flush`](Self::flush), for the whole region that contains `remote`.
+    /// Creates a FLUSH like [`flush`](Self::flush), for the whole region that contains `remote`.
     pub const fn flush_region(remote: RemoteAddr) -> Self {
         Self::new_flush(remote, 0, Selectivity::Region)
     }
