@@ -29,7 +29,7 @@ pub fn ip(data: &[u8]) {
 /// bit, which are not parsed.
 fn check_unchanged(net: &NetHeader, read: &[u8], written: &[u8]) {
     let not_parsed: &[usize] = if net.is_ipv4() { &[2, 3, 6, 10, 11] } else { &[4, 5] };
-    for (at, byte) in written.iter().enumerate().filter(|(at, _)| !not_parsed.contains(at)) {
-        assert_eq!(*byte, read[at], "byte {at} of the IP header");
+    for (index, byte) in written.iter().enumerate().filter(|(index, _)| !not_parsed.contains(index)) {
+        assert_eq!(*byte, read[index], "byte {index} of the IP header");
     }
 }

@@ -105,8 +105,8 @@ impl SymbolizedReport {
         for (label, frames) in &self.stacks {
             let calls = frames.iter().take(MAX_CALLS).map(ToString::to_string);
             let calls: Vec<_> = if frames.is_empty() { vec!["unknown".to_owned()] } else { calls.collect() };
-            for (at, call) in calls.iter().enumerate() {
-                line(if at == 0 { label } else { "" }, call);
+            for (index, call) in calls.iter().enumerate() {
+                line(if index == 0 { label } else { "" }, call);
             }
         }
         line("what to do", advice);

@@ -261,10 +261,10 @@ mod tests {
 
     #[test]
     fn rule_names_are_unique_kebab_case_and_sources_exist() {
-        for (at, rule) in Rule::ALL.iter().enumerate() {
+        for (index, rule) in Rule::ALL.iter().enumerate() {
             let name = rule.name();
             assert!(name.chars().all(|c| c.is_ascii_lowercase() || c == '-'), "{name}");
-            assert!(Rule::ALL[at + 1..].iter().all(|other| other.name() != name), "two rules are named {name}");
+            assert!(Rule::ALL[index + 1..].iter().all(|other| other.name() != name), "two rules are named {name}");
             assert!(rule.summary().ends_with('.') && !rule.source().is_empty(), "{name}");
         }
     }

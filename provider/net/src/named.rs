@@ -160,7 +160,7 @@ impl NamedSocket {
         sys::set_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PASSCRED, 1)?;
         let space = Space::of(&socket)?;
         let (socket, bound) = bind_at_random(socket, space.dir.path())?;
-        for (at, name) in names.enumerate() {
+        for (index, name) in names.enumerate() {
             let path = space.path(&name);
             match fs::hard_link(&bound.0, &path) {
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
@@ -169,7 +169,7 @@ impl NamedSocket {
                     match space.announce(&path) {
                         Ok(link) => {
                             runtime_dir::register_name(path.clone(), link);
-                            return Ok((at, Self { socket, space, path }));
+                            return Ok((index, Self { socket, space, path }));
                         }
                         Err(_) => fs::remove_file(&path)?,
                     }

@@ -51,8 +51,8 @@ pub(crate) fn stream(transfer: Transfer, size: usize, time: Duration) -> io::Res
     };
     let (start, mut bytes) = (Instant::now(), 0);
     while start.elapsed() < time {
-        for (at, buffer) in buffers.iter_mut().enumerate() {
-            receive(at, buffer)?;
+        for (index, buffer) in buffers.iter_mut().enumerate() {
+            receive(index, buffer)?;
             if transfer.written {
                 let words = buffer.as_chunks().0;
                 black_box(words.iter().fold(0, |sum: u64, word| sum.wrapping_add(u64::from_ne_bytes(*word))));

@@ -329,8 +329,8 @@ fn status(start: Instant, started: usize, total: usize, findings: usize) -> Stri
 fn fewest(breaks: impl Fn(&[String]) -> Result<bool>, pairs: bool) -> Result<Vec<String>> {
     let all: Vec<String> = Weakness::all().iter_names().map(|(name, _)| name.to_lowercase()).collect();
     let mut sets: Vec<Vec<String>> = all.iter().map(|name| vec![name.clone()]).collect();
-    for (at, name) in all.iter().enumerate().filter(|_| pairs) {
-        sets.extend(all[at + 1..].iter().map(|other| vec![name.clone(), other.clone()]));
+    for (index, name) in all.iter().enumerate().filter(|_| pairs) {
+        sets.extend(all[index + 1..].iter().map(|other| vec![name.clone(), other.clone()]));
     }
     for set in sets {
         if breaks(&set)? {

@@ -350,11 +350,11 @@ fn script(lines: &[String], difference: &Difference, cause: &str, seed: u64) -> 
     let answers: Vec<_> = all.answers.iter().filter(|(qp, _)| qp != "h").collect();
     let mut text = format!("# {cause}\n# Found by `roxe fuzz --seed {seed} --cases 1`.\n");
     let mut written = 0;
-    for (at, line) in lines.iter().enumerate() {
+    for (index, line) in lines.iter().enumerate() {
         _ = writeln!(text, "{line}");
         if line.starts_with("send ") && !is_about(line, "h") {
             // Writes the answers that the model has sent up to this line and that are not written.
-            let known = common_len(&answers, &model_answers(lines, at));
+            let known = common_len(&answers, &model_answers(lines, index));
             write_expected(&mut text, &answers[written..known.max(written)]);
             written = known.max(written);
         }

@@ -124,9 +124,9 @@ fn overlapping_writes_keep_order() {
         litmus.receive(DATA + 50, &[2; LEN]);
         let mut newest = vec![0; LEN + 50];
         litmus.watch(|litmus| {
-            for (at, newest) in newest.iter_mut().enumerate() {
-                let now = litmus.byte(DATA + at as u64);
-                assert!(now >= *newest, "byte {at} was {newest} and is {now}");
+            for (index, newest) in newest.iter_mut().enumerate() {
+                let now = litmus.byte(DATA + index as u64);
+                assert!(now >= *newest, "byte {index} was {newest} and is {now}");
                 *newest = now;
             }
             outcomes.insert(newest.clone());

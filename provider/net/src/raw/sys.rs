@@ -119,9 +119,9 @@ pub(super) fn recv(
         Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => 0,
         Err(e) => return Err(e),
     };
-    for (at, (header, control)) in headers.iter().zip(&mut controls).take(found).enumerate() {
+    for (index, (header, control)) in headers.iter().zip(&mut controls).take(found).enumerate() {
         control.set_len(header.msg_hdr.msg_controllen as _);
-        each(area, at * slot + front, header.msg_len as usize, tag_of(control));
+        each(area, index * slot + front, header.msg_len as usize, tag_of(control));
     }
     Ok(())
 }

@@ -34,11 +34,11 @@ static OPENED: Mutex<OpenedDevices, Vec<OpenDevice>> = Mutex::new(Vec::new());
 /// Opens the devices that are not open, and those whose context the program has closed, which it
 /// must not do.
 fn open_all(opened: &mut Vec<OpenDevice>) -> Result<()> {
-    for (at, device) in handles()?.into_iter().enumerate() {
-        if opened.get(at).is_some_and(|known| objects::context(known.context).is_ok()) {
+    for (index, device) in handles()?.into_iter().enumerate() {
+        if opened.get(index).is_some_and(|known| objects::context(known.context).is_ok()) {
             continue;
         }
-        opened.truncate(at);
+        opened.truncate(index);
         opened.push(OpenDevice { context: context::open(device)?, pd: null_mut(), xrcd: null_mut() });
     }
     Ok(())

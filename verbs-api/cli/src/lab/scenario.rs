@@ -126,8 +126,8 @@ impl Scenario {
         let mut started = vec![false; self.hosts.len()];
         // Each round starts at least one host, unless all that are left wait for each other.
         for _ in &self.hosts {
-            for (at, host) in self.hosts.iter().enumerate() {
-                started[at] = host.after.iter().all(|host| started[usize::from(*host) - 1]);
+            for (index, host) in self.hosts.iter().enumerate() {
+                started[index] = host.after.iter().all(|host| started[usize::from(*host) - 1]);
             }
         }
         if started.contains(&false) {

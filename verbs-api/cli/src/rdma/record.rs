@@ -51,8 +51,8 @@ impl Record {
 
     fn json(&self, is_pretty: bool) -> String {
         let mut text = String::new();
-        for (at, Field { key, value, .. }) in self.0.iter().enumerate() {
-            let comma = if at == 0 { "" } else { "," };
+        for (index, Field { key, value, .. }) in self.0.iter().enumerate() {
+            let comma = if index == 0 { "" } else { "," };
             let key = Value::from(key.as_str());
             _ = if is_pretty {
                 write!(text, "{comma}\n        {key}: {value}")

@@ -228,9 +228,9 @@ fn draw(plot: &Plot<'_>, scale: &Scale, page: &mut String) {
     let x = |at: usize| LEFT + place * (at as f64 + 0.5);
     let longest = plot.points.iter().map(|(value, _)| value.chars().count()).max().unwrap_or_default();
     let is_narrow = longest as f64 * LETTER_WIDTH > place;
-    for (at, (value, _)) in plot.points.iter().enumerate() {
-        let lower = if is_narrow && at % 2 == 1 { 12.0 } else { 0.0 };
-        let (x, y) = (x(at), HEIGHT - BOTTOM + 16.0 + lower);
+    for (index, (value, _)) in plot.points.iter().enumerate() {
+        let lower = if is_narrow && index % 2 == 1 { 12.0 } else { 0.0 };
+        let (x, y) = (x(index), HEIGHT - BOTTOM + 16.0 + lower);
         _ = writeln!(page, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{}</text>", escape(value));
     }
     _ = writeln!(

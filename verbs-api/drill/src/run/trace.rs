@@ -198,7 +198,7 @@ impl Run<'_> {
         trace: &mut Trace,
         model: Option<&Trace>,
     ) -> Result<(), Stop> {
-        for (at, line) in case.lines.iter().enumerate() {
+        for (index, line) in case.lines.iter().enumerate() {
             match &line.step {
                 Step::Send(spec) if trace.is_alive && !std::ptr::eq(spec, pulse.honest) => {
                     let qp = spec.qp.clone().unwrap_or_default();
@@ -207,7 +207,7 @@ impl Run<'_> {
                         continue;
                     }
                     if spec.name.starts_with("RNR") {
-                        pulse.rnr.insert(qp.clone(), (at, trace.count(&qp)));
+                        pulse.rnr.insert(qp.clone(), (index, trace.count(&qp)));
                     }
                     self.send(spec)?;
                     trace.sent += 1;

@@ -80,7 +80,7 @@ fn alterations(line: &str) -> Vec<String> {
         }
         _ => return altered,
     };
-    for (at, word) in words.iter().enumerate().skip(numbers_from) {
+    for (index, word) in words.iter().enumerate().skip(numbers_from) {
         if let Some((name, value)) = word.split_once('=') {
             let changed = match name {
                 "as" | "of" | "since" => continue,
@@ -100,12 +100,12 @@ fn alterations(line: &str) -> Vec<String> {
                 _ if value.starts_with('{') => continue,
                 _ => format!("{value}+1"),
             };
-            altered.push(replaced(at, format!("{name}={changed}")));
-        } else if words[0] == "expect" && at == 2 && words[1] == "NAK" && !word.starts_with('{') {
+            altered.push(replaced(index, format!("{name}={changed}")));
+        } else if words[0] == "expect" && index == 2 && words[1] == "NAK" && !word.starts_with('{') {
             let other = if *word == "invalid_request" { "remote_access" } else { "invalid_request" };
-            altered.push(replaced(at, other.to_owned()));
+            altered.push(replaced(index, other.to_owned()));
         } else if ["ackreq", "solicited", "migreq", "fecn", "becn"].contains(word) {
-            altered.push(replaced(at, format!("{word}=0")));
+            altered.push(replaced(index, format!("{word}=0")));
         }
     }
     altered
@@ -114,12 +114,12 @@ fn alterations(line: &str) -> Vec<String> {
 fn altered(text: &str) -> Vec<Altered> {
     let lines: Vec<&str> = text.lines().collect();
     let mut found = Vec::new();
-    for (at, line) in lines.iter().enumerate() {
+    for (index, line) in lines.iter().enumerate() {
         let code = line.split('#').next().unwrap_or_default().trim();
         for change in alterations(code) {
             let mut lines = lines.clone();
-            lines[at] = &change;
-            found.push(Altered { line: at + 1, text: lines.join("\n"), change: change.clone() });
+            lines[index] = &change;
+            found.push(Altered { line: index + 1, text: lines.join("\n"), change: change.clone() });
         }
     }
     found

@@ -320,12 +320,12 @@ impl DatagramState {
     fn progress(&mut self) {
         let mut ud_qps = std::mem::take(&mut self.ud_qps);
         let mut changed = false;
-        for (at, ud_qp) in ud_qps.iter_mut().enumerate() {
+        for (index, ud_qp) in ud_qps.iter_mut().enumerate() {
             ud_qp.completions.take_events(!self.watchers.is_empty());
             changed |= ud_qp.take_completions(|received| {
                 let accepted = self.accepts_from(received.from);
                 if accepted {
-                    self.inbox.push_back(InboxEntry::OverQp { ud_qp: at, received });
+                    self.inbox.push_back(InboxEntry::OverQp { ud_qp: index, received });
                 }
                 accepted
             });

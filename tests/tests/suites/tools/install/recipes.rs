@@ -98,11 +98,11 @@ pub(crate) fn github() -> Verdict {
         let mut script = "export RUNNER_TEMP=$PWD/temp GITHUB_ENV=$PWD/env GITHUB_PATH=$PWD/path; rm -rf temp env path
             mkdir temp; touch env path\n"
             .to_owned();
-        for (place, (variables, text)) in steps.iter().enumerate() {
-            fs::write(root.0.join(format!("work/{place}.sh")), text).expect("write the script");
+        for (index, (variables, text)) in steps.iter().enumerate() {
+            fs::write(root.0.join(format!("work/{index}.sh")), text).expect("write the script");
             let variables: Vec<String> = variables.iter().map(|word| quoted(word)).collect();
             script +=
-                &format!("env {} bash --noprofile --norc -eo pipefail {place}.sh >{place}.log\n", variables.join(" "));
+                &format!("env {} bash --noprofile --norc -eo pipefail {index}.sh >{index}.log\n", variables.join(" "));
         }
         script += "while IFS= read -r line; do export \"$line\"; done <env; PATH=$(cat path):$PATH\n";
         (steps.len(), root.run(&(script + PRINT_SETUP)))
