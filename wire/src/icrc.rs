@@ -25,14 +25,14 @@ pub fn compute(net: &NetHeader, packet: &[u8]) -> u32 {
 }
 
 /// Unit of [`Summed`] in bytes.
-pub const BLOCK: usize = 256;
+pub const BLOCK_LEN: usize = 256;
 
 /// A part of a packet whose CRC was computed while it was copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summed {
     /// Offset from the start of the BTH in bytes, at least [`Bth::LEN`].
     pub start: usize,
-    /// Length in blocks of [`BLOCK`] bytes.
+    /// Length in blocks of [`BLOCK_LEN`] bytes.
     pub blocks: u8,
     /// CRC-32 register after the part, starting from 0. Any bytes that are equal to it modulo the
     /// polynomial give the same remainder, for example the last block of a folded copy.
@@ -49,8 +49,8 @@ pub trait Crc {
     /// Returns the register after `lane` and `bytes`, starting from 0.
     fn update_after(lane: u128, bytes: &[u8]) -> u32;
 
-    /// Returns the register after `lane`, `bytes` and `blocks` times [`BLOCK`] zero bytes, starting
-    /// from 0; `None` if `blocks` is too large.
+    /// Returns the register after `lane`, `bytes` and `blocks` times [`BLOCK_LEN`] zero bytes,
+    /// starting from 0; `None` if `blocks` is too large.
     fn shift_after(lane: u128, bytes: &[u8], blocks: u8) -> Option<u32>;
 }
 
@@ -156,7 +156,7 @@ impl Sealer {
     fn icrc_around<C: Crc>(&mut self, ident: u16, packet: &[u8], summed: &Summed) -> Option<u32> {
         let (bth, rest) = packet.split_first_chunk()?;
         let (before, rest) = rest.split_at_checked(summed.start.checked_sub(Bth::LEN)?)?;
-        let after = rest.get(usize::from(summed.blocks) * BLOCK..)?;
+        let after = rest.get(usize::from(summed.blocks) * BLOCK_LEN..)?;
         let lane = self.lane(ident, packet.len(), bth);
         let register = C::shift_after(lane, before, summed.blocks)? ^ summed.remainder;
         // Most packets have no pad, and skipping the update is faster than updating with no bytes.

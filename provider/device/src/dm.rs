@@ -318,14 +318,14 @@ mod tests {
     #[test]
     fn device_memory_pages_are_allocated_on_first_use() {
         let pd = testing::pd();
-        let dm = dm(&pd, 3 * testing::PAGE);
-        let _mr = pd.reg_dm_mr(&dm, 0, 3 * testing::PAGE, RIGHTS).unwrap();
+        let dm = dm(&pd, 3 * testing::PAGE_SIZE);
+        let _mr = pd.reg_dm_mr(&dm, 0, 3 * testing::PAGE_SIZE, RIGHTS).unwrap();
         let resident = || {
             let block = dm.block.lock();
-            [0, 1, 2].map(|i| testing::is_resident(block.as_ref().unwrap().pages.addr() + i * testing::PAGE))
+            [0, 1, 2].map(|i| testing::is_resident(block.as_ref().unwrap().pages.addr() + i * testing::PAGE_SIZE))
         };
         assert_eq!(resident(), [false; 3]);
-        dm.write(testing::PAGE, b"here").unwrap();
+        dm.write(testing::PAGE_SIZE, b"here").unwrap();
         assert_eq!(resident(), [false, true, false]);
     }
 }

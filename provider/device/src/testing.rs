@@ -11,7 +11,7 @@ use roxe_transport::wr::Access;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-pub(crate) use roxe_memory::testing::{PAGE, Pages, is_resident, load};
+pub(crate) use roxe_memory::testing::{PAGE_SIZE, Pages, is_resident, load};
 
 pub(crate) fn context() -> Arc<Context> {
     devices().unwrap().first().unwrap().open().unwrap()

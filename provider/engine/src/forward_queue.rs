@@ -4,7 +4,7 @@
 //! UC and UD do not retransmit, so frames wait in order until the owner has read. The queue is
 //! bounded: an owner that never reads loses later frames.
 
-use roxe_net::forward::{Frame, HEADER};
+use roxe_net::forward::{Frame, HEADER_LEN};
 use roxe_net::service::Mailbox;
 use roxe_net::slot::SlotSocket;
 use std::collections::VecDeque;
@@ -63,7 +63,7 @@ impl ForwardQueue {
         self.boxes.is_empty()
     }
 
-    fn open(&mut self, to: Mailbox, header: &[u8; HEADER], body: &[u8]) -> ForwardOutcome {
+    fn open(&mut self, to: Mailbox, header: &[u8; HEADER_LEN], body: &[u8]) -> ForwardOutcome {
         if self.boxes.len() >= MAX_OWNERS {
             return ForwardOutcome::Lost;
         }
@@ -75,7 +75,7 @@ impl ForwardQueue {
 }
 
 impl Outbox {
-    fn push(&mut self, header: &[u8; HEADER], body: &[u8]) -> ForwardOutcome {
+    fn push(&mut self, header: &[u8; HEADER_LEN], body: &[u8]) -> ForwardOutcome {
         if self.bytes + body.len() > MAX_PER_OWNER {
             return ForwardOutcome::Lost;
         }
@@ -92,7 +92,7 @@ impl Outbox {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return true,
                 sent => *lost += u64::from(sent.is_err()),
             }
-            self.bytes -= frame.len().saturating_sub(HEADER).min(self.bytes);
+            self.bytes -= frame.len().saturating_sub(HEADER_LEN).min(self.bytes);
             self.frames.pop_front();
         }
         false

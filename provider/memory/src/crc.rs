@@ -59,7 +59,7 @@ mod aarch64 {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use roxe_wire::icrc::{BLOCK, Crc, Tables, power_of_x};
+    use roxe_wire::icrc::{BLOCK_LEN, Crc, Tables, power_of_x};
     use std::arch::x86_64::{
         __m128i, __m512i, _mm_and_si128, _mm_clmulepi64_si128, _mm_cvtsi128_si32, _mm_loadu_si128, _mm_set_epi64x,
         _mm_srli_si128, _mm_xor_si128, _mm512_broadcast_i32x4, _mm512_clmulepi64_epi128, _mm512_extracti32x4_epi32,
@@ -106,7 +106,7 @@ mod x86 {
         let mut pairs = [[0; 2]; 17];
         let mut count = 1;
         while count < pairs.len() {
-            pairs[count] = shift_by(8 * BLOCK as u32 * count as u32);
+            pairs[count] = shift_by(8 * BLOCK_LEN as u32 * count as u32);
             count += 1;
         }
         pairs
@@ -145,7 +145,7 @@ mod x86 {
 
     #[target_feature(enable = "pclmulqdq")]
     fn update_after(lane: u128, bytes: &[u8]) -> u32 {
-        let (short, long) = bytes.split_at(bytes.len() % BLOCK);
+        let (short, long) = bytes.split_at(bytes.len() % BLOCK_LEN);
         let sum = after(lane, short);
         let (blocks, _) = long.as_chunks();
         if blocks.is_empty() {
@@ -196,7 +196,7 @@ mod x86 {
 
     /// Returns the register after `lane` and `blocks`.
     #[target_feature(enable = "avx512f,vpclmulqdq")]
-    fn fold(lane: __m128i, blocks: &[[u8; BLOCK]]) -> u32 {
+    fn fold(lane: __m128i, blocks: &[[u8; BLOCK_LEN]]) -> u32 {
         let Some((first, rest)) = blocks.split_first() else { return reduce_lane(lane) };
         let mut a = _mm512_xor_si512(load(first, 0), _mm512_zextsi128_si512(shifted_128(lane, pair(5))));
         let (mut b, mut c, mut d) = (load(first, 1), load(first, 2), load(first, 3));
@@ -282,7 +282,7 @@ mod x86 {
     /// Loads the `index`-th quarter of a block.
     #[inline]
     #[target_feature(enable = "avx512f,vpclmulqdq")]
-    fn load(block: &[u8; BLOCK], index: usize) -> __m512i {
+    fn load(block: &[u8; BLOCK_LEN], index: usize) -> __m512i {
         let (quarters, _) = block.as_chunks::<64>();
         // SAFETY: a quarter has the 64 bytes that are loaded, from any address.
         unsafe { _mm512_loadu_si512(quarters[index].as_ptr().cast()) }

@@ -200,7 +200,7 @@ fn parse_mapping(line: &str) -> Option<(u64, u64, &str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{PAGE, Pages};
+    use crate::testing::{PAGE_SIZE, Pages};
 
     fn errno(addr: u64, length: u64, write: bool) -> Option<i32> {
         check(addr, length, write).err().map(|e| e.errno())
@@ -212,10 +212,10 @@ mod tests {
         pages.protect(1, libc::PROT_READ);
         pages.protect(2, libc::PROT_NONE);
         pages.unmap(3, 1);
-        let page = |i: u64| pages.addr() + i * PAGE;
-        assert_eq!(errno(page(0) + 1, PAGE - 1, true), None);
-        assert_eq!(errno(page(0) + 1, PAGE, true), Some(libc::EFAULT));
-        assert_eq!(errno(page(0) + 1, PAGE, false), None);
+        let page = |i: u64| pages.addr() + i * PAGE_SIZE;
+        assert_eq!(errno(page(0) + 1, PAGE_SIZE - 1, true), None);
+        assert_eq!(errno(page(0) + 1, PAGE_SIZE, true), Some(libc::EFAULT));
+        assert_eq!(errno(page(0) + 1, PAGE_SIZE, false), None);
         assert_eq!(errno(page(2), 1, false), Some(libc::EFAULT));
         assert_eq!(errno(page(3), 1, false), Some(libc::EFAULT));
         assert_eq!(errno(page(3), 0, true), None);
@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn truncated_file_is_not_mapped() {
         let pages = Pages::of_file(2);
-        assert_eq!(errno(pages.addr(), 2 * PAGE, true), None);
+        assert_eq!(errno(pages.addr(), 2 * PAGE_SIZE, true), None);
         pages.truncate_file();
         assert_eq!(errno(pages.addr(), 1, false), Some(libc::EFAULT));
     }
@@ -234,23 +234,23 @@ mod tests {
     #[test]
     fn unmapped_and_protected_memory_are_distinguished() {
         let pages = Pages::new(2);
-        assert!(why_unusable(pages.addr(), PAGE, true).contains("shorter"), "the mapping is usable");
+        assert!(why_unusable(pages.addr(), PAGE_SIZE, true).contains("shorter"), "the mapping is usable");
         pages.protect(1, libc::PROT_READ);
-        assert!(why_unusable(pages.addr(), 2 * PAGE, true).contains("read-only"));
+        assert!(why_unusable(pages.addr(), 2 * PAGE_SIZE, true).contains("read-only"));
         pages.protect(1, libc::PROT_NONE);
-        assert!(why_unusable(pages.addr(), 2 * PAGE, false).contains("without PROT_READ"));
-        assert!(why_unusable(0, PAGE, false).contains("no longer mapped"), "the first page never is");
+        assert!(why_unusable(pages.addr(), 2 * PAGE_SIZE, false).contains("without PROT_READ"));
+        assert!(why_unusable(0, PAGE_SIZE, false).contains("no longer mapped"), "the first page never is");
     }
 
     #[test]
     fn mapping_in_place_of_a_marked_one_is_noticed() {
         let pages = Pages::new(3);
-        assert!(mark(pages.addr() + 1, 2 * PAGE) && !mark(0, 1));
-        assert!(is_still_marked(pages.addr() + 1, 2 * PAGE));
+        assert!(mark(pages.addr() + 1, 2 * PAGE_SIZE) && !mark(0, 1));
+        assert!(is_still_marked(pages.addr() + 1, 2 * PAGE_SIZE));
         pages.protect(1, libc::PROT_READ);
-        assert!(is_still_marked(pages.addr() + 1, 2 * PAGE), "with any rights");
+        assert!(is_still_marked(pages.addr() + 1, 2 * PAGE_SIZE), "with any rights");
         pages.unmap(1, 1);
-        assert!(!is_still_marked(pages.addr() + 1, 2 * PAGE));
+        assert!(!is_still_marked(pages.addr() + 1, 2 * PAGE_SIZE));
     }
 
     #[test]
@@ -263,7 +263,7 @@ mod tests {
         assert!(!is_listed(maps, 0x0, 0x1001, "r"));
         let now = super::maps().unwrap();
         let pages = Pages::new(2);
-        assert!(is_listed(&super::maps().unwrap(), pages.addr(), pages.addr() + 2 * PAGE, "rw"));
+        assert!(is_listed(&super::maps().unwrap(), pages.addr(), pages.addr() + 2 * PAGE_SIZE, "rw"));
         assert!(!is_listed(&now, 0x1000, 0x2000, "r"));
     }
 }

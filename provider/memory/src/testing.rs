@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 
 /// Page size in bytes of the machines that run the tests.
-pub const PAGE: u64 = 4096;
+pub const PAGE_SIZE: u64 = 4096;
 
 /// Loads the word at `addr`, as another thread of the application would.
 pub fn load(addr: u64) -> u64 {
@@ -17,7 +17,7 @@ pub fn load(addr: u64) -> u64 {
 pub fn is_resident(addr: u64) -> bool {
     let mut resident = 0u8;
     // SAFETY: the call writes one byte, `resident`; the kernel checks the address.
-    assert_eq!(unsafe { libc::mincore(addr as *mut c_void, PAGE as usize, &raw mut resident) }, 0);
+    assert_eq!(unsafe { libc::mincore(addr as *mut c_void, PAGE_SIZE as usize, &raw mut resident) }, 0);
     resident & 1 != 0
 }
 
@@ -38,7 +38,7 @@ impl Pages {
     pub fn of_file(count: u64) -> Self {
         // SAFETY: the name is a C string; the returned descriptor has no other owner.
         let file = unsafe { File::from_raw_fd(libc::memfd_create(c"roxe-test".as_ptr(), libc::MFD_CLOEXEC)) };
-        file.set_len(count * PAGE).unwrap();
+        file.set_len(count * PAGE_SIZE).unwrap();
         Self::map(count, Some(file))
     }
 
@@ -48,7 +48,7 @@ impl Pages {
             .map_or((-1, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS), |file| (file.as_raw_fd(), libc::MAP_SHARED));
         let rights = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: the call creates a mapping at an address that the kernel chooses.
-        let at = unsafe { libc::mmap(std::ptr::null_mut(), (count * PAGE) as usize, rights, flags, fd, 0) };
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), (count * PAGE_SIZE) as usize, rights, flags, fd, 0) };
         assert_ne!(at, libc::MAP_FAILED);
         Self { addr: at as u64, count, file }
     }
@@ -64,7 +64,7 @@ impl Pages {
 
     fn page(&self, index: u64) -> *mut c_void {
         assert!(index < self.count);
-        (self.addr + index * PAGE) as *mut c_void
+        (self.addr + index * PAGE_SIZE) as *mut c_void
     }
 
     /// Makes pages inaccessible, as unmapping would, but reserves their addresses.
@@ -72,19 +72,19 @@ impl Pages {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
         assert!(first + count <= self.count);
         // SAFETY: the call replaces pages of this mapping only.
-        let at = unsafe { libc::mmap(self.page(first), (count * PAGE) as usize, libc::PROT_NONE, flags, -1, 0) };
+        let at = unsafe { libc::mmap(self.page(first), (count * PAGE_SIZE) as usize, libc::PROT_NONE, flags, -1, 0) };
         assert_ne!(at, libc::MAP_FAILED);
     }
 
     pub fn protect(&self, index: u64, rights: i32) {
         // SAFETY: the page belongs to this mapping.
-        assert_eq!(unsafe { libc::mprotect(self.page(index), PAGE as usize, rights) }, 0);
+        assert_eq!(unsafe { libc::mprotect(self.page(index), PAGE_SIZE as usize, rights) }, 0);
     }
 
     /// Writes zeros over a page.
     pub fn clear(&self, index: u64) {
         // SAFETY: the page belongs to this mapping, and the tests keep it writable.
-        unsafe { std::ptr::write_bytes(self.page(index).cast::<u8>(), 0, PAGE as usize) };
+        unsafe { std::ptr::write_bytes(self.page(index).cast::<u8>(), 0, PAGE_SIZE as usize) };
     }
 
     /// Returns true if a page was ever touched.
@@ -101,6 +101,6 @@ impl Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: this value owns the whole mapping, which is not used after this.
-        unsafe { libc::munmap(self.addr as *mut c_void, (self.count * PAGE) as usize) };
+        unsafe { libc::munmap(self.addr as *mut c_void, (self.count * PAGE_SIZE) as usize) };
     }
 }

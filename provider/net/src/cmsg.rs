@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 /// Size in bytes of the control messages of one call: five small ones.
 pub(crate) const CAPACITY: usize = 128;
 const MAX_DESCRIPTORS: usize = 4;
-const HEADER: usize = size_of::<libc::cmsghdr>();
+const HEADER_LEN: usize = size_of::<libc::cmsghdr>();
 const WORD: usize = size_of::<usize>();
 
 /// A buffer for control messages with the alignment of the kernel's headers.
@@ -40,12 +40,12 @@ impl Control {
 
     /// Appends a message. Returns false if there is no room.
     pub(crate) fn push(&mut self, level: c_int, kind: c_int, data: &[u8]) -> bool {
-        let len = HEADER + data.len();
+        let len = HEADER_LEN + data.len();
         let Some(room) = self.bytes.get_mut(self.len..self.len + len.next_multiple_of(WORD)) else { return false };
-        let (header, rest) = room.split_at_mut(HEADER);
+        let (header, rest) = room.split_at_mut(HEADER_LEN);
         header[..WORD].copy_from_slice(&len.to_ne_bytes());
-        header[HEADER - 8..HEADER - 4].copy_from_slice(&level.to_ne_bytes());
-        header[HEADER - 4..].copy_from_slice(&kind.to_ne_bytes());
+        header[HEADER_LEN - 8..HEADER_LEN - 4].copy_from_slice(&level.to_ne_bytes());
+        header[HEADER_LEN - 4..].copy_from_slice(&kind.to_ne_bytes());
         rest[..data.len()].copy_from_slice(data);
         self.len += len.next_multiple_of(WORD);
         true
@@ -79,11 +79,11 @@ type Message<'a> = (c_int, c_int, &'a [u8]);
 
 /// Returns the first message of `bytes` and the bytes after it.
 fn split_message(bytes: &[u8]) -> Option<(Message<'_>, &[u8])> {
-    let (header, rest) = bytes.split_first_chunk::<HEADER>()?;
+    let (header, rest) = bytes.split_first_chunk::<HEADER_LEN>()?;
     let len = usize::from_ne_bytes(*header.first_chunk()?);
-    let level = c_int::from_ne_bytes(*header[HEADER - 8..].first_chunk()?);
+    let level = c_int::from_ne_bytes(*header[HEADER_LEN - 8..].first_chunk()?);
     let kind = c_int::from_ne_bytes(*header.last_chunk()?);
-    let data = rest.get(..len.checked_sub(HEADER)?)?;
+    let data = rest.get(..len.checked_sub(HEADER_LEN)?)?;
     let next = rest.get(data.len().next_multiple_of(WORD)..).unwrap_or_default();
     Some(((level, kind, data), next))
 }
@@ -121,14 +121,14 @@ mod tests {
     fn full_buffer_refuses_and_keeps_messages() {
         let mut control = Control::new();
         let pushed = (0..20).take_while(|_| control.push(1, 2, &[0; 4])).count();
-        assert_eq!(pushed, CAPACITY / (HEADER + 4).next_multiple_of(WORD));
+        assert_eq!(pushed, CAPACITY / (HEADER_LEN + 4).next_multiple_of(WORD));
         assert_eq!(control.iter().count(), pushed);
         assert!(!control.push(1, 2, &[0; CAPACITY]));
     }
 
     #[test]
     fn invalid_length_ends_iteration() {
-        for len in [0, HEADER - 1, CAPACITY + 1, usize::MAX] {
+        for len in [0, HEADER_LEN - 1, CAPACITY + 1, usize::MAX] {
             let mut control = Control::new();
             control.as_mut_buffer()[..WORD].copy_from_slice(&len.to_ne_bytes());
             control.set_len(CAPACITY);

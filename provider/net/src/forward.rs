@@ -8,7 +8,7 @@ use crate::slot::Slot;
 use roxe_wire::Gid;
 
 /// Size in bytes of the header of every frame.
-pub const HEADER: usize = 48;
+pub const HEADER_LEN: usize = 48;
 
 /// A frame without its body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,8 +52,8 @@ const RING_FORMAT: u8 = 2;
 
 impl Frame {
     /// Returns the header bytes.
-    pub fn header(&self) -> [u8; HEADER] {
-        let mut out = [0; HEADER];
+    pub fn header(&self) -> [u8; HEADER_LEN] {
+        let mut out = [0; HEADER_LEN];
         match *self {
             Self::Packets(meta) => {
                 out[0] = PACKETS;
@@ -88,7 +88,7 @@ impl Frame {
 
     /// Parses a frame; returns it and its body.
     pub fn parse(bytes: &[u8]) -> Option<(Self, &[u8])> {
-        let (header, body) = bytes.split_first_chunk::<HEADER>()?;
+        let (header, body) = bytes.split_first_chunk::<HEADER_LEN>()?;
         let word = |at: usize| Some(u32::from_ne_bytes(*header.get(at..)?.first_chunk()?));
         let half = |at: usize| Some(u16::from_ne_bytes(*header.get(at..)?.first_chunk()?));
         let long = |at: usize| Some(u64::from_ne_bytes(*header.get(at..)?.first_chunk()?));
@@ -157,10 +157,10 @@ mod tests {
         for (kind, second) in (0..=8).flat_map(|kind| (0..=u8::MAX).map(move |second| (kind, second))) {
             for third in [0, 1, 5, 6, 0x60, 0x64, 0x65, 0xff] {
                 for rest in [0, 1, 0x7f, 0x80, 0xff] {
-                    let mut bytes = [rest; HEADER + 3];
+                    let mut bytes = [rest; HEADER_LEN + 3];
                     bytes[..3].copy_from_slice(&[kind, second, third]);
                     check(&bytes);
-                    assert_eq!(Frame::parse(&bytes[..HEADER - 1]), None);
+                    assert_eq!(Frame::parse(&bytes[..HEADER_LEN - 1]), None);
                 }
             }
         }
@@ -169,12 +169,12 @@ mod tests {
     #[test]
     fn invalid_frames_are_refused() {
         assert_eq!(Frame::parse(&[]), None);
-        assert_eq!(Frame::parse(&[PACKETS; HEADER - 1]), None);
-        assert_eq!(Frame::parse(&[0; HEADER]), None);
+        assert_eq!(Frame::parse(&[PACKETS; HEADER_LEN - 1]), None);
+        assert_eq!(Frame::parse(&[0; HEADER_LEN]), None);
         for first in 0..=u8::MAX {
-            let _ = Frame::parse(&[first; HEADER]);
+            let _ = Frame::parse(&[first; HEADER_LEN]);
         }
-        let mut other_format = [0; HEADER];
+        let mut other_format = [0; HEADER_LEN];
         other_format[..2].copy_from_slice(&[RING, RING_FORMAT - 1]);
         assert_eq!(Frame::parse(&other_format), None);
     }

@@ -28,9 +28,9 @@ use std::sync::Arc;
 /// Requested size in bytes of the send and receive buffers.
 const BUFFER_LEN: usize = 8 << 20;
 /// Size in bytes of the receive area, unless one frame needs more.
-const AREA: usize = 128 << 10;
+const AREA_LEN: usize = 128 << 10;
 /// Length in bytes of the two addresses before a VLAN tag.
-const ADDRESSES: usize = ETH_LEN - 2;
+const ADDRESSES_LEN: usize = ETH_LEN - 2;
 
 /// A network interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,7 +129,7 @@ impl FrameReceiver {
     /// [`FrameSender::open`].
     pub fn open(interface: Interface) -> Result<Self, Error> {
         let slot = (TAG_LEN + interface.max_frame).next_multiple_of(64);
-        let count = (AREA / slot).clamp(1, sys::MAX_RECV);
+        let count = (AREA_LEN / slot).clamp(1, sys::MAX_RECV);
         let socket = Self::listen(&interface).map_err(|e| explain(&e))?;
         let (area, frames) = (vec![0; slot * count], Vec::with_capacity(count));
         Ok(Self { socket, interface, area, slot, frames, oversized: 0 })
@@ -202,9 +202,9 @@ impl FrameReceiver {
 /// Inserts the VLAN tag after the addresses of a frame, which starts [`TAG_LEN`] bytes into
 /// `room`.
 fn restore_tag(room: &mut [u8], tag: [u8; TAG_LEN]) {
-    if room.len() >= TAG_LEN + ADDRESSES {
-        room.copy_within(TAG_LEN..TAG_LEN + ADDRESSES, 0);
-        room[ADDRESSES..ADDRESSES + TAG_LEN].copy_from_slice(&tag);
+    if room.len() >= TAG_LEN + ADDRESSES_LEN {
+        room.copy_within(TAG_LEN..TAG_LEN + ADDRESSES_LEN, 0);
+        room[ADDRESSES_LEN..ADDRESSES_LEN + TAG_LEN].copy_from_slice(&tag);
     }
 }
 

@@ -13,7 +13,7 @@ const MAX_SMALL_PAYLOAD: u32 = 128;
 /// Bytes of headers and kernel data in the buffer of a larger packet that arrives alone.
 const ALONE_OVERHEAD: u32 = 410;
 /// Size in bytes of the kernel's descriptor of a packet (`struct sk_buff`).
-const DESCRIPTOR: u32 = 256;
+const DESCRIPTOR_SIZE: u32 = 256;
 
 /// Returns the cost in bytes of a packet that the kernel coalesces with others of its message.
 #[inline]
@@ -25,7 +25,11 @@ pub fn packet_cost(payload: u32) -> u32 {
 /// kernel rounds its buffer up to a power of two: a payload of 4096 bytes costs 8448.
 #[inline]
 pub fn lone_packet_cost(payload: u32) -> u32 {
-    if payload <= MAX_SMALL_PAYLOAD { MIN_COST } else { (payload + ALONE_OVERHEAD).next_power_of_two() + DESCRIPTOR }
+    if payload <= MAX_SMALL_PAYLOAD {
+        MIN_COST
+    } else {
+        (payload + ALONE_OVERHEAD).next_power_of_two() + DESCRIPTOR_SIZE
+    }
 }
 
 /// Returns the cost in bytes of a packet of UC or UD, whose receiver returns it as credit.

@@ -21,7 +21,7 @@ pub const QPNS_PER_SLOT: u32 = 1 << INDEX_BITS;
 /// Slot 0 holds the QPNs with a fixed meaning (0 and 1), the last slot that of multicast.
 const SLOTS: std::ops::Range<u16> = 1..0xfff;
 /// Requested receive buffer in bytes: a few forwarded runs of 64 KB.
-const MAILBOX: usize = 4 << 20;
+const MAILBOX_SIZE: usize = 4 << 20;
 
 /// The upper 12 bits of a queue pair number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -154,8 +154,8 @@ pub(super) fn mailbox(name: &impl fmt::Display) -> io::Result<NamedSocket> {
 }
 
 fn with_room(socket: NamedSocket) -> io::Result<NamedSocket> {
-    socket.set_recv_buffer_size(MAILBOX)?;
-    socket.set_send_buffer_size(MAILBOX)?;
+    socket.set_recv_buffer_size(MAILBOX_SIZE)?;
+    socket.set_send_buffer_size(MAILBOX_SIZE)?;
     Ok(socket)
 }
 

@@ -27,7 +27,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 /// Requested receive and send buffer in bytes; `net.core.[rw]mem_max` limits it.
-const BUFFER: usize = 4 << 20;
+const BUFFER_SIZE: usize = 4 << 20;
 /// Single-packet sends after the first refusal, as many as the refused run could have.
 const FIRST_PAUSE: u32 = MAX_SEGMENTS as u32;
 /// The longest pause in sends: about a second of small packets.
@@ -79,7 +79,7 @@ impl UdpLink {
 
     fn bind(gid: Gid, ifindex: u32, gso: bool, gro: bool) -> io::Result<Self> {
         let address = socket_addr(gid, ifindex);
-        let socket = bare_socket(address, ifindex, BUFFER)?;
+        let socket = bare_socket(address, ifindex, BUFFER_SIZE)?;
         if gro {
             // Kernels before 5.0 deliver packets one by one instead.
             let _ = sys::set_option(socket.as_raw_fd(), libc::IPPROTO_UDP, libc::UDP_GRO, 1);
@@ -370,7 +370,7 @@ impl LocalSender {
     fn at(gid: Gid, ifindex: u32, port: Arc<LocalPort>, held: Option<File>) -> io::Result<Self> {
         let mut address = socket_addr(gid, ifindex);
         address.set_port(port.number());
-        let socket = bare_socket(address, ifindex, BUFFER)?;
+        let socket = bare_socket(address, ifindex, BUFFER_SIZE)?;
         sys::attach_filter(socket.as_raw_fd(), libc::SO_ATTACH_FILTER, &mut [DROP])?;
         socket.bind(&SockAddr::from(address))?;
         Ok(Self { socket, port, _held: held })
@@ -406,7 +406,7 @@ impl BareLink {
     /// this host.
     pub fn open(gid: Gid, peer: Gid) -> io::Result<Self> {
         let address = socket_addr(gid, 0);
-        let receiver = bare_socket(address, 0, BUFFER)?;
+        let receiver = bare_socket(address, 0, BUFFER_SIZE)?;
         receiver.bind(&SockAddr::from(address))?;
         sys::set_option(receiver.as_raw_fd(), libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
         let peer_is_here = UdpSocket::bind((peer.to_ip(), 0)).is_ok();
@@ -589,7 +589,7 @@ pub(crate) fn bare_socket(address: SocketAddr, ifindex: u32, rcvbuf: usize) -> i
     socket.set_reuse_port(true)?;
     // The kernel clamps both instead of refusing.
     socket.set_recv_buffer_size(rcvbuf)?;
-    socket.set_send_buffer_size(BUFFER)?;
+    socket.set_send_buffer_size(BUFFER_SIZE)?;
     if address.is_ipv4() {
         set_v4_options(&socket, ifindex)?;
     } else {

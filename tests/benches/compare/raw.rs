@@ -11,11 +11,11 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 /// Payload of a datagram in bytes.
-const DATAGRAM: usize = 4096;
+const DATAGRAM_LEN: usize = 4096;
 /// Number of datagrams in one segmented send: as many as UDP's limit of 64 KiB allows.
 const SEGMENTS: usize = 15;
 /// Bytes of one write to a TCP stream.
-const CHUNK: usize = 1 << 20;
+const CHUNK_LEN: usize = 1 << 20;
 /// Receive buffer of the UDP receiver in bytes.
 const BUFFER: usize = 4 << 20;
 /// Bytes of a message in a latency measurement.
@@ -115,8 +115,8 @@ pub(crate) fn half_round_trip(time: Duration, mut once: impl FnMut() -> io::Resu
 pub(crate) fn udp_stream(segmented: bool, time: Duration) -> io::Result<f64> {
     let mut peer = Peer::start(&["udp-sink"])?;
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let len = if segmented { DATAGRAM * SEGMENTS } else { DATAGRAM };
-    sys::set_segment(&socket, if segmented { DATAGRAM } else { 0 })?;
+    let len = if segmented { DATAGRAM_LEN * SEGMENTS } else { DATAGRAM_LEN };
+    sys::set_segment(&socket, if segmented { DATAGRAM_LEN } else { 0 })?;
     let (data, start) = (vec![0x5a; len], Instant::now());
     while start.elapsed() < time {
         socket.send_to(&data, (Ipv4Addr::LOCALHOST, peer.port))?;
@@ -149,7 +149,7 @@ pub(crate) fn udp_sink() -> io::Result<()> {
 pub(crate) fn tcp_stream(time: Duration) -> io::Result<f64> {
     let mut peer = Peer::start(&["tcp-sink"])?;
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, peer.port))?;
-    let (data, start) = (vec![0x5a; CHUNK], Instant::now());
+    let (data, start) = (vec![0x5a; CHUNK_LEN], Instant::now());
     while start.elapsed() < time {
         stream.write_all(&data)?;
     }
@@ -160,7 +160,7 @@ pub(crate) fn tcp_stream(time: Duration) -> io::Result<f64> {
 /// Reads a connection to its end and prints the rate.
 pub(crate) fn tcp_sink() -> io::Result<()> {
     let mut stream = accept()?;
-    let (mut buf, mut bytes, start) = (vec![0; CHUNK], 0, Instant::now());
+    let (mut buf, mut bytes, start) = (vec![0; CHUNK_LEN], 0, Instant::now());
     loop {
         match stream.read(&mut buf)? {
             0 => return say(gigabytes_per_second(bytes, start.elapsed())),

@@ -19,7 +19,7 @@ const SMALL: usize = 64;
 /// Number of chunks for small messages.
 const SMALLS: usize = 4096;
 /// Bytes of a long message.
-const MESSAGE: usize = 1 << 20;
+const MESSAGE_LEN: usize = 1 << 20;
 
 pub(crate) type LongRings = Rings<CHUNK, CHUNKS>;
 pub(crate) type SmallRings = Rings<SMALL, SMALLS>;
@@ -112,7 +112,7 @@ impl<const CHUNK: usize, const CHUNKS: usize> Rings<CHUNK, CHUNKS> {
 /// Measures gigabytes per second of messages of 1 MiB.
 pub(crate) fn stream(time: Duration) -> io::Result<f64> {
     let (rings, _peer) = LongRings::start("ring-sink")?;
-    let (data, start) = (vec![0x5a; MESSAGE], Instant::now());
+    let (data, start) = (vec![0x5a; MESSAGE_LEN], Instant::now());
     let mut bytes = 0;
     while start.elapsed() < time {
         data.chunks(CHUNK).for_each(|part| rings.put(false, part));
@@ -124,7 +124,7 @@ pub(crate) fn stream(time: Duration) -> io::Result<f64> {
 
 /// Copies long messages out of the ring, until killed.
 pub(crate) fn sink(fd: &str) -> io::Result<()> {
-    let (rings, mut data) = (LongRings::inherited(fd)?, vec![0; MESSAGE]);
+    let (rings, mut data) = (LongRings::inherited(fd)?, vec![0; MESSAGE_LEN]);
     loop {
         data.chunks_mut(CHUNK).for_each(|part| rings.take(false, part));
     }

@@ -15,10 +15,10 @@ use roxe_wire::{LKey, Qpn, RKey};
 use std::collections::VecDeque;
 
 /// Minimum cost of a packet in bytes. A whole message costs twice its payload, other packets their
-/// payload and `HEADERS`.
+/// payload and `HEADERS_COST`.
 pub const LEAST_COST: u32 = 832;
 /// Cost of the headers of a packet in bytes.
-const HEADERS: u32 = 96;
+const HEADERS_COST: u32 = 96;
 
 /// Maximum number of tags of a shared receive queue.
 pub const MAX_TAGS: u32 = 16;
@@ -251,7 +251,7 @@ impl SharedReceives for SimHost {
 
 impl FlowControl for SimHost {
     fn packet_cost(payload: u32) -> u32 {
-        (payload + HEADERS).max(LEAST_COST)
+        (payload + HEADERS_COST).max(LEAST_COST)
     }
 
     fn lone_packet_cost(payload: u32) -> u32 {

@@ -511,7 +511,7 @@ impl<C: Choices> Scenario<C> {
 
     /// Checks that the bytes after the first `len` of a slot are untouched.
     fn check_guard(&self, id: usize, slot: Slot, len: u32) -> Result<(), Broken> {
-        let all = self.slot(id, slot, slot.len + GUARD);
+        let all = self.slot(id, slot, slot.len + GUARD_LEN);
         let kept = all[len as usize..].iter().all(|&b| b == UNTOUCHED);
         ensure!(kept, Bytes, Some(id), self.world.now(), "bytes beyond the message were written");
         Ok(())
@@ -605,7 +605,7 @@ impl<C: Choices> Scenario<C> {
 }
 
 /// Guard bytes after each slot, which must stay untouched.
-const GUARD: u32 = 16;
+const GUARD_LEN: u32 = 16;
 
 /// Returns the unit of the region sizes in bytes, larger than the longest message.
 fn region_unit(max_len: u32) -> u32 {
@@ -613,7 +613,7 @@ fn region_unit(max_len: u32) -> u32 {
 }
 
 fn slot_size(max_len: u32) -> u32 {
-    max_len.max(8) + GRH_LEN + GUARD
+    max_len.max(8) + GRH_LEN + GUARD_LEN
 }
 
 fn range(bytes: &[u8], start: u32, len: u32) -> &[u8] {

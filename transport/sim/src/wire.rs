@@ -325,7 +325,7 @@ impl Wire {
 const POISON: u8 = 0xa5;
 
 /// Capacity of a packet buffer in bytes.
-const BUFFER: usize = 4096 + 64;
+const BUFFER_LEN: usize = 4096 + 64;
 
 #[derive(Debug, Default)]
 pub struct Pool(Vec<Vec<u8>>);
@@ -334,11 +334,11 @@ impl Pool {
     /// Reserves `buffers`, so that taking them does not allocate.
     pub fn reserve(&mut self, buffers: usize) {
         let missing = buffers.saturating_sub(self.0.len());
-        self.0.extend((0..missing).map(|_| Vec::with_capacity(BUFFER)));
+        self.0.extend((0..missing).map(|_| Vec::with_capacity(BUFFER_LEN)));
     }
 
     pub fn take(&mut self) -> Vec<u8> {
-        let mut bytes = self.0.pop().unwrap_or_else(|| Vec::with_capacity(BUFFER));
+        let mut bytes = self.0.pop().unwrap_or_else(|| Vec::with_capacity(BUFFER_LEN));
         bytes.clear();
         bytes
     }
@@ -450,7 +450,7 @@ impl TxBatch for OpenBatch<'_> {
     fn extend(&mut self, len: usize, count: u32) -> Option<TxRoom<'_>> {
         let room = self.batch.room - self.batch.packets.len() - self.joined.packets;
         let (.., bytes) = self.batch.packets.last_mut().filter(|_| self.joins)?;
-        let more = room.min(count as usize).min(BUFFER.saturating_sub(bytes.len()) / len);
+        let more = room.min(count as usize).min(BUFFER_LEN.saturating_sub(bytes.len()) / len);
         if more == 0 {
             return None;
         }

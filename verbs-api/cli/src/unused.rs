@@ -14,7 +14,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// Length in bytes of `inotify_event` before its name.
-const HEADER: usize = 16;
+const HEADER_LEN: usize = 16;
 /// Libraries of Open MPI's launcher and of programs built with it.
 const OPEN_MPI: [&str; 2] = ["libopen-rte.so", "libmpi.so.40"];
 
@@ -39,7 +39,7 @@ impl Opened {
     }
 
     fn add(&mut self, mut events: &[u8]) {
-        while let Some((header, rest)) = events.split_first_chunk::<HEADER>() {
+        while let Some((header, rest)) = events.split_first_chunk::<HEADER_LEN>() {
             let word = |at: usize| header[at..].first_chunk().map_or(0, |word| u32::from_ne_bytes(*word));
             let (mask, len) = (word(4), word(12) as usize);
             let name = rest.get(..len).unwrap_or_default().split(|byte| *byte == 0).next().unwrap_or_default();
@@ -119,7 +119,7 @@ mod tests {
         let len = if name.is_empty() { 0 } else { (name.len() + 1).next_multiple_of(16) };
         let mut bytes = [1, mask.bits(), 0, len as u32].map(u32::to_ne_bytes).concat();
         bytes.extend(name.bytes());
-        bytes.resize(HEADER + len, 0);
+        bytes.resize(HEADER_LEN + len, 0);
         bytes
     }
 

@@ -8,9 +8,9 @@ use std::sync::LazyLock;
 /// Opcode of a packet with a MAD: UD SEND ONLY.
 pub(crate) const OPCODE: u8 = 0x64;
 /// Bytes of the packet's headers before the MAD.
-const HEADERS: usize = 20;
+const HEADERS_LEN: usize = 20;
 /// Bytes of a MAD.
-const MAD: usize = 256;
+const MAD_LEN: usize = 256;
 /// Queue pair number of the GSI.
 pub(crate) const GSI: u32 = 1;
 /// Q_Key of all packets to the GSI.
@@ -201,14 +201,14 @@ pub(crate) struct Message {
 }
 
 /// End of the private data of every message, as an offset in the packet.
-pub(crate) const END: usize = HEADERS + MAD;
+pub(crate) const END: usize = HEADERS_LEN + MAD_LEN;
 
 static ALL: LazyLock<Vec<Message>> = LazyLock::new(|| {
     let packet = layout::fields(OPCODE).0;
     let message = |(name, attribute, tables): &(&'static str, u16, &[Table])| {
         let mut fields = packet.to_vec();
         let tables = std::iter::once(HEADER).chain(tables.iter().copied());
-        let len = layout::place(tables.flatten().copied(), HEADERS * 8, &mut fields);
+        let len = layout::place(tables.flatten().copied(), HEADERS_LEN * 8, &mut fields);
         Message { name, attribute: *attribute, fields, len: len / 8 }
     };
     MESSAGES.iter().map(message).collect()
@@ -225,7 +225,7 @@ pub(crate) fn is_mad(packet: &[u8]) -> bool {
 
 /// Returns the message in a packet.
 pub(crate) fn message_in(packet: &[u8]) -> Option<&'static Message> {
-    let attribute = packet.get(HEADERS + 16..HEADERS + 18).filter(|_| is_mad(packet))?;
+    let attribute = packet.get(HEADERS_LEN + 16..HEADERS_LEN + 18).filter(|_| is_mad(packet))?;
     ALL.iter().find(|message| message.attribute.to_be_bytes() == attribute)
 }
 
@@ -245,9 +245,9 @@ pub(crate) fn get(packet: &[u8], name: &str) -> Option<u64> {
 
 /// Returns why a packet to the GSI is malformed.
 pub(crate) fn flaw(packet: &[u8]) -> Option<String> {
-    let len = packet.len().saturating_sub(HEADERS + layout::ICRC_LEN);
-    if len != MAD {
-        return Some(format!("a MAD has {MAD} bytes, not {len}"));
+    let len = packet.len().saturating_sub(HEADERS_LEN + layout::ICRC_LEN);
+    if len != MAD_LEN {
+        return Some(format!("a MAD has {MAD_LEN} bytes, not {len}"));
     }
     let Some(message) = message_in(packet) else { return Some("it is not a message of the connection manager".into()) };
     let always = [
@@ -304,7 +304,7 @@ mod tests {
 
     fn example() -> Vec<u8> {
         let hex: String = EXAMPLE.split_whitespace().collect();
-        let mut packet = vec![0; HEADERS];
+        let mut packet = vec![0; HEADERS_LEN];
         (packet[0], packet[7]) = (OPCODE, 1);
         packet.extend(roxe_peer::protocol::from_hex(&hex).expect("parse the digits"));
         packet.resize(END + layout::ICRC_LEN, 0);
@@ -364,7 +364,7 @@ mod tests {
                 };
                 field.set(&mut packet, default);
             }
-            let mad = Mad::parse(&packet[HEADERS..]).expect("parse the message");
+            let mad = Mad::parse(&packet[HEADERS_LEN..]).expect("parse the message");
             assert_eq!(mad.message.name(), message.name);
             if let Wire::Rej(rej) = mad.message {
                 assert_eq!(rej.local_comm_id.0, 0x77);
@@ -387,7 +387,9 @@ mod tests {
         }
         assert_eq!(flaw(&sound), None);
         // A reserved byte of the REQ, the class version, and the Q_Key.
-        for (at, what) in [(HEADERS + 28, "a reserved field of REQ"), (HEADERS + 2, "class_version"), (12, "qkey")] {
+        for (at, what) in
+            [(HEADERS_LEN + 28, "a reserved field of REQ"), (HEADERS_LEN + 2, "class_version"), (12, "qkey")]
+        {
             let mut damaged = sound.clone();
             damaged[at] ^= 0x40;
             assert!(flaw(&damaged).is_some_and(|flaw| flaw.starts_with(what)), "{what}");

@@ -22,7 +22,7 @@ const MAX_REGION: u64 = 64 << 20;
 /// Regions begin at a page, so that addresses keep their alignment.
 const PAGE: u64 = 4096;
 /// Bytes of the GRH in UD receives.
-const GRH: u64 = 40;
+const GRH_LEN: u64 = 40;
 
 /// A packet of a capture.
 pub type Recorded = (NetHeader, Vec<u8>);
@@ -164,7 +164,7 @@ fn setup(connections: &BTreeMap<u64, Connection>, regions: &BTreeMap<u64, (u64, 
         let Connection { service, first_psn, mtu, qkey, longest, receives, .. } = connection;
         let is_ud = *service == 0b011;
         let mtu = [256, 512, 1024, 2048, 4096].into_iter().find(|known| known >= mtu).unwrap_or(4096);
-        let room = longest + if is_ud { GRH } else { 0 };
+        let room = longest + if is_ud { GRH_LEN } else { 0 };
         let depth = (*receives).clamp(1, 4096);
         _ = writeln!(text, "service {}", layout::service_name(*service).unwrap_or_default());
         _ = write!(text, "peer qp q{qpn:x} mtu={mtu} rq_psn={first_psn} receives={depth} cqe={}", depth + 64);

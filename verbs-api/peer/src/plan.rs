@@ -8,7 +8,7 @@ use std::fmt;
 /// Path MTUs in bytes.
 pub const MTUS: [u32; 3] = [256, 1024, 4096];
 /// Bytes of an atomic.
-pub const ATOMIC: u32 = 8;
+pub const ATOMIC_LEN: u32 = 8;
 /// The byte that fills receive buffers. [`message`] never returns it.
 pub const UNTOUCHED: u8 = 0xa5;
 
@@ -175,7 +175,7 @@ pub const fn sizes(mtu: u32) -> [u32; 7] {
 /// MTU, which must not arrive.
 pub fn cells(service: Service, mtu: u32) -> impl Iterator<Item = Cell> {
     service.ops().iter().flat_map(move |&op| {
-        let sizes = if op.is_atomic() { vec![ATOMIC] } else { sizes(mtu).to_vec() };
+        let sizes = if op.is_atomic() { vec![ATOMIC_LEN] } else { sizes(mtu).to_vec() };
         sizes.into_iter().map(move |size| Cell { service, op, size, mtu })
     })
 }

@@ -16,13 +16,13 @@ use std::time::{Duration, Instant};
 
 const PORT: u16 = 18515;
 /// Length of a message in bytes.
-const MESSAGE: usize = 64;
+const MESSAGE_LEN: usize = 64;
 const ROUNDS: u32 = 1000;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Offsets in the region of the received message and of the message to send.
 const INBOX: usize = 0;
-const OUTBOX: usize = MESSAGE;
+const OUTBOX: usize = MESSAGE_LEN;
 
 fn main() -> Result<(), Box<dyn Error>> {
     match std::env::args().nth(1) {
@@ -60,7 +60,7 @@ impl Side {
 
         // The device accesses registered memory only. LOCAL_WRITE lets it write received messages.
         // SEND needs no remote right, because the receiver chooses the buffer.
-        let region = pd.alloc_mr(2 * MESSAGE, Access::LOCAL_WRITE)?;
+        let region = pd.alloc_mr(2 * MESSAGE_LEN, Access::LOCAL_WRITE)?;
         let side = Self { tcp, qp, cq, region };
 
         // The first receive request is posted before the peer has this endpoint, so its first
@@ -83,7 +83,7 @@ impl Side {
             }
         }
         let half = start.elapsed() / ROUNDS / 2;
-        println!("{ROUNDS} round trips of {MESSAGE} bytes; {half:?} one way");
+        println!("{ROUNDS} round trips of {MESSAGE_LEN} bytes; {half:?} one way");
         Ok(())
     }
 
@@ -123,7 +123,7 @@ impl Side {
     }
 
     fn post_recv(&self) -> Result<(), roxe::Error> {
-        self.qp.post_recv(0, &[self.region.slice(INBOX..INBOX + MESSAGE)?])
+        self.qp.post_recv(0, &[self.region.slice(INBOX..INBOX + MESSAGE_LEN)?])
     }
 }
 
@@ -137,5 +137,5 @@ fn exchange(mut tcp: &TcpStream, own: &Endpoint) -> Result<Endpoint, Box<dyn Err
 
 /// Returns bytes that differ from round to round.
 fn message(round: u32) -> Vec<u8> {
-    (0..MESSAGE as u32).map(|i| (round.wrapping_mul(31) + i) as u8).collect()
+    (0..MESSAGE_LEN as u32).map(|i| (round.wrapping_mul(31) + i) as u8).collect()
 }

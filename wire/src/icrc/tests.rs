@@ -47,7 +47,7 @@ fn sealer_seals_with_and_without_a_known_sum() {
                 [(12, 0), (12, 16), (28, 16), (60, 15), (12, 1), (13, 1), (11, 1), (5000, 1), (12, 17)]
             {
                 let datagram = &mut bytes[..len];
-                let end = start + usize::from(blocks) * BLOCK;
+                let end = start + usize::from(blocks) * BLOCK_LEN;
                 let remainder = datagram.get(start..end).map_or(1, |bytes| Tables::update(0, bytes));
                 let fits = start >= 12 && end + LEN <= len;
                 sealer.seal::<Tables>(ident, datagram, fits.then_some(&Summed { start, blocks, remainder }));

@@ -126,7 +126,7 @@ fn inline_over_grant(qp: ObjectId, inline: usize, wr_id: u64, stack: &Stack, pro
 /// Time without a receive after which a queue pair is reported while the program still runs.
 const HANGS_AFTER: Duration = Duration::from_secs(1);
 /// Bytes of the GRH before a datagram.
-const GRH: u64 = 40;
+const GRH_LEN: u64 = 40;
 
 /// `receive-late`, `rnr-timer-zero`, `ud-receive-too-small`.
 #[derive(Debug, Default)]
@@ -249,7 +249,7 @@ impl Receives {
         program: &Program,
     ) -> Option<Report> {
         let (wr_id, room) = (request.wr_id, length(request.sges));
-        if program.qp(queue)?.service != Service::Ud || room >= GRH {
+        if program.qp(queue)?.service != Service::Ud || room >= GRH_LEN {
             return None;
         }
         let sentence = format!(
@@ -265,7 +265,7 @@ impl Receives {
         }
         let next = program.outstanding(Side::Recv, program.queue_of(qp, Side::Recv)).find(|work| !work.completed)?;
         let (room, len, wr_id) = (length(&next.sges), packet.len, next.wr_id);
-        let needed = GRH + len as u64;
+        let needed = GRH_LEN + len as u64;
         if room >= needed {
             return None;
         }

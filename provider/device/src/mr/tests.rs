@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::pd::Pd;
-use crate::testing::{self, PAGE, Pages};
+use crate::testing::{self, PAGE_SIZE, Pages};
 use roxe_memory::guard::own_cells;
 use roxe_memory::table::MemoryTable;
 use roxe_transport::cx::{AtomicOp, MemError};
@@ -123,7 +123,7 @@ fn key_is_valid_in_one_domain_until_deregistration() {
 fn reregistered_region_keeps_keys_and_unchanged_terms() {
     let s = Setup::new();
     let mr = s.register(0, 64, ALL);
-    let (key, first, second) = (mr.rkey(), s.pages.addr(), s.pages.addr() + PAGE);
+    let (key, first, second) = (mr.rkey(), s.pages.addr(), s.pages.addr() + PAGE_SIZE);
     let other = s.pd.context().alloc_pd().unwrap();
     let read = |pd: &Pd, va| s.table().hold().read_remote(pd.id(), key, va, own_cells(&mut [0; 8]));
     let change = |change| mr.change(change).unwrap();
@@ -148,7 +148,7 @@ fn failed_reregistration_leaves_region_unchanged() {
     s.pages.unmap(3, 1);
     let mr = s.register(0, 64, ALL);
     let errno = |change| mr.change(change).err().map_or(0, |error| error.errno());
-    let (gone, other_context) = (s.pages.addr() + 3 * PAGE, testing::pd());
+    let (gone, other_context) = (s.pages.addr() + 3 * PAGE_SIZE, testing::pd());
     assert_eq!(errno(MrChange { range: Some((gone, 8)), ..MrChange::default() }), libc::EFAULT);
     assert_eq!(errno(MrChange { range: Some((8, u64::MAX)), ..MrChange::default() }), libc::EINVAL);
     assert_eq!(errno(MrChange { access: Some(Access::REMOTE_WRITE), ..MrChange::default() }), libc::EINVAL);
@@ -173,8 +173,8 @@ fn invalidate_of_region_is_refused() {
 #[test]
 fn gather_and_scatter_start_at_any_offset() {
     let s = Setup::new();
-    let mr = s.register(0, 4 * PAGE, ALL);
-    let list = [sge(&mr, 0, 5), sge(&mr, 100, 0), sge(&mr, 200, 7), sge(&mr, PAGE - 4, 100)];
+    let mr = s.register(0, 4 * PAGE_SIZE, ALL);
+    let list = [sge(&mr, 0, 5), sge(&mr, 100, 0), sge(&mr, 200, 7), sge(&mr, PAGE_SIZE - 4, 100)];
     let data: Vec<u8> = (1..=112).collect();
     s.table().hold().scatter(s.pd.id(), &list, 0, &data).unwrap();
     assert_eq!(s.read(&mr, mr.addr() + 200, 7).unwrap(), data[5..12]);
@@ -269,14 +269,14 @@ fn registration_with_invalid_range_or_rights_is_refused() {
     let s = Setup::new();
     s.pages.protect(1, libc::PROT_READ);
     s.pages.unmap(3, 1);
-    let at = |page: u64| s.pages.addr() + page * PAGE;
+    let at = |page: u64| s.pages.addr() + page * PAGE_SIZE;
     let errno = |addr, length, access| s.pd.register(addr, length, addr, access).err().map_or(0, |e| e.errno());
     assert_eq!(errno(at(0), 8, Access::REMOTE_WRITE), libc::EINVAL);
     assert_eq!(errno(at(0), 8, Access::REMOTE_ATOMIC), libc::EINVAL);
     assert_eq!(errno(at(0), 8, ALL | Access::FLUSH_PERSISTENT), libc::EOPNOTSUPP);
     assert_eq!(errno(at(1), 8, Access::LOCAL_WRITE), libc::EFAULT);
     assert_eq!(errno(at(1), 8, Access::REMOTE_READ), 0);
-    assert_eq!(errno(at(2), PAGE + 1, Access::LOCAL_WRITE), libc::EFAULT);
+    assert_eq!(errno(at(2), PAGE_SIZE + 1, Access::LOCAL_WRITE), libc::EFAULT);
     assert_eq!(errno(at(2), u64::MAX, Access::LOCAL_WRITE), libc::EINVAL);
     assert_eq!(errno(at(3), 0, Access::LOCAL_WRITE), 0);
     let iova_wraps = s.pd.register(at(0), 8, u64::MAX - 7, Access::LOCAL_WRITE);
@@ -288,23 +288,23 @@ fn registration_with_invalid_range_or_rights_is_refused() {
 fn on_demand_region_is_not_touched_at_registration() {
     let s = Setup::new();
     s.pages.unmap(2, 2);
-    let mr = s.register(PAGE, 3 * PAGE, ALL | Access::ON_DEMAND);
+    let mr = s.register(PAGE_SIZE, 3 * PAGE_SIZE, ALL | Access::ON_DEMAND);
     assert!(!s.pages.is_resident(1));
     assert!(s.read(&mr, mr.addr(), 8).is_ok());
-    assert_eq!(s.read(&mr, mr.addr() + PAGE, 8), Err(MemError::Fault));
+    assert_eq!(s.read(&mr, mr.addr() + PAGE_SIZE, 8), Err(MemError::Fault));
 }
 
 #[test]
 fn access_to_unmapped_memory_faults() {
     let s = Setup::new();
-    let mr = s.register(0, 4 * PAGE, ALL);
+    let mr = s.register(0, 4 * PAGE_SIZE, ALL);
     s.pages.unmap(1, 1);
     assert_eq!(s.write(&mr, mr.addr(), &[1; 8192]), Err(MemError::Fault));
-    assert_eq!(s.read(&mr, mr.addr() + PAGE, 1), Err(MemError::Fault));
+    assert_eq!(s.read(&mr, mr.addr() + PAGE_SIZE, 1), Err(MemError::Fault));
     let op = AtomicOp::FetchAdd { add: 1 };
-    let at = mr.addr() + PAGE;
+    let at = mr.addr() + PAGE_SIZE;
     assert_eq!(s.table().hold().atomic_remote(s.pd.id(), mr.rkey(), at, op), Err(MemError::Fault));
-    assert!(s.read(&mr, mr.addr() + 2 * PAGE, 8192).is_ok());
+    assert!(s.read(&mr, mr.addr() + 2 * PAGE_SIZE, 8192).is_ok());
 }
 
 // clause: CHECK-KEY-AGAIN, KEY-DEAD
@@ -313,14 +313,14 @@ fn deregistered_region_is_not_written() {
     let s = Setup::new();
     std::thread::scope(|scope| {
         for _ in 0..200 {
-            let mr = s.register(0, PAGE, ALL);
+            let mr = s.register(0, PAGE_SIZE, ALL);
             let (table, pd, key, va) = (s.table(), s.pd.id(), mr.rkey(), mr.addr());
             let writer = scope.spawn(move || while table.hold().write_remote(pd, key, va, &[7; 4096]).is_ok() {});
             mr.deregister().unwrap();
             s.pages.clear(0);
-            assert_eq!(testing::load(va + PAGE - 8), 0);
+            assert_eq!(testing::load(va + PAGE_SIZE - 8), 0);
             writer.join().unwrap();
-            assert_eq!(testing::load(va + PAGE - 8), 0);
+            assert_eq!(testing::load(va + PAGE_SIZE - 8), 0);
         }
     });
 }
@@ -328,7 +328,7 @@ fn deregistered_region_is_not_written() {
 #[test]
 fn hundred_thousand_regions_work_and_are_freed() {
     let s = Setup::new();
-    let regions: Vec<_> = (0..100_000u64).map(|i| s.register(i % PAGE, 8, ALL)).collect();
+    let regions: Vec<_> = (0..100_000u64).map(|i| s.register(i % PAGE_SIZE, 8, ALL)).collect();
     assert_eq!(s.table().hold().count(), regions.len());
     for (i, mr) in regions.iter().enumerate().step_by(997) {
         s.write(mr, mr.addr(), &i.to_ne_bytes()).unwrap();
@@ -340,7 +340,7 @@ fn hundred_thousand_regions_work_and_are_freed() {
 /// Dma-bufs.
 mod dmabuf {
     use super::super::*;
-    use crate::testing::{self, PAGE, Pages};
+    use crate::testing::{self, PAGE_SIZE, Pages};
     use roxe_transport::cx::MemError;
     use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
@@ -355,15 +355,15 @@ mod dmabuf {
     #[test]
     fn dmabuf_write_reaches_file() {
         let (pages, pd) = (Pages::of_file(3), testing::pd());
-        let part = DmaBuf { fd: pages.fd(), offset: PAGE + 8, length: PAGE };
+        let part = DmaBuf { fd: pages.fd(), offset: PAGE_SIZE + 8, length: PAGE_SIZE };
         let iova = (1 << 40) + 8;
         let mr = pd.reg_dmabuf_mr(part, iova, ALL).unwrap();
         let table = pd.context().memory();
         table.hold().write_remote(pd.id(), mr.rkey(), iova + 16, &7u64.to_ne_bytes()).unwrap();
-        assert_eq!(testing::load(pages.addr() + PAGE + 24), 7);
-        let beyond = table.hold().write_remote(pd.id(), mr.rkey(), iova + PAGE - 4, &[0; 8]);
+        assert_eq!(testing::load(pages.addr() + PAGE_SIZE + 24), 7);
+        let beyond = table.hold().write_remote(pd.id(), mr.rkey(), iova + PAGE_SIZE - 4, &[0; 8]);
         assert_eq!(beyond, Err(MemError::Range));
-        assert_eq!((mr.addr(), mr.length()), (PAGE + 8, PAGE));
+        assert_eq!((mr.addr(), mr.length()), (PAGE_SIZE + 8, PAGE_SIZE));
         pages.truncate_file();
         assert_eq!(table.hold().write_remote(pd.id(), mr.rkey(), iova, &[1]), Err(MemError::Fault));
         let change = MrChange { access: Some(Access::empty()), ..MrChange::default() };
@@ -379,7 +379,7 @@ mod dmabuf {
         let (pages, pd) = (Pages::of_file(2), testing::pd());
         let (socket, _peer) = UnixStream::pair().unwrap();
         let unreadable = std::fs::OpenOptions::new().write(true).open("/dev/zero").unwrap();
-        let good = DmaBuf { fd: pages.fd(), offset: 0, length: 2 * PAGE };
+        let good = DmaBuf { fd: pages.fd(), offset: 0, length: 2 * PAGE_SIZE };
         for (part, iova, access, expected) in [
             (good, 0, ALL, 0),
             (good, 0, ALL | Access::REMOTE_ATOMIC | Access::RELAXED_ORDERING, 0),
@@ -387,9 +387,9 @@ mod dmabuf {
             (good, 0, ALL | Access::ON_DEMAND, libc::EINVAL),
             (good, 0, ALL | Access::ZERO_BASED, libc::EINVAL),
             (good, 0, Access::REMOTE_WRITE, libc::EINVAL),
-            (good, !(PAGE - 1), ALL, libc::EINVAL),
+            (good, !(PAGE_SIZE - 1), ALL, libc::EINVAL),
             (DmaBuf { length: 0, ..good }, 0, ALL, libc::EINVAL),
-            (DmaBuf { offset: PAGE, ..good }, 0, ALL, libc::EINVAL),
+            (DmaBuf { offset: PAGE_SIZE, ..good }, 0, ALL, libc::EINVAL),
             (DmaBuf { length: u64::MAX, ..good }, 0, ALL, libc::EINVAL),
             (DmaBuf { fd: -1, ..good }, 0, ALL, libc::EBADF),
             (DmaBuf { fd: socket.as_raw_fd(), ..good }, 0, ALL, libc::EINVAL),
@@ -459,7 +459,7 @@ mod null {
 
 mod advise {
     use super::super::*;
-    use crate::testing::{self, PAGE, Pages};
+    use crate::testing::{self, PAGE_SIZE, Pages};
     use roxe_memory::guard::own_cells;
     use roxe_transport::cx::MemError;
     use roxe_wire::LKey;
@@ -478,8 +478,8 @@ mod advise {
     #[test]
     fn prefetch_makes_pages_present() {
         let (pages, pd) = (Pages::new(4), testing::pd());
-        let mr = pd.register(pages.addr(), 4 * PAGE, pages.addr(), ON_DEMAND).unwrap();
-        let page = |i| sge(&mr, pages.addr() + i * PAGE, PAGE);
+        let mr = pd.register(pages.addr(), 4 * PAGE_SIZE, pages.addr(), ON_DEMAND).unwrap();
+        let page = |i| sge(&mr, pages.addr() + i * PAGE_SIZE, PAGE_SIZE);
         let resident = || [0, 1, 2, 3].map(|i| pages.is_resident(i));
         assert_eq!(resident(), [false; 4]);
         pd.advise_mr(Advice::PrefetchNoFault, &[page(0)]).unwrap();
@@ -494,19 +494,19 @@ mod advise {
     #[test]
     fn prefetch_beyond_region_is_refused() {
         let (pages, pd) = (Pages::new(4), testing::pd());
-        let mr = pd.register(pages.addr(), 3 * PAGE, pages.addr(), ON_DEMAND).unwrap();
-        let fixed = pd.register(pages.addr(), PAGE, pages.addr(), Access::empty()).unwrap();
+        let mr = pd.register(pages.addr(), 3 * PAGE_SIZE, pages.addr(), ON_DEMAND).unwrap();
+        let fixed = pd.register(pages.addr(), PAGE_SIZE, pages.addr(), Access::empty()).unwrap();
         let other = pd.context().alloc_pd().unwrap();
         pages.unmap(2, 1);
-        let at = |i: u64| pages.addr() + i * PAGE;
+        let at = |i: u64| pages.addr() + i * PAGE_SIZE;
         for (advice, list, expected) in [
-            (Advice::Prefetch, [sge(&mr, at(0), 2 * PAGE)], 0),
+            (Advice::Prefetch, [sge(&mr, at(0), 2 * PAGE_SIZE)], 0),
             (Advice::Prefetch, [sge(&mr, at(2), 1)], libc::EFAULT),
             (Advice::PrefetchNoFault, [sge(&mr, at(2), 1)], 0),
-            (Advice::PrefetchNoFault, [sge(&mr, at(2), PAGE + 1)], libc::EFAULT),
+            (Advice::PrefetchNoFault, [sge(&mr, at(2), PAGE_SIZE + 1)], libc::EFAULT),
             (Advice::PrefetchNoFault, [Sge { lkey: LKey(7), ..sge(&mr, at(0), 1) }], libc::EFAULT),
-            (Advice::Prefetch, [sge(&fixed, at(0), PAGE)], 0),
-            (Advice::PrefetchWrite, [sge(&fixed, at(0), PAGE)], libc::EFAULT),
+            (Advice::Prefetch, [sge(&fixed, at(0), PAGE_SIZE)], 0),
+            (Advice::PrefetchWrite, [sge(&fixed, at(0), PAGE_SIZE)], libc::EFAULT),
         ] {
             assert_eq!(errno(pd.advise_mr(advice, &list)), expected, "{advice:?} {list:?}");
         }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::mr::{Mr, MrChange};
-use crate::testing::{self, PAGE, Pages};
+use crate::testing::{self, PAGE_SIZE, Pages};
 use roxe_base::uses::ObjectId;
 use roxe_memory::guard::own_cells;
 use roxe_memory::region::AccessScope;
@@ -26,7 +26,7 @@ impl MwSetup {
     fn new() -> Self {
         let (pages, pd) = (Pages::new(1), testing::pd());
         let access = Access::LOCAL_WRITE | Access::MW_BIND;
-        let mr = pd.register(pages.addr(), PAGE, pages.addr(), access).unwrap();
+        let mr = pd.register(pages.addr(), PAGE_SIZE, pages.addr(), access).unwrap();
         let qp = AccessScope { pd: pd.id(), qp: Some(ObjectId::next()) };
         Self { pages, pd, mr, qp }
     }
@@ -89,7 +89,7 @@ fn window_grants_its_range_with_its_rights() {
 fn window_is_flushable_if_its_region_is() {
     let s = MwSetup::new();
     let mw = s.pd.alloc_mw(MwKind::Two).unwrap();
-    let flushable = s.pd.register(s.at(0), PAGE, s.at(0), Access::MW_BIND | Access::FLUSH_GLOBAL).unwrap();
+    let flushable = s.pd.register(s.at(0), PAGE_SIZE, s.at(0), Access::MW_BIND | Access::FLUSH_GLOBAL).unwrap();
     let bind = Bind { lkey: flushable.lkey(), access: Access::FLUSH_GLOBAL, ..s.bind(&mw, 1) };
     s.table().bind(s.qp, &bind).unwrap();
     let flush = |range| s.table().hold().flush_remote(s.qp, bind.rkey, range, Access::FLUSH_GLOBAL);
@@ -117,7 +117,7 @@ fn window_key_is_refused_in_lists() {
 fn invalid_bind_changes_nothing() {
     let s = MwSetup::new();
     let (one, two) = (s.pd.alloc_mw(MwKind::One).unwrap(), s.pd.alloc_mw(MwKind::Two).unwrap());
-    let reg = |access| s.pd.register(s.at(0), PAGE, s.at(0), access).unwrap();
+    let reg = |access| s.pd.register(s.at(0), PAGE_SIZE, s.at(0), access).unwrap();
     let (closed, read_only) = (reg(Access::LOCAL_WRITE), reg(Access::MW_BIND));
     let zero_based = reg(Access::MW_BIND | Access::LOCAL_WRITE | Access::ZERO_BASED);
     let good = s.bind(&two, 1);
@@ -130,7 +130,7 @@ fn invalid_bind_changes_nothing() {
         (s.qp, Bind { lkey: read_only.lkey(), ..good }, MemError::Access),
         (s.qp, Bind { lkey: zero_based.lkey(), addr: 0, ..good }, MemError::Access),
         (s.qp, Bind { access: Access::FLUSH_GLOBAL, ..good }, MemError::Access),
-        (s.qp, Bind { length: PAGE, ..good }, MemError::Range),
+        (s.qp, Bind { length: PAGE_SIZE, ..good }, MemError::Range),
         (s.qp, Bind { length: u64::MAX, ..good }, MemError::Range),
         (s.qp, Bind { length: 0, ..good }, MemError::Access),
         (s.qp, Bind { access: READ_WRITE | Access::ZERO_BASED, ..s.bind(&one, 1) }, MemError::Access),
@@ -185,13 +185,13 @@ fn invalidated_window_is_not_written() {
     let (table, qp, va) = (s.table(), s.qp, s.at(0));
     std::thread::scope(|scope| {
         for tag in 0..200u8 {
-            let bind = Bind { addr: va, length: PAGE, ..s.bind(&mw, tag) };
+            let bind = Bind { addr: va, length: PAGE_SIZE, ..s.bind(&mw, tag) };
             table.bind(qp, &bind).unwrap();
             let writer = scope.spawn(move || while table.hold().write_remote(qp, bind.rkey, va, &[7; 4096]).is_ok() {});
             table.invalidate(qp, bind.rkey).unwrap();
             s.pages.clear(0);
             writer.join().unwrap();
-            assert_eq!(testing::load(va + PAGE - 8), 0);
+            assert_eq!(testing::load(va + PAGE_SIZE - 8), 0);
         }
     });
 }

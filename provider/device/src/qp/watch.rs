@@ -155,13 +155,13 @@ fn sum(memory: &MemoryTable, pd: PdId, sges: &[Sge], reach: u32) -> Option<u64> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{self, PAGE, Pages};
+    use crate::testing::{self, PAGE_SIZE, Pages};
     use roxe_transport::wr::Access;
 
     #[test]
     fn changed_buffer_is_reported_at_completion_or_write() {
         let (pages, pd) = (Pages::new(1), testing::pd());
-        let mr = pd.register(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
+        let mr = pd.register(pages.addr(), PAGE_SIZE, pages.addr(), Access::LOCAL_WRITE).unwrap();
         let table: &MemoryTable = pd.context().memory();
         let sges = [Sge { addr: pages.addr(), length: 100, lkey: mr.lkey() }];
         let own = (table, pd.id());
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn receive_bytes_beyond_reach_may_change() {
         let (pages, pd) = (Pages::new(1), testing::pd());
-        let mr = pd.register(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
+        let mr = pd.register(pages.addr(), PAGE_SIZE, pages.addr(), Access::LOCAL_WRITE).unwrap();
         let table: &MemoryTable = pd.context().memory();
         let sges = [Sge { addr: pages.addr(), length: 100, lkey: mr.lkey() }];
         for (reach, expected) in [(100, Some(6)), (99, None)] {

@@ -14,7 +14,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Outstanding messages per queue pair.
 const MESSAGES: usize = 128;
 /// Length of a message in bytes.
-const MESSAGE: usize = 16 << 10;
+const MESSAGE_LEN: usize = 16 << 10;
 /// Queue pairs, which together send more than the largest send buffer holds (8 MB, with overhead of
 /// the kernel).
 const QPS: usize = 6;
@@ -50,7 +50,7 @@ fn flood(node: &Node) -> Vec<Arc<Qp>> {
     let qps: Vec<_> = (0..QPS).map(|_| node.qp(Service::Uc)).collect();
     for qp in &qps {
         connect(qp, node.av(index, SILENT.into()), Qpn::new(0x4711), PathMtu::Mtu1024);
-        (0..MESSAGES).for_each(|n| post(qp, n as u64, SendOp::Send, node.sge(n * MESSAGE, MESSAGE)));
+        (0..MESSAGES).for_each(|n| post(qp, n as u64, SendOp::Send, node.sge(n * MESSAGE_LEN, MESSAGE_LEN)));
     }
     qps
 }
@@ -88,7 +88,7 @@ fn messages_blocked_by_slow_interface_leave_whole() {
         let before = bytes_out();
         let _qps = flood(&node);
         assert_eq!(node.wait(QPS * MESSAGES).len(), QPS * MESSAGES);
-        let bytes = QPS * MESSAGES * MESSAGE;
+        let bytes = QPS * MESSAGES * MESSAGE_LEN;
         until(|| counter(&node.context, "sent_packets") == bytes as u64 / 1024 && bytes_out() - before > bytes);
         let raw = node.qp(Service::Raw);
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {

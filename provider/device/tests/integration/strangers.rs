@@ -32,7 +32,7 @@ const FIRST_PSN: u32 = 77;
 const INSIDE: &str = "ROXE_TEST_STRANGERS";
 const LOOPBACK: Ipv4Addr = Ipv4Addr::LOCALHOST;
 /// Length of a message in bytes.
-const MESSAGE: usize = 64 << 10;
+const MESSAGE_LEN: usize = 64 << 10;
 /// Offset for messages read back.
 const BACK: usize = 1 << 20;
 /// Offset that forged WRITEs address.
@@ -222,13 +222,13 @@ impl Puppet {
             "gid" => self.node.context.gid(1, 0).unwrap().0[15].to_string(),
             "write" => self.write(Duration::from_secs(number(1))).to_string(),
             "post" => {
-                self.node.fill(0, MESSAGE, 7);
+                self.node.fill(0, MESSAGE_LEN, 7);
                 self.post();
                 "1".into()
             }
             "wait" => self.expect_success(0).to_string(),
             "try" => self.write_until_it_fails(),
-            "check" => u8::from(self.node.bytes(0, MESSAGE) == pattern(MESSAGE, 7)).to_string(),
+            "check" => u8::from(self.node.bytes(0, MESSAGE_LEN) == pattern(MESSAGE_LEN, 7)).to_string(),
             "target" => {
                 // Receive arrived packets.
                 for _ in 0..1000 {
@@ -243,7 +243,7 @@ impl Puppet {
 
     fn post(&self) {
         let Window { addr, rkey } = self.remote.unwrap();
-        post(&self.qp, 1, SendOp::Write { remote_addr: addr, rkey }, self.node.sge(0, MESSAGE));
+        post(&self.qp, 1, SendOp::Write { remote_addr: addr, rkey }, self.node.sge(0, MESSAGE_LEN));
     }
 
     /// Writes messages with different bytes for `time` and reads each back; returns their number.
@@ -252,12 +252,12 @@ impl Puppet {
         let (start, mut count) = (Instant::now(), 0);
         while count == 0 || start.elapsed() < time {
             let seed = (count % 251) as u8;
-            self.node.fill(0, MESSAGE, seed);
+            self.node.fill(0, MESSAGE_LEN, seed);
             self.post();
             count = self.expect_success(count);
-            post(&self.qp, 2, SendOp::Read { remote_addr: addr, rkey }, self.node.sge(BACK, MESSAGE));
+            post(&self.qp, 2, SendOp::Read { remote_addr: addr, rkey }, self.node.sge(BACK, MESSAGE_LEN));
             self.expect_success(0);
-            assert_eq!(self.node.bytes(BACK, MESSAGE), pattern(MESSAGE, seed), "message {count}");
+            assert_eq!(self.node.bytes(BACK, MESSAGE_LEN), pattern(MESSAGE_LEN, seed), "message {count}");
         }
         // No completion is duplicated.
         assert_eq!(self.node.cq.poll(1, |_| ()).unwrap(), 0);
@@ -272,7 +272,7 @@ impl Puppet {
     }
 
     fn write_until_it_fails(&self) -> String {
-        self.node.fill(0, MESSAGE, 7);
+        self.node.fill(0, MESSAGE_LEN, 7);
         loop {
             self.post();
             let status = self.node.wait(1)[0].status;
@@ -488,7 +488,7 @@ fn do_all(forgers: &mut Forgers, victims: &[Known]) -> String {
 
 /// Forges NAKs for the packets of the victim's outstanding message; returns their number.
 fn forge_naks(qpn: u32) -> String {
-    const PACKETS: u32 = MESSAGE as u32 / 4096;
+    const PACKETS: u32 = MESSAGE_LEN as u32 / 4096;
     let forgers = Forger::everywhere();
     for psn in (FIRST_PSN..).take(PACKETS as usize) {
         let forger = &forgers[psn as usize % forgers.len()];
@@ -688,7 +688,7 @@ fn repeated_attacks_do_not_disturb_connections() {
         }
         for (link, (a, b, ..)) in links.into_iter().zip(&mut pairs) {
             let written: u64 = a.read_line().parse().unwrap();
-            println!("link {link}: {written} messages of {MESSAGE} bytes written and read back");
+            println!("link {link}: {written} messages of {MESSAGE_LEN} bytes written and read back");
             assert!(written > 0);
             assert_eq!(b.ask("target"), [0], "link {link}: memory was written");
             assert_eq!(a.ask("write 0"), [1], "link {link}: the pair still works");

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// Length of a receive buffer in bytes.
-const ROOM: usize = 200_000;
+const BUFFER_LEN: usize = 200_000;
 /// Offset of memory for remote access, after the receive buffers.
 const WINDOW: usize = LEN / 2;
 
@@ -62,7 +62,7 @@ impl Receiver {
             "post" => {
                 let count = number();
                 for n in 0..count {
-                    self.srq.post_recv(&RecvRequest { wr_id: n, sges: &[self.node.sge(0, ROOM)] }).unwrap();
+                    self.srq.post_recv(&RecvRequest { wr_id: n, sges: &[self.node.sge(0, BUFFER_LEN)] }).unwrap();
                 }
                 count.to_string()
             }
@@ -160,7 +160,7 @@ impl Connection {
     /// Sends messages of all sizes, and checks where each was received.
     fn send_all(&mut self, rounds: u8) {
         for seed in 0..rounds {
-            for len in [1, 1024, 50_000, ROOM] {
+            for len in [1, 1024, 50_000, BUFFER_LEN] {
                 self.peer.ask("post 1");
                 self.node.fill(0, len, seed);
                 assert_eq!(self.run(SendOp::SendImm(ImmDt([seed; 4])), self.node.sge(0, len)), WcStatus::Success);

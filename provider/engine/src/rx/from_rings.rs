@@ -19,7 +19,7 @@ use std::sync::Arc;
 const RING_BUDGET: usize = 32;
 /// Number of bytes of a packet that are copied out of a ring before it is parsed: the longest
 /// headers and an ATOMIC WRITE's payload.
-const HEAD: usize = 96;
+const HEAD_LEN: usize = 96;
 /// Length in bytes from which a packet is not copied whole.
 const MIN_LONG_LEN: usize = 1024;
 
@@ -123,7 +123,7 @@ impl Engine {
         let Some(copies) = buf.get_mut(..meta.len) else { return false };
         let mut to = None;
         for (index, copy) in copies.chunks_mut(meta.segment).enumerate() {
-            let head = copy.len().min(HEAD);
+            let head = copy.len().min(HEAD_LEN);
             let from = bytes.get(index * meta.segment..index * meta.segment + head);
             let is_copied = from.zip(copy.get_mut(..head)).is_some_and(|(from, head)| from.copy_to(head).is_ok());
             let qpn = peek_qpn(copy);
@@ -136,7 +136,7 @@ impl Engine {
         let is_taken = qp.takes_shared_payload();
         if is_taken {
             self.counters().count_received(meta.packets(), meta.len);
-            let outcome = qp.receive_shared(meta, (copies, HEAD), *bytes, now);
+            let outcome = qp.receive_shared(meta, (copies, HEAD_LEN), *bytes, now);
             state.touch(&qp, outcome);
         }
         state.recent.put(qpn, qp);

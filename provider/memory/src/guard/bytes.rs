@@ -17,7 +17,7 @@ use std::sync::atomic::AtomicU8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault;
 
-/// The CRC of the first `blocks` times [`roxe_wire::icrc::BLOCK`] bytes of a copy, for
+/// The CRC of the first `blocks` times [`roxe_wire::icrc::BLOCK_LEN`] bytes of a copy, for
 /// [`roxe_wire::icrc::Summed`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sum {

@@ -4,9 +4,9 @@
 #[cfg(target_arch = "x86_64")]
 use super::x86::Moves;
 use super::{Fault, arch, own_cells, portable, signals};
-use crate::testing::{PAGE, Pages};
+use crate::testing::{PAGE_SIZE, Pages};
 use roxe_transport::cx::AtomicOp;
-use roxe_wire::icrc::{BLOCK, Crc, Tables};
+use roxe_wire::icrc::{BLOCK_LEN, Crc, Tables};
 use std::sync::atomic::AtomicU8;
 
 #[derive(Clone, Copy)]
@@ -93,15 +93,15 @@ fn summed_copy_and_its_sum_are_exact() {
         let sum = super::read_summed(pages.addr() + skew, own_cells(&mut out)).unwrap();
         assert_eq!(out, data[..len], "{len} {skew}");
         if let Some(super::Sum { blocks, remainder }) = sum {
-            let end = usize::from(blocks) * BLOCK;
-            assert_eq!(end, len - len % BLOCK);
+            let end = usize::from(blocks) * BLOCK_LEN;
+            assert_eq!(end, len - len % BLOCK_LEN);
             assert_eq!(remainder, Tables::update(0, &data[..end]), "{len} {skew}");
         }
     }
     pages.unmap(1, 1);
     for before in [0, 1, 256, 700, 4095] {
         let mut out = vec![0; 4096];
-        assert_eq!(super::read_summed(pages.addr() + PAGE - before, own_cells(&mut out)), Err(Fault), "{before}");
+        assert_eq!(super::read_summed(pages.addr() + PAGE_SIZE - before, own_cells(&mut out)), Err(Fault), "{before}");
     }
 }
 
@@ -118,7 +118,7 @@ fn summed_copy_by_256_bits_is_exact() {
     let pages = Pages::new(3);
     let data: Vec<u8> = (0..8192u32).map(|i| (i * 13 + i / 256) as u8).collect();
     arch::write(pages.addr(), &data).unwrap();
-    for len in (1..=32).map(|blocks| blocks * BLOCK) {
+    for len in (1..=32).map(|blocks| blocks * BLOCK_LEN) {
         let mut out = vec![0xaa; len];
         // SAFETY: the processor has the instructions, and the length is a multiple of 256.
         let remainder = unsafe { Fold::Half.run(pages.addr(), own_cells(&mut out)) };
@@ -128,7 +128,7 @@ fn summed_copy_by_256_bits_is_exact() {
     pages.unmap(1, 1);
     // SAFETY: as above.
     let faults = [256, 512].map(|before| unsafe {
-        Fold::Half.run(pages.addr() + PAGE - before, own_cells(&mut vec![0; 4096])) == Err(Fault)
+        Fold::Half.run(pages.addr() + PAGE_SIZE - before, own_cells(&mut vec![0; 4096])) == Err(Fault)
     });
     assert_eq!(faults, [true; 2]);
 }
@@ -140,12 +140,16 @@ fn unmapped_gap_is_a_fault_at_any_offset() {
     for Arch { name, read, write, .. } in arches() {
         for len in [1, 2, 4, 7, 8, 9, 64, 2048, 4096] {
             for before in [0, 1, 4, len - 1].into_iter().filter(|before| *before < len) {
-                let at = pages.addr() + PAGE - before;
+                let at = pages.addr() + PAGE_SIZE - before;
                 assert_eq!(read(at, own_cells(&mut vec![0; len as usize])), Err(Fault), "{name} {len} {before}");
                 assert_eq!(write(at, &vec![0; len as usize]), Err(Fault), "{name} {len} {before}");
             }
-            assert_eq!(read(pages.addr() + PAGE - len, own_cells(&mut vec![0; len as usize])), Ok(()), "{name} {len}");
-            assert_eq!(write(pages.addr() + 2 * PAGE, &vec![0; len as usize]), Ok(()), "{name} {len}");
+            assert_eq!(
+                read(pages.addr() + PAGE_SIZE - len, own_cells(&mut vec![0; len as usize])),
+                Ok(()),
+                "{name} {len}"
+            );
+            assert_eq!(write(pages.addr() + 2 * PAGE_SIZE, &vec![0; len as usize]), Ok(()), "{name} {len}");
         }
     }
 }
@@ -159,12 +163,12 @@ fn protection_is_respected() {
         assert_eq!(read(pages.addr(), own_cells(&mut [0; 8])), Err(Fault), "{name}");
         assert_eq!(write(pages.addr(), &[0; 8]), Err(Fault), "{name}");
         assert_eq!(store(pages.addr(), [0; 8]), Err(Fault), "{name}");
-        assert_eq!(store(pages.addr() + PAGE, [0; 8]), Err(Fault), "{name}");
-        assert_eq!(read(pages.addr() + PAGE, own_cells(&mut [0; 8])), Ok(()), "{name}");
-        assert_eq!(write(pages.addr() + PAGE, &[0; 8]), Err(Fault), "{name}");
+        assert_eq!(store(pages.addr() + PAGE_SIZE, [0; 8]), Err(Fault), "{name}");
+        assert_eq!(read(pages.addr() + PAGE_SIZE, own_cells(&mut [0; 8])), Ok(()), "{name}");
+        assert_eq!(write(pages.addr() + PAGE_SIZE, &[0; 8]), Err(Fault), "{name}");
         for op in [AtomicOp::FetchAdd { add: 1 }, AtomicOp::CompareSwap { compare: 0, swap: 1 }] {
             assert_eq!(atomic(pages.addr(), op), Err(Fault), "{name}");
-            assert_eq!(atomic(pages.addr() + PAGE, op), Err(Fault), "{name}");
+            assert_eq!(atomic(pages.addr() + PAGE_SIZE, op), Err(Fault), "{name}");
         }
     }
 }

@@ -4,7 +4,7 @@
 use super::asm::{roxe_guard_copy, roxe_guard_move};
 use super::bytes::{Fault, SharedBytes, Sum};
 use crate::crc::{FOLD, can_fold};
-use roxe_wire::icrc::BLOCK;
+use roxe_wire::icrc::BLOCK_LEN;
 use std::ffi::c_void;
 use std::sync::atomic::AtomicU8;
 
@@ -38,7 +38,7 @@ pub(super) fn read(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
 }
 
 /// Length in bytes from which computing the CRC during the copy is faster than computing it later.
-const WORTH_SUMMING: usize = 4 * BLOCK;
+const WORTH_SUMMING: usize = 4 * BLOCK_LEN;
 
 /// Width of the processor's carry-less multiplication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl Fold {
     pub(super) unsafe fn run(self, addr: u64, out: &[AtomicU8]) -> Result<u32, Fault> {
         let (to, from, mut remainder) = (out.as_ptr().cast_mut().cast(), addr as *const c_void, 0);
         let (len, by) = (out.len(), (&raw const FOLD).cast());
-        debug_assert!(len > 0 && len.is_multiple_of(BLOCK));
+        debug_assert!(len > 0 && len.is_multiple_of(BLOCK_LEN));
         // SAFETY: the caller guarantees the instructions and the length of `out`; the rest as in
         // `read`.
         let rc = unsafe {
@@ -83,8 +83,8 @@ impl Fold {
 }
 
 pub(super) fn read_summed(addr: u64, out: &[AtomicU8]) -> Result<Option<Sum>, Fault> {
-    let len = out.len() - out.len() % BLOCK;
-    let Ok(blocks) = u8::try_from(len / BLOCK) else { return read(addr, out).map(|()| None) };
+    let len = out.len() - out.len() % BLOCK_LEN;
+    let Ok(blocks) = u8::try_from(len / BLOCK_LEN) else { return read(addr, out).map(|()| None) };
     let Some(fold) = Fold::best().filter(|_| len >= WORTH_SUMMING) else { return read(addr, out).map(|()| None) };
     let (start, rest) = out.split_at(len);
     // SAFETY: the processor has `fold`, and the length of `start` is a multiple of 256 and not 0.

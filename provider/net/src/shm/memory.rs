@@ -18,7 +18,7 @@ use std::slice;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes before the data: a multiple of every Linux page size.
-const CONTROL: usize = 64 << 10;
+const CONTROL_LEN: usize = 64 << 10;
 /// Size of a word in bytes.
 const WORD_LEN: usize = size_of::<AtomicU64>();
 /// Size of a cache line in words.
@@ -60,8 +60,8 @@ impl SharedMemory {
         check(fd)?;
         // SAFETY: `fd` is a new descriptor without another owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        let len = libc::off_t::try_from(CONTROL + size).map_err(io::Error::other)?;
-        check_file_size(CONTROL + size)?;
+        let len = libc::off_t::try_from(CONTROL_LEN + size).map_err(io::Error::other)?;
+        check_file_size(CONTROL_LEN + size)?;
         // SAFETY: these calls take no pointers.
         unsafe {
             check(libc::ftruncate(fd.as_raw_fd(), len))?;
@@ -81,7 +81,7 @@ impl SharedMemory {
         // SAFETY: the call takes no pointers.
         let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
         check(seals)?;
-        if seals & SEALS != SEALS || usize::try_from(stat.st_size).ok() != Some(CONTROL + size) {
+        if seals & SEALS != SEALS || usize::try_from(stat.st_size).ok() != Some(CONTROL_LEN + size) {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         Self::map(fd, size)
@@ -96,7 +96,7 @@ impl SharedMemory {
         let base = unsafe {
             libc::mmap(
                 ptr::null_mut(),
-                CONTROL + 2 * size,
+                CONTROL_LEN + 2 * size,
                 libc::PROT_NONE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
                 -1,
@@ -106,8 +106,8 @@ impl SharedMemory {
         let base = NonNull::new(base.cast::<u8>()).filter(|base| base.as_ptr().cast() != libc::MAP_FAILED);
         // From here on dropping the value unmaps the reservation.
         let memory = Self { base: base.ok_or_else(io::Error::last_os_error)?, size };
-        memory.map_part(fd, 0, 0, CONTROL + size)?;
-        memory.map_part(fd, CONTROL + size, CONTROL, size)?;
+        memory.map_part(fd, 0, 0, CONTROL_LEN + size)?;
+        memory.map_part(fd, CONTROL_LEN + size, CONTROL_LEN, size)?;
         Ok(memory)
     }
 
@@ -190,7 +190,7 @@ impl SharedMemory {
         // The size is a power of two; a division would be slow.
         let start = at as usize & (self.size - 1);
         // SAFETY: `CONTROL + start` is inside the mapping.
-        unsafe { self.base.as_ptr().add(CONTROL + start) }
+        unsafe { self.base.as_ptr().add(CONTROL_LEN + start) }
     }
 }
 
@@ -209,11 +209,11 @@ fn check_file_size(len: usize) -> io::Result<()> {
 impl Drop for SharedMemory {
     fn drop(&mut self) {
         // SAFETY: this value owns the mapping, and no reference into it outlives the value.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), CONTROL + 2 * self.size) };
+        unsafe { libc::munmap(self.base.as_ptr().cast(), CONTROL_LEN + 2 * self.size) };
     }
 }
 
-const _: () = assert!(Word::WakeAt as usize + size_of::<AtomicU64>() <= CONTROL);
+const _: () = assert!(Word::WakeAt as usize + size_of::<AtomicU64>() <= CONTROL_LEN);
 
 #[cfg(test)]
 mod tests {
@@ -272,7 +272,7 @@ mod tests {
         // SAFETY: the name is a constant with its terminating zero; the descriptor is new.
         let unsealed = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"x".as_ptr(), libc::MFD_ALLOW_SEALING)) };
         let unsealed = File::from(unsealed);
-        unsealed.set_len((CONTROL + SIZE) as u64).unwrap();
+        unsealed.set_len((CONTROL_LEN + SIZE) as u64).unwrap();
         assert_eq!(SharedMemory::open(&unsealed.into(), SIZE).unwrap_err().raw_os_error(), Some(libc::EINVAL));
     }
 }

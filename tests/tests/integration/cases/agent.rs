@@ -16,9 +16,9 @@ pub(crate) const MARK: &str = "agent: ";
 /// Time limit for a completion or an event.
 pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(20);
 /// Length in bytes of the first region, which peers can access.
-pub(crate) const OPEN: usize = 1 << 20;
+pub(crate) const OPEN_LEN: usize = 1 << 20;
 /// Length in bytes of the second region, which peers can access only through windows.
-pub(crate) const CLOSED: usize = 1 << 16;
+pub(crate) const CLOSED_LEN: usize = 1 << 16;
 pub(crate) const QKEY: Qkey = Qkey(0x1111_1111);
 
 type Answer = Result<String, Box<dyn std::error::Error>>;
@@ -60,8 +60,8 @@ impl End {
         Ok(Self {
             sends: context.create_cq_with_channel(256, &channel)?,
             receives: context.create_cq_with_channel(256, &channel)?,
-            open: pd.alloc_mr(OPEN, Access::LOCAL_WRITE | remote)?,
-            closed: pd.alloc_mr(CLOSED, Access::LOCAL_WRITE | Access::MW_BIND)?,
+            open: pd.alloc_mr(OPEN_LEN, Access::LOCAL_WRITE | remote)?,
+            closed: pd.alloc_mr(CLOSED_LEN, Access::LOCAL_WRITE | Access::MW_BIND)?,
             domain: context.open_xrc_domain()?,
             pd,
             channel,
@@ -154,7 +154,7 @@ impl End {
 
     /// Returns the region of this part of the memory, and the part's range in the region.
     fn region(&self, (offset, len): (usize, usize)) -> (&MemoryRegion, std::ops::Range<usize>) {
-        match offset.checked_sub(OPEN) {
+        match offset.checked_sub(OPEN_LEN) {
             Some(offset) => (&self.closed, offset..offset + len),
             None => (&self.open, offset..offset + len),
         }

@@ -1,7 +1,7 @@
 //! The agent of the C configurations: translates the lines of a script into requests to `roxe
 //! peer`, which calls the functions of libibverbs.
 
-use super::agent::{CLOSED, OPEN, QKEY, TIME_LIMIT, pattern};
+use super::agent::{CLOSED_LEN, OPEN_LEN, QKEY, TIME_LIMIT, pattern};
 use super::line::Line;
 use roxe_peer::client::{Client, ClientError};
 use roxe_peer::protocol::{Command, from_hex, names, to_hex};
@@ -108,8 +108,8 @@ impl End {
         let mut reg = |length: usize, access: &str| {
             client.call(Command::Reg, json!({"pd": pd, "length": length, "access": access}))
         };
-        let open = reg(OPEN, "LOCAL_WRITE|REMOTE_WRITE|REMOTE_READ|REMOTE_ATOMIC")?;
-        let closed = reg(CLOSED, "LOCAL_WRITE|MW_BIND")?;
+        let open = reg(OPEN_LEN, "LOCAL_WRITE|REMOTE_WRITE|REMOTE_READ|REMOTE_ATOMIC")?;
+        let closed = reg(CLOSED_LEN, "LOCAL_WRITE|MW_BIND")?;
         let sends = number(&client.call(Command::CreateCq, json!({"cqe": 256}))?, "cq");
         let receives = number(&client.call(Command::CreateCq, json!({"cqe": 256}))?, "cq");
         let domain = number(&client.call(Command::OpenXrcd, Value::Null)?, "xrcd");
@@ -190,7 +190,7 @@ impl End {
 
     /// Returns the region of a part of the memory, and the part's offset in the region.
     fn region(&self, offset: usize) -> (&Value, usize) {
-        offset.checked_sub(OPEN).map_or((&self.open, offset), |offset| (&self.closed, offset))
+        offset.checked_sub(OPEN_LEN).map_or((&self.open, offset), |offset| (&self.closed, offset))
     }
 
     fn read(&self, client: &mut Client, (offset, len): (usize, usize)) -> Result<Vec<u8>, ClientError> {
@@ -314,7 +314,7 @@ impl End {
             (request["opcode"], request["invalidate_rkey"]) = ("LOCAL_INV".into(), window.key.into());
             return client.call(Command::PostSend, request).map(|_| String::new());
         }
-        let (offset, len) = if is_close { (OPEN, 0) } else { line.part(0) };
+        let (offset, len) = if is_close { (OPEN_LEN, 0) } else { line.part(0) };
         let access = if is_close { 0 } else { line.value("access").unwrap_or(0xe) };
         let (region, offset) = self.region(offset);
         (request["mw"], request["mr"]) = (window.handle.into(), region["mr"].clone());

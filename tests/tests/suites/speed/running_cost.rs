@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 /// Length of a message in bytes.
-const MESSAGE: usize = 8192;
+const MESSAGE_LEN: usize = 8192;
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 const IDLE_QPS: usize = 1000;
 
@@ -98,15 +98,15 @@ impl Side {
         // A timeout of 2 s: if this process stalls for longer, the background thread searches for
         // another process that may have received its packets, which allocates.
         let qp = pd.create_qp(&cq, &cq).timeout(19).build()?;
-        Ok(Self { qp, cq, region: pd.alloc_mr(2 * MESSAGE, Access::LOCAL_WRITE)? })
+        Ok(Self { qp, cq, region: pd.alloc_mr(2 * MESSAGE_LEN, Access::LOCAL_WRITE)? })
     }
 
     fn send(&self) -> Result<(), Error> {
-        self.qp.post_send(&WorkRequest::send(&[self.region.slice(MESSAGE..)?]))
+        self.qp.post_send(&WorkRequest::send(&[self.region.slice(MESSAGE_LEN..)?]))
     }
 
     fn post_recv(&self) -> Result<(), Error> {
-        self.qp.post_recv(1, &[self.region.slice(..MESSAGE)?])
+        self.qp.post_recv(1, &[self.region.slice(..MESSAGE_LEN)?])
     }
 
     fn receive(&self) -> Result<(), Error> {

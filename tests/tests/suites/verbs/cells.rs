@@ -135,7 +135,7 @@ impl Random {
         // Mostly small sizes, and sizes around multiples of the path MTU.
         let most = 1 << self.below(21);
         let size = match self.below(4) {
-            _ if op.is_atomic() => plan::ATOMIC,
+            _ if op.is_atomic() => plan::ATOMIC_LEN,
             _ if service == Service::Ud => self.below(u64::from(mtu) + 1),
             0 => mtu - 1 + self.below(3),
             1 => self.below(2 * u64::from(mtu)),
@@ -196,7 +196,7 @@ const MISTAKES: &[Mistake] = &[
         tamper: |request| if is_second(&request) { Vec::new() } else { vec![request] },
         services: &[Service::Rc],
         ops: &[Op::Send, Op::Write, Op::FetchAdd],
-        sizes: &[plan::ATOMIC, 1025],
+        sizes: &[plan::ATOMIC_LEN, 1025],
     },
     Mistake {
         name: "duplicate message",
@@ -217,7 +217,7 @@ const MISTAKES: &[Mistake] = &[
         tamper: |request| changed(request, |request| add(request.get_mut("compare_add"), 1)),
         services: &[Service::Rc],
         ops: &[Op::FetchAdd, Op::CmpSwap],
-        sizes: &[plan::ATOMIC],
+        sizes: &[plan::ATOMIC_LEN],
     },
     Mistake {
         name: "unexpected completion",
@@ -256,7 +256,7 @@ fn is_detected(mistake: &Mistake) -> Verdict {
         let mut count = 0;
         for service in mistake.services {
             for op in service.ops().iter().filter(|op| mistake.ops.contains(op)) {
-                for &size in mistake.sizes.iter().filter(|size| !op.is_atomic() || **size == plan::ATOMIC) {
+                for &size in mistake.sizes.iter().filter(|size| !op.is_atomic() || **size == plan::ATOMIC_LEN) {
                     let cell = plan::Cell { service: *service, op: *op, size, mtu: 256 };
                     let check = Cell { cell, family: Family::V4, is_from_far: false };
                     match CellRun::run(&mut pair, clients, &check, &conditions) {

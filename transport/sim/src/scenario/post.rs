@@ -40,7 +40,7 @@ impl<C: Choices> Scenario<C> {
         let start = slot.index * slot_size(self.work.max_len);
         let memory = &mut self.world.end_mut(id).host.memory;
         let bytes = memory.bytes_mut(self.sides[id].sink);
-        bytes[start as usize..(start + slot.len + GUARD) as usize].fill(UNTOUCHED);
+        bytes[start as usize..(start + slot.len + GUARD_LEN) as usize].fill(UNTOUCHED);
         start
     }
 

@@ -16,9 +16,9 @@ pub(super) const MAX_SIZE: usize = 1 << 20;
 /// Maximum number of outstanding messages, each of which has its own slot.
 pub(super) const MAX_WINDOW: usize = 16;
 /// Bytes of the GRH before a received datagram.
-pub(super) const GRH: usize = 40;
+pub(super) const GRH_LEN: usize = 40;
 /// Bytes of a memory region that holds every slot of every case.
-pub(super) const REGION: usize = MAX_WINDOW * stride(MAX_SIZE);
+pub(super) const REGION_LEN: usize = MAX_WINDOW * stride(MAX_SIZE);
 
 /// A row of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,14 +81,14 @@ impl Case {
 
     /// Returns the range of the data in slot `index`. Only atomics are always aligned.
     pub(super) fn data(&self, index: usize, length: usize) -> Range<usize> {
-        let start = self.slot(index).start + GRH + if self.op.is_atomic() { 0 } else { index };
+        let start = self.slot(index).start + GRH_LEN + if self.op.is_atomic() { 0 } else { index };
         start..start + length
     }
 }
 
 /// Returns the bytes from one slot to the next: GRH, data, and a guard that must stay unchanged.
 const fn stride(size: usize) -> usize {
-    (size + GRH + MAX_WINDOW).next_multiple_of(64) + 64
+    (size + GRH_LEN + MAX_WINDOW).next_multiple_of(64) + 64
 }
 
 /// The next step of both sides in a case.
@@ -152,8 +152,8 @@ mod tests {
         for case in Case::all(4096) {
             for index in 0..CHECKED.max(case.window()) {
                 let (slot, data) = (case.slot(index), case.data(index, case.size));
-                assert!(slot.start + GRH <= data.start && data.end < slot.end, "{case:?} {index}");
-                assert!(slot.end <= REGION, "{case:?} {index}");
+                assert!(slot.start + GRH_LEN <= data.start && data.end < slot.end, "{case:?} {index}");
+                assert!(slot.end <= REGION_LEN, "{case:?} {index}");
                 assert!(!case.op.is_atomic() || data.start % 8 == 0, "{case:?} {index}");
             }
         }

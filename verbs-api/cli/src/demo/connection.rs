@@ -1,7 +1,7 @@
 //! One end of a connection over the Rust API: queue pair, memory, and the operations that client
 //! and server share.
 
-use super::case::{Case, GRH, REGION};
+use super::case::{Case, GRH_LEN, REGION_LEN};
 use super::failure::Failure;
 use roxe::{
     Access, AddressHandle, CompletionQueue, Context, Endpoint, MemoryRegion, ProtectionDomain, Qkey, QueuePair,
@@ -29,8 +29,8 @@ impl Resources {
         let context = Context::open_first()?;
         let pd = context.alloc_pd()?;
         let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let inbox = pd.alloc_mr(REGION, Access::LOCAL_WRITE | remote)?;
-        let outbox = pd.alloc_mr(REGION, Access::LOCAL_WRITE)?;
+        let inbox = pd.alloc_mr(REGION_LEN, Access::LOCAL_WRITE | remote)?;
+        let outbox = pd.alloc_mr(REGION_LEN, Access::LOCAL_WRITE)?;
         Ok(Self { context, pd, inbox, outbox })
     }
 
@@ -96,7 +96,7 @@ impl Connection<'_> {
 
     /// Returns the bytes before the data of a received message: the GRH for UD, else 0.
     pub(super) fn header_len(&self) -> usize {
-        if self.service == Service::Ud { GRH } else { 0 }
+        if self.service == Service::Ud { GRH_LEN } else { 0 }
     }
 
     fn peer(&self) -> Result<Peer, Failure> {
@@ -174,7 +174,7 @@ impl Connection<'_> {
 
     /// Posts a receive request for an empty message.
     pub(super) fn post_recv_empty(&self) -> Result<(), Failure> {
-        let list: [Sge; 1] = [self.resources.inbox.slice(REGION - self.header_len()..REGION)?];
+        let list: [Sge; 1] = [self.resources.inbox.slice(REGION_LEN - self.header_len()..REGION_LEN)?];
         Ok(self.qp.post_recv(0, &list)?)
     }
 

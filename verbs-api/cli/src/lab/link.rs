@@ -20,7 +20,7 @@ const UPLINK_QUEUE: u32 = 100_000;
 /// timer, which is late on a busy machine.
 const BURST: Duration = Duration::from_millis(1);
 /// Length in bytes of an Ethernet header, which tbf counts.
-const ETHERNET_HEADER: u32 = 14;
+const ETHERNET_HEADER_LEN: u32 = 14;
 
 /// Impairments of a link.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -148,7 +148,7 @@ impl Link {
     }
 
     fn tbf(&self, mtu: u32, queue: u32) -> String {
-        let (Some(rate), frame) = (self.rate, mtu + ETHERNET_HEADER) else { return String::new() };
+        let (Some(rate), frame) = (self.rate, mtu + ETHERNET_HEADER_LEN) else { return String::new() };
         let burst = (rate / 8.0 * BURST.as_secs_f64()).max(f64::from(2 * frame));
         let limit = u64::from(frame) * u64::from(queue);
         format!("tbf rate {rate}bit burst {burst:.0} limit {limit}")

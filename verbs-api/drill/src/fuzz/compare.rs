@@ -3,14 +3,14 @@
 
 use super::title::{self, FIRST_SEND_ID};
 use crate::layout;
-use crate::run::trace::{FILL, GRH, Trace};
+use crate::run::trace::{FILL, GRH_LEN, Trace};
 use crate::script::Case;
 use crate::script::steps::Step;
 use roxe_peer::protocol::to_hex;
 use std::collections::BTreeMap;
 
 /// Offset of the IPv4 header in a GRH.
-const IPV4_AT: usize = GRH - 20;
+const IPV4_AT: usize = GRH_LEN - 20;
 /// Minimum length of equal bytes that a script writes as `len=` and `fill=`.
 const MIN_RUN: usize = 9;
 

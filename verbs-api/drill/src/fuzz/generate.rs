@@ -9,7 +9,7 @@ use crate::run::trace::shared_queue;
 use std::fmt::Write as _;
 
 /// Bytes of the region of a connection; its second half is for receives.
-const REGION: u64 = 8192;
+const REGION_LEN: u64 = 8192;
 /// Bytes from one receive of a datagram to the next. Receives of datagrams do not overlap, because
 /// their GRHs are compared.
 const DATAGRAM_STRIDE: u64 = 2304;
@@ -21,7 +21,7 @@ const LONG_MESSAGE_LEN: u64 = 64 << 10;
 const LONGEST: u64 = 1 << 20;
 
 /// Bytes in front of a datagram in its receive.
-const GRH: u64 = 40;
+const GRH_LEN: u64 = 40;
 
 /// The connections that misbehave.
 pub(super) const NAMES: [&str; 16] = ["q", "r", "s", "t", "u", "v", "w", "x", "y", "z", "a", "b", "c", "d", "e", "f"];
@@ -157,7 +157,7 @@ impl Shape {
     /// Returns the bytes of the region of a connection.
     const fn region(&self) -> u64 {
         match self.longest {
-            0 => REGION,
+            0 => REGION_LEN,
             LONGEST => LONGEST,
             longest => 2 * longest,
         }
@@ -285,8 +285,8 @@ impl Stream {
         let receives = random.below(MAX_RECEIVES.min(200 / wrong.max(1)));
         for id in 0..receives {
             let (at, len) = match (longest, service) {
-                (0, "UD") => (id % 3 * DATAGRAM_STRIDE, random.pick(&[0, 16, 200, mtu, 2048]) + GRH),
-                (0, _) => (REGION / 2 + id % 8 * 256, random.pick(&[0, 16, 200, mtu, 2048])),
+                (0, "UD") => (id % 3 * DATAGRAM_STRIDE, random.pick(&[0, 16, 200, mtu, 2048]) + GRH_LEN),
+                (0, _) => (REGION_LEN / 2 + id % 8 * 256, random.pick(&[0, 16, 200, mtu, 2048])),
                 _ => (shape.region() - longest, random.pick(&[longest, longest, longest - 1, 2048])),
             };
             lines.push(format!("peer recv {queue} id={id} sge=m{name}:{at}:{}", len.min(shape.region() - at)));

@@ -26,7 +26,7 @@ const EXTRA_TIME: Duration = Duration::from_millis(250);
 /// Interval between two checks of the card.
 const POLL_INTERVAL: Duration = Duration::from_millis(25);
 /// Length in bytes of the GRH before a received datagram.
-pub(crate) const GRH: usize = 40;
+pub(crate) const GRH_LEN: usize = 40;
 /// Value of the bytes of a region before the case, by which a GRH is recognised.
 pub(crate) const FILL: u8 = 7;
 /// Maximum number of bytes of a region that are compared.
@@ -370,7 +370,7 @@ impl Run<'_> {
         }
         for (name, mut bytes) in self.objects.regions.keys().zip(snapshot.memory) {
             for (_, at) in trace.headers.iter().filter(|(mr, _)| mr == name) {
-                if let Some(header) = bytes.get_mut(*at..).and_then(|rest| rest.first_chunk_mut::<GRH>()) {
+                if let Some(header) = bytes.get_mut(*at..).and_then(|rest| rest.first_chunk_mut::<GRH_LEN>()) {
                     trace.grhs.insert((name.clone(), *at), grh(header, &self.card));
                     header.fill(0);
                 }
@@ -418,11 +418,11 @@ fn completion(card_qp: &CardQp, mut done: Completed) -> String {
 /// Returns the GRH of a datagram as text, with names in place of addresses, which differ between
 /// targets. The text omits the first 20 bytes, which are undefined on IPv4, and the identification,
 /// which the sender chooses freely.
-fn grh(header: &[u8; GRH], card: &Card) -> String {
+fn grh(header: &[u8; GRH_LEN], card: &Card) -> String {
     if header.iter().all(|byte| *byte == FILL) {
         return "nothing".to_owned();
     }
-    let ip = &header[GRH - 20..];
+    let ip = &header[GRH_LEN - 20..];
     let word = |at: usize| u16::from_be_bytes([ip[at], ip[at + 1]]);
     let name = |at: usize| {
         let is = |gid: &roxe_wire::Gid| gid.0[12..] == ip[at..at + 4];

@@ -16,9 +16,9 @@ use std::net::{IpAddr, SocketAddr};
 /// Q_Key of datagrams between sockets (`RDMA_UDP_QKEY`).
 const QKEY: Qkey = Qkey(0x0123_4567);
 /// Bytes of the GRH before each received datagram.
-const GRH: usize = 40;
+const GRH_LEN: usize = 40;
 /// Bytes of a slot of the receive buffer.
-const SLOT: usize = GRH + MAX_DATAGRAM;
+const SLOT_LEN: usize = GRH_LEN + MAX_DATAGRAM;
 /// Longest queue, in datagrams.
 pub(crate) const MAX_DEPTH: u32 = 16384;
 /// Bit in `wr_id` of receive requests. The lower bits of a `wr_id` are the slot.
@@ -115,7 +115,7 @@ impl UdQp {
         let mtu = context.port_attr()?.active_mtu.bytes() as usize;
         let ud_qp = Self {
             send_buffer: pd.alloc_mr(usize::from(depth.sends) * MAX_DATAGRAM, Access::LOCAL_WRITE)?,
-            recv_buffer: pd.alloc_mr(usize::from(depth.recvs) * SLOT, Access::LOCAL_WRITE)?,
+            recv_buffer: pd.alloc_mr(usize::from(depth.recvs) * SLOT_LEN, Access::LOCAL_WRITE)?,
             free: (0..depth.sends).collect(),
             max_datagram: mtu.min(MAX_DATAGRAM),
             ip,
@@ -197,7 +197,7 @@ impl UdQp {
     }
 
     fn received(&self, slot: u16, completion: &WorkCompletion, arrived: &mut impl FnMut(Received) -> bool) {
-        let len = (completion.byte_len() as usize).saturating_sub(GRH);
+        let len = (completion.byte_len() as usize).saturating_sub(GRH_LEN);
         let kept = completion.status() == WcStatus::Success && self.parse_slot(slot, len).is_some_and(&mut *arrived);
         if !kept {
             self.repost(slot);
@@ -225,12 +225,12 @@ impl UdQp {
     }
 
     fn post_recv(&self, slot: u16) -> Result<(), roxe::Error> {
-        let start = usize::from(slot) * SLOT;
-        self.qp.post_recv(RECV | u64::from(slot), &[self.recv_buffer.slice(start..start + SLOT)?])
+        let start = usize::from(slot) * SLOT_LEN;
+        self.qp.post_recv(RECV | u64::from(slot), &[self.recv_buffer.slice(start..start + SLOT_LEN)?])
     }
 }
 
 /// Returns the offset in the receive buffer of the datagram in `slot`, after the GRH.
 fn payload_offset(slot: u16) -> usize {
-    usize::from(slot) * SLOT + GRH
+    usize::from(slot) * SLOT_LEN + GRH_LEN
 }

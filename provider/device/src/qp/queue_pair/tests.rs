@@ -5,7 +5,7 @@ use crate::cq::{Cq, CqInit};
 use crate::pd::Pd;
 use crate::qp::{Qp, QpInit};
 use crate::srq::{Srq, SrqInit, TagInit};
-use crate::testing::{self, PAGE, Pages};
+use crate::testing::{self, PAGE_SIZE, Pages};
 use roxe_engine::queue_pair::PREFETCH_LEN;
 use roxe_engine::run::IdentGuess;
 use roxe_transport::qp::{MAX_WAIT_RC, QpCaps};
@@ -80,7 +80,7 @@ fn icrc_errors(qp: &Qp) -> u64 {
 #[test]
 fn packet_with_wrong_icrc_is_only_counted() {
     let (pd, pages) = (testing::pd(), Pages::new(1));
-    let mr = pd.register(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
+    let mr = pd.register(pages.addr(), PAGE_SIZE, pages.addr(), Access::LOCAL_WRITE).unwrap();
     let (qp, cq) = receiver(&pd);
     qp.post_recv(&RecvRequest { wr_id: 5, sges: &[Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() }] }).unwrap();
     let (meta, mut bytes) = datagram(qp.qpn());
@@ -161,7 +161,7 @@ fn tools<'a>(ident: &'a mut IdentGuess, locals: &'a [Gid]) -> RxTools<'a> {
 #[test]
 fn ack_after_last_request_leaves_at_once() {
     let (pd, pages) = (testing::pd(), Pages::new(1));
-    let mr = pd.register(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
+    let mr = pd.register(pages.addr(), PAGE_SIZE, pages.addr(), Access::LOCAL_WRITE).unwrap();
     let (qp, _cq) = connected_receiver(&pd, Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() });
     let now = clock::now();
     let receive = |psn, serves_at_once| {
@@ -197,7 +197,7 @@ fn receive(qp: &Qp, psn: u32, may_overtake: bool, now: Instant) {
 #[test]
 fn overtaking_request_of_local_peer_waits() {
     let (pd, pages) = (testing::pd(), Pages::new(1));
-    let mr = pd.register(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
+    let mr = pd.register(pages.addr(), PAGE_SIZE, pages.addr(), Access::LOCAL_WRITE).unwrap();
     let (qp, cq) = connected_receiver(&pd, Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() });
     let now = clock::now();
     let expected = || qp.core.inner.lock().machine.expected_psn();
@@ -214,7 +214,7 @@ fn overtaking_request_of_local_peer_waits() {
 #[test]
 fn psn_gap_is_a_loss_after_wait_or_at_once_if_remote() {
     let (pd, pages) = (testing::pd(), Pages::new(1));
-    let mr = pd.register(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
+    let mr = pd.register(pages.addr(), PAGE_SIZE, pages.addr(), Access::LOCAL_WRITE).unwrap();
     let (qp, _cq) = connected_receiver(&pd, Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() });
     let now = clock::now();
     let waiting = || qp.core.inner.lock().early.len();
@@ -230,7 +230,7 @@ fn psn_gap_is_a_loss_after_wait_or_at_once_if_remote() {
 #[test]
 fn early_packets_of_first_connection_are_dropped_by_reset() {
     let (pd, pages) = (testing::pd(), Pages::new(1));
-    let mr = pd.register(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
+    let mr = pd.register(pages.addr(), PAGE_SIZE, pages.addr(), Access::LOCAL_WRITE).unwrap();
     let (qp, _cq) = connected_receiver(&pd, Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() });
     let waiting = || qp.core.inner.lock().early.len();
     receive(&qp, 79, true, clock::now());
