@@ -188,7 +188,7 @@ impl WeakQp {
         if has(Weakness::SLOTS) { self.slots.free(unpolled()) } else { u32::MAX }
     }
 
-    pub(crate) fn posted(&mut self, signaled: bool) {
+    pub(crate) fn on_posted(&mut self, signaled: bool) {
         self.slots.posted.push_back(signaled);
     }
 
@@ -198,10 +198,10 @@ impl WeakQp {
     }
 
     /// Writes payload ordered before a completion, and counts the completed send.
-    pub(crate) fn completed(&mut self, side: Side, cqe: &Cqe) {
+    pub(crate) fn on_completed(&mut self, side: Side, cqe: &Cqe) {
         self.placement.settle(side);
         if side == Side::Send {
-            self.slots.completed(cqe);
+            self.slots.on_completed(cqe);
         }
     }
 
@@ -232,7 +232,7 @@ impl Slots {
     }
 
     /// Records a completion to be reported; after a failed one each request reports its own.
-    fn completed(&mut self, cqe: &Cqe) {
+    fn on_completed(&mut self, cqe: &Cqe) {
         let freed = match cqe.status {
             WcStatus::Success => self.posted.iter().position(|signaled| *signaled).map_or(0, |at| at + 1),
             _ => self.posted.len().min(1),

@@ -219,7 +219,7 @@ impl Replies {
             }
             match send(sh, host, tx, reply, progress.msn) {
                 Sent::Yes => {
-                    self.sent(reply, sh, host.now());
+                    self.on_sent(reply, sh, host.now());
                     // clause: DCQCN-PACING
                     if tx.joins() && reply.is_middle(sh) && sh.congestion.is_unpaced() {
                         self.join(sh, host, tx);
@@ -268,14 +268,14 @@ impl Replies {
         self.nak.map(Reply::Nak).or_else(|| self.ack.then(|| Reply::acknowledge(e_psn)))
     }
 
-    fn sent(&mut self, reply: Reply, sh: &mut Shared, now: Instant) {
+    fn on_sent(&mut self, reply: Reply, sh: &mut Shared, now: Instant) {
         match reply {
             Reply::Bounded(_) => self.bounded = None,
             Reply::Answer(due) => {
                 if let Due::Read(job) = due {
                     sh.congestion.on_sent(now, job.next_len(sh.attr.path_mtu).0);
                 }
-                self.ring.sent(due, sh.attr.path_mtu);
+                self.ring.on_sent(due, sh.attr.path_mtu);
             }
             Reply::Nak(_) => (self.nak, self.ack) = (None, false),
             Reply::Ack(_) => self.ack = false,
@@ -594,7 +594,7 @@ impl ReplayRing {
         })
     }
 
-    pub(crate) fn sent(&mut self, due: Due, mtu: PathMtu) {
+    pub(crate) fn on_sent(&mut self, due: Due, mtu: PathMtu) {
         match due {
             Due::AckBefore(_) => {
                 if let Some(entry) = self.entries.get_mut((self.cursor - self.base) as usize) {

@@ -122,7 +122,7 @@ impl Analysis {
             Kind::RcResponse(response) | Kind::XrcResponse(response) => {
                 // A lost response acknowledges no request.
                 if captured.is_lost() {
-                    Finding::of(self.unpaired(flow, response, packet.header.bth.psn))
+                    Finding::of(self.unpaired_verdict(flow, response, packet.header.bth.psn))
                 } else {
                     self.response(flow, &packet, response, captured.time)
                 }
@@ -191,7 +191,7 @@ impl Analysis {
     fn response(&mut self, flow: usize, packet: &Packet<'_>, response: Response, time: u64) -> Finding {
         let psn = packet.header.bth.psn;
         let Some(requests_flow) = self.pairing.requests_of(&mut self.flows, &self.by_key, flow, psn) else {
-            return Finding::of(self.unpaired(flow, response, psn));
+            return Finding::of(self.unpaired_verdict(flow, response, psn));
         };
         let Some(requests) = self.flows[requests_flow].requests.as_mut() else { return Finding::of(Event::New) };
         let seq = requests.seq_of(psn);
@@ -225,7 +225,7 @@ impl Analysis {
     }
 
     /// Returns the verdict on a response whose requests are not in the capture.
-    fn unpaired(&mut self, flow: usize, response: Response, psn: Psn) -> Event {
+    fn unpaired_verdict(&mut self, flow: usize, response: Response, psn: Psn) -> Event {
         match response.aeth().map(|aeth| aeth.syndrome) {
             Some(Syndrome::RnrNak { timer }) => self.rnr(flow, psn, timer),
             Some(Syndrome::Nak(code)) => Event::Nak(code),

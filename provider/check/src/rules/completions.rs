@@ -119,7 +119,7 @@ impl Observer for Completions {
             }
             Event::Waits { channel } => {
                 self.waits.insert(channel, (User::current(), stack.clone()));
-                reports.extend(self.armed_late(channel, stack, program));
+                reports.extend(self.check_armed_late(channel, stack, program));
             }
             Event::StillWaits { channel } => {
                 let Some((waiter, waits)) = self.waits.get(&channel) else { return };
@@ -148,7 +148,7 @@ impl Observer for Completions {
 impl Completions {
     /// Reports a thread that waits without polling the completions that were queued when it armed.
     /// roxe raises an event for those, as many cards do; the standard does not require it.
-    fn armed_late(&mut self, channel: ObjectId, waits: &Stack, program: &Program) -> Option<Report> {
+    fn check_armed_late(&mut self, channel: ObjectId, waits: &Stack, program: &Program) -> Option<Report> {
         let user = User::current();
         let is_it = |id: &ObjectId, queue: &Queue| {
             queue.missed > 0 && !queue.is_late_reported && queue.user == Some(user) && is_of(*id, channel, program)
@@ -325,7 +325,7 @@ impl Observer for Dead {
             }
             Event::Destroyed(id) => {
                 self.left.remove(&id);
-                self.destroyed(id, stack, program);
+                self.on_destroyed(id, stack, program);
             }
             _ => {}
         }
@@ -333,7 +333,7 @@ impl Observer for Dead {
 }
 
 impl Dead {
-    fn destroyed(&mut self, qp: ObjectId, stack: &Stack, program: &Program) -> Option<()> {
+    fn on_destroyed(&mut self, qp: ObjectId, stack: &Stack, program: &Program) -> Option<()> {
         let unpolled = self.unpolled.remove(&qp)?;
         let (pair, created) = (program.qp(qp)?, &program.live_object(qp)?.created);
         for (side, cq) in [(Side::Send, pair.send_cq), (Side::Recv, pair.recv_cq)] {

@@ -44,7 +44,7 @@ impl Observer for Connections {
         let found = match *event {
             Event::Dropped { qp, reason, packet: Some(packet) } => {
                 let Some(own) = program.attributes(qp) else { return };
-                self.dropped(End { qp, own, program }, reason, &packet)
+                self.on_dropped(End { qp, own, program }, reason, &packet)
             }
             Event::WrongLength { qp, request, len } => {
                 program.attributes(qp).and_then(|own| Some((qp, mtu(End { qp, own, program }, request, len)?)))
@@ -89,7 +89,7 @@ const GID_ADVICE: &str = "Set ah_attr.grh.sgid_index to the index of the address
 type QpReport = Option<(ObjectId, Report)>;
 
 impl Connections {
-    fn dropped(&mut self, end: End<'_>, reason: DropReason, packet: &DroppedPacket) -> QpReport {
+    fn on_dropped(&mut self, end: End<'_>, reason: DropReason, packet: &DroppedPacket) -> QpReport {
         let report = match reason {
             DropReason::OutOfSequence | DropReason::DuplicateRequest => self.psn(end, packet),
             DropReason::InvalidRequest if end.is_new(packet) && continues_message(&packet.header.kind) => {

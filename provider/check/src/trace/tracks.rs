@@ -60,27 +60,27 @@ impl Tracks {
                 self.numbers.insert(pair.qpn, id);
                 self.pairs.insert(id, PairTrack::new(lines, at, pair));
             }
-            Event::Destroyed(id) => self.destroyed(lines, id, at),
+            Event::Destroyed(id) => self.on_destroyed(lines, id, at),
             Event::Modified { qp, attr, mask } => {
                 if mask.contains(AttrMask::STATE) && attr.state == QpState::Reset {
                     self.forget_receives(lines, qp, at);
                 }
-                self.on(qp, |pair| pair.modified(lines, at, attr, mask));
+                self.on(qp, |pair| pair.on_modified(lines, at, attr, mask));
             }
             Event::StateChanged { qp, state } => self.on(qp, |pair| pair.enter(lines, at, state, Args::default())),
             Event::PostedSend { qp, request } => {
                 self.serial += 1;
                 let serial = self.serial;
-                self.on(qp, |pair| pair.posted(lines, at, request, serial));
+                self.on(qp, |pair| pair.on_posted(lines, at, request, serial));
             }
             Event::SendsWithdrawn { qp, count } => self.on(qp, |pair| pair.end_sends(lines, at, count, "withdrawn")),
             Event::PostedRecv { queue, request } => {
                 self.receives.entry(queue).or_default().push_back((request.wr_id, at));
                 self.count_receives(lines, queue, at);
             }
-            Event::Completed { qp, side: Side::Send, cqe } => self.on(qp, |pair| pair.completed(lines, at, cqe)),
-            Event::Completed { qp, side: Side::Recv, cqe } => self.received(lines, qp, cqe, at),
-            Event::Retried { qp, counts } => self.on(qp, |pair| pair.retried(lines, at, counts)),
+            Event::Completed { qp, side: Side::Send, cqe } => self.on(qp, |pair| pair.on_completed(lines, at, cqe)),
+            Event::Completed { qp, side: Side::Recv, cqe } => self.on_received(lines, qp, cqe, at),
+            Event::Retried { qp, counts } => self.on(qp, |pair| pair.on_retried(lines, at, counts)),
             Event::AsyncEventQueued { source, kind } => {
                 let track = self.track_of(lines, source);
                 lines.put(Phase::Instant, track, at, ("async event", &format_args!("{kind:?}")), &Args::default());
@@ -165,7 +165,7 @@ impl Tracks {
         let name = format_args!("{arrow} {what}{again}{remarked}");
         lines.put(Phase::Instant, track, *at, (category, &name), &args.text("peer", peer));
         if let (Some(note), Some((header, _)), Some(id)) = (sent, header, pair) {
-            self.on(id, |pair| pair.sent(lines, now, *note, header));
+            self.on(id, |pair| pair.on_sent(lines, now, *note, header));
         }
     }
 
@@ -198,7 +198,7 @@ impl Tracks {
         self.pairs.get(&object).map_or_else(|| lines.pid(), PairTrack::track)
     }
 
-    fn destroyed(&mut self, lines: &mut Lines, id: ObjectId, at: Instant) {
+    fn on_destroyed(&mut self, lines: &mut Lines, id: ObjectId, at: Instant) {
         self.forget_receives(lines, id, at);
         if let Some(pair) = self.pairs.remove(&id) {
             self.numbers.remove(&pair.pair.qpn);
@@ -206,7 +206,7 @@ impl Tracks {
         }
     }
 
-    fn received(&mut self, lines: &mut Lines, qp: ObjectId, cqe: &Cqe, at: Instant) {
+    fn on_received(&mut self, lines: &mut Lines, qp: ObjectId, cqe: &Cqe, at: Instant) {
         let Some(pair) = self.pairs.get(&qp) else { return };
         let queue = pair.pair.srq.unwrap_or(qp);
         let posted = self.receives.get_mut(&queue).and_then(|posted| {
@@ -313,7 +313,7 @@ impl PairTrack {
         lines.put(Phase::Instant, self.track(), at, what, args);
     }
 
-    fn modified(&mut self, lines: &mut Lines, at: Instant, attr: &QpAttr, mask: AttrMask) {
+    fn on_modified(&mut self, lines: &mut Lines, at: Instant, attr: &QpAttr, mask: AttrMask) {
         if mask.contains(AttrMask::DEST_QPN) {
             self.name(lines, at, Some(attr.dest_qpn));
         }
@@ -335,7 +335,7 @@ impl PairTrack {
         }
     }
 
-    fn posted(&mut self, lines: &mut Lines, at: Instant, request: &SendRequest<'_>, serial: u64) {
+    fn on_posted(&mut self, lines: &mut Lines, at: Instant, request: &SendRequest<'_>, serial: u64) {
         let length = match request.data {
             SendData::Inline(bytes) => bytes.len() as u64,
             SendData::Sges(sges) => length(sges),
@@ -350,7 +350,7 @@ impl PairTrack {
     }
 
     /// Ends a send request and all before it.
-    fn completed(&mut self, lines: &mut Lines, at: Instant, cqe: &Cqe) {
+    fn on_completed(&mut self, lines: &mut Lines, at: Instant, cqe: &Cqe) {
         let failed = cqe.status != WcStatus::Success;
         let is_match = |open: &OpenSend| open.wr_id == cqe.wr_id && (open.signaled || failed);
         let Some(before) = self.sends.iter().position(is_match) else { return };
@@ -372,7 +372,7 @@ impl PairTrack {
         }
     }
 
-    fn sent(&mut self, lines: &mut Lines, at: Instant, note: PacketNote, header: &Header) {
+    fn on_sent(&mut self, lines: &mut Lines, at: Instant, note: PacketNote, header: &Header) {
         let Some(wr_id) = note.wr_id else { return };
         self.end_wait(lines, at);
         let psn = header.bth.psn;
@@ -398,7 +398,7 @@ impl PairTrack {
         }
     }
 
-    fn retried(&mut self, lines: &mut Lines, at: Instant, counts: RetryCounts) {
+    fn on_retried(&mut self, lines: &mut Lines, at: Instant, counts: RetryCounts) {
         let all = [
             (counts.local_ack_timeout_err, "timeout: no acknowledgement came"),
             (counts.packet_seq_err, "NAK received: PSN sequence error"),

@@ -251,13 +251,13 @@ impl QpHost<'_> {
         if is_on() {
             self.held = None;
             let qp = self.qp;
-            if self.state.watch.completed(qp.lists(), side, &cqe) {
+            if self.state.watch.on_completed(qp.lists(), side, &cqe) {
                 emit(|| Event::BytesChanged { qp: qp.id, side, wr_id: cqe.wr_id });
             }
             emit(|| Event::Completed { qp: qp.id, side, cqe: &cqe });
         }
         if let Some(weak) = &mut self.state.weak {
-            weak.completed(side, &cqe);
+            weak.on_completed(side, &cqe);
         }
         self.append(side, cqe)?;
         ending

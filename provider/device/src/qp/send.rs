@@ -58,10 +58,10 @@ impl SendGuard<'_> {
         let resources = &self.core.resources;
         if let (Ok(()), Some(inner)) = (posted, &mut self.inner) {
             if is_checking() {
-                inner.state.watch.posted_send(resources.lists(), request, resources.signals_all);
+                inner.state.watch.watch_send(resources.lists(), request, resources.signals_all);
             }
             if let Some(weak) = &mut inner.state.weak {
-                weak.posted(resources.signals_all || request.flags.contains(SendFlags::SIGNALED));
+                weak.on_posted(resources.signals_all || request.flags.contains(SendFlags::SIGNALED));
             }
         }
         emit(|| Event::of_posted_send(resources.id, request, &posted));

@@ -188,7 +188,7 @@ impl Qp {
             Err(error) => emit(|| Event::of_refused_recv(qp.id, request, error)),
             Ok(()) => {
                 if is_checking() {
-                    inner.state.watch.posted_recv(qp.lists(), request, qp.longest_message());
+                    inner.state.watch.watch_recv(qp.lists(), request, qp.longest_message());
                 }
                 emit(|| Event::PostedRecv { queue: qp.id, request });
             }

@@ -46,7 +46,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub(super) fn posted_send(
+    pub(super) fn watch_send(
         &mut self,
         (memory, pd): (&MemoryTable, PdId),
         request: &SendRequest<'_>,
@@ -61,7 +61,7 @@ impl Watch {
 
     /// Watches a receive of which a message fills at most the first `reach` bytes; the program may
     /// change the bytes beyond them, as buffer pools do.
-    pub(super) fn posted_recv(&mut self, (memory, pd): (&MemoryTable, PdId), request: &RecvRequest<'_>, reach: u32) {
+    pub(super) fn watch_recv(&mut self, (memory, pd): (&MemoryTable, PdId), request: &RecvRequest<'_>, reach: u32) {
         let (wr_id, sges, sum) = (request.wr_id, request.sges.to_vec(), sum(memory, pd, request.sges, reach));
         push(&mut self.receives, Watched { wr_id, signaled: true, buffer_use: BufferUse::Sink, sges, reach, sum });
     }
@@ -80,7 +80,7 @@ impl Watch {
 
     /// Ends the watch of a request, for a send also of the sends before it. Returns true if the
     /// buffer of the request changed since it was posted.
-    pub(super) fn completed(&mut self, (memory, pd): (&MemoryTable, PdId), side: Side, cqe: &Cqe) -> bool {
+    pub(super) fn on_completed(&mut self, (memory, pd): (&MemoryTable, PdId), side: Side, cqe: &Cqe) -> bool {
         let failed = cqe.status != WcStatus::Success;
         let is_match = |watched: &Watched| watched.wr_id == cqe.wr_id && (watched.signaled || failed);
         let queue = self.queue(side);
@@ -170,11 +170,11 @@ mod tests {
             let mut watch = Watch::default();
             let (op, data) = (SendOp::Send, SendData::Sges(&sges));
             let request = SendRequest { wr_id: 5, op, flags: SendFlags::SIGNALED, data, ud: None };
-            watch.posted_send(own, &request, false);
-            watch.posted_recv(own, &RecvRequest { wr_id: 6, sges: &sges }, u32::MAX);
+            watch.watch_send(own, &request, false);
+            watch.watch_recv(own, &RecvRequest { wr_id: 6, sges: &sges }, u32::MAX);
             table.hold().scatter(pd.id(), &sges, 99, &[byte]).unwrap();
-            assert_eq!(watch.completed(own, Side::Send, &cqe), changed);
-            assert!(!watch.completed(own, Side::Send, &cqe), "no longer watched");
+            assert_eq!(watch.on_completed(own, Side::Send, &cqe), changed);
+            assert!(!watch.on_completed(own, Side::Send, &cqe), "no longer watched");
             assert_eq!(watch.writes(own, Side::Recv, &sges), changed.then_some(6));
             assert_eq!(watch.writes(own, Side::Recv, &sges), None, "the card itself wrote since");
         }
@@ -189,7 +189,7 @@ mod tests {
         for (reach, expected) in [(100, Some(6)), (99, None)] {
             let mut watch = Watch::default();
             table.hold().scatter(pd.id(), &sges, 99, &[0]).unwrap();
-            watch.posted_recv((table, pd.id()), &RecvRequest { wr_id: 6, sges: &sges }, reach);
+            watch.watch_recv((table, pd.id()), &RecvRequest { wr_id: 6, sges: &sges }, reach);
             table.hold().scatter(pd.id(), &sges, 99, &[1]).unwrap();
             assert_eq!(watch.writes((table, pd.id()), Side::Recv, &sges), expected);
         }

@@ -28,7 +28,7 @@ fn ring(limit: usize, entries: &[Entry]) -> ReplayRing {
 fn send(ring: &mut ReplayRing, n: usize) -> Vec<u32> {
     let next = || {
         let due = ring.next_due()?;
-        ring.sent(due, MTU);
+        ring.on_sent(due, MTU);
         Some(match due {
             Due::AckBefore(psn) | Due::Once { psn, .. } => psn.get(),
             Due::Read(job) => job.psn.get(),

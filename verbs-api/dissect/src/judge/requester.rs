@@ -43,7 +43,7 @@ impl Channel {
             seq = self.state.history.sequence.nearest(psn);
         }
         match self.state.history.sequence.place(seq) {
-            Place::SentBefore | Place::OutOfReach => self.repeated(current, request, seq),
+            Place::SentBefore | Place::OutOfReach => self.on_repeated(current, request, seq),
             place => self.first_time(current, request, seq, place),
         }
         let state = &mut self.state;
@@ -247,7 +247,7 @@ impl Channel {
         }
     }
 
-    fn repeated(&mut self, current: &PacketRecord, request: Request, seq: Seq) {
+    fn on_repeated(&mut self, current: &PacketRecord, request: Request, seq: Seq) {
         let (index, time) = (current.index, current.time);
         let Some((begin, record)) = self.state.history.covering(seq) else { return };
         let (record, is_uc) = (record.clone(), self.params.service == Service::Uc);

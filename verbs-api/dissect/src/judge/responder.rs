@@ -40,7 +40,7 @@ impl Channel {
         match response {
             Response::Ack(aeth) => match aeth.syndrome {
                 Syndrome::Nak(NakCode::PsnSequence) => self.sequence_nak(seq, aeth, current),
-                Syndrome::Nak(code) => self.refused(seq, code, aeth, index),
+                Syndrome::Nak(code) => self.on_refused(seq, code, aeth, index),
                 Syndrome::RnrNak { timer } => self.rnr(seq, timer, aeth, current),
                 Syndrome::Ack { credits } => self.ack(seq, credits, current, is_ghost),
                 Syndrome::Reserved(_) => {}
@@ -181,7 +181,7 @@ impl Channel {
     }
 
     // clause: ACK-AFTER-DEED
-    fn refused(&mut self, seq: Seq, code: NakCode, aeth: Aeth, index: usize) {
+    fn on_refused(&mut self, seq: Seq, code: NakCode, aeth: Aeth, index: usize) {
         self.late_refusal(seq, aeth, index, &format!("a NAK ({code:?})"));
         self.state.refusal = Some((seq, index));
         self.state.retry_cause = Some(index);
@@ -267,7 +267,7 @@ impl Channel {
             }
             record.expected = record.expected.max(seq + 1);
         }
-        self.answered(seq);
+        self.mark_answered(seq);
     }
 
     // clause: CHECK-ATOMIC-ALIGNED
@@ -325,7 +325,7 @@ impl Channel {
     /// Marks a READ or atomic as answered. If it was the oldest when a request exceeded the agreed
     /// depth, charges that request.
     // clause: SEND-RD-ATOMIC
-    fn answered(&mut self, seq: Seq) {
+    fn mark_answered(&mut self, seq: Seq) {
         let Some((end, _)) = self.state.unanswered.front().copied().filter(|(end, _)| *end == seq) else { return };
         self.state.unanswered.pop_front();
         if let Some((packet, oldest)) = self.state.excess
