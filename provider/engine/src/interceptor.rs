@@ -53,7 +53,7 @@ pub(crate) struct Incoming {
 /// Captures and fault rules of one engine.
 #[derive(Debug)]
 pub struct Interceptor {
-    /// With the index of the device's interface in the capture.
+    /// Recorder, and the index of the device's interface in the capture.
     recorder: Option<(&'static Recorder, u32)>,
     faults: Option<&'static Faults>,
     /// True if packets count for the census.

@@ -76,7 +76,7 @@ pub struct Connect {
     pub max_cm_retries: Uint<4>,
     /// Duration of retries after the peer first reports no listener; zero disables them.
     pub retry_for: Duration,
-    /// For the peer program; librdmacm's begins with addresses and port.
+    /// Data for the peer program. That of librdmacm begins with the addresses and the port.
     pub private_data: PrivateData<92>,
 }
 
@@ -129,7 +129,7 @@ pub struct Accept {
     pub rnr_retry_count: Uint<3>,
     /// True if our queue pair uses a shared receive queue.
     pub srq: bool,
-    /// For the peer program.
+    /// Data for the peer program.
     pub private_data: PrivateData<196>,
 }
 
@@ -147,7 +147,7 @@ pub struct Refusal {
     pub reason: RejReason,
     /// Additional information on the reason.
     pub info: Info,
-    /// For the peer program.
+    /// Data for the peer program.
     pub private_data: PrivateData<148>,
 }
 
@@ -171,7 +171,7 @@ pub struct Resolve {
     pub max_cm_retries: Uint<4>,
     /// Duration of retries, as in [`Connect::retry_for`].
     pub retry_for: Duration,
-    /// For the server.
+    /// Data for the server.
     pub private_data: PrivateData<216>,
 }
 
@@ -196,7 +196,7 @@ pub struct Resolution {
     pub service: Result<(Qpn, Qkey), SidrStatus>,
     /// Vendor options.
     pub ece: Ece,
-    /// For the client.
+    /// Data for the client.
     pub private_data: PrivateData<136>,
 }
 
@@ -222,7 +222,7 @@ pub struct Alternate {
     pub packet_lifetime: TimeCode,
     /// Response timeout of the peer, a code.
     pub response_timeout: TimeCode,
-    /// For the peer program.
+    /// Data for the peer program.
     pub private_data: PrivateData<168>,
 }
 
@@ -248,7 +248,7 @@ pub struct AlternateAnswer {
     pub status: AprStatus,
     /// Additional information on the status.
     pub info: Info,
-    /// For the peer program.
+    /// Data for the peer program.
     pub private_data: PrivateData<148>,
 }
 

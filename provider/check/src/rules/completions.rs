@@ -75,9 +75,10 @@ enum Armed {
     Never,
     /// The event was raised.
     Spent,
-    /// For the next completion.
+    /// The next completion raises the event.
     Any,
-    /// For solicited or moderated events, so completions may stay queued for long.
+    /// Only a solicited completion raises the event, or the queue moderates its events. Completions
+    /// may stay queued for long.
     Some,
 }
 

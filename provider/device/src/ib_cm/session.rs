@@ -39,7 +39,7 @@ const MIN_REFUSALS: u32 = 2;
 #[derive(Clone, Copy)]
 pub(crate) enum Request<'a> {
     Connection(&'a Req, Ece),
-    /// For the queue pair of a datagram service.
+    /// Request for the queue pair of a datagram service.
     Lookup(&'a SidrReq),
 }
 

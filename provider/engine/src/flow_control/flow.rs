@@ -40,7 +40,7 @@ impl Key {
 pub enum Receiver {
     /// On another host, which has no window because it returns no credits.
     Remote,
-    /// Not at all: no process of this host owns the slot, or the owner is not known yet.
+    /// No process of this host owns the slot, or the owner is not known yet.
     Absent,
     /// From a socket on this host; the process returns credits.
     Credits,

@@ -11,7 +11,7 @@ use roxe_wire::{NetHeader, Packet};
 /// A batch, written when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Recording<'a> {
-    /// With the index of the device's interface in the capture.
+    /// Batch of the capture, and the index of the device's interface in it.
     pub(super) capture: Option<(Batch<'a>, u32)>,
     pub(super) traced: Option<Vec<TracedPacket>>,
 }

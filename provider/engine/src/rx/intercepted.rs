@@ -19,7 +19,8 @@ use std::time::Duration;
 struct Arrival<'a> {
     bytes: &'a [u8],
     index: u16,
-    /// With the identification solved from the ICRC, or the expected one if the ICRC is wrong.
+    /// Network header. Its identification is solved from the ICRC, or is the expected one if the
+    /// ICRC is wrong.
     net: NetHeader,
     is_whole: bool,
     packet: Result<Packet<'a>, ParseError>,

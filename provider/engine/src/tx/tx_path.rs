@@ -46,7 +46,7 @@ enum RoomWait {
         /// first check may run less than [`TxPath::ROOM_TIMEOUT`] after they began to wait.
         read: Option<u64>,
     },
-    /// For the agreement on a ring, which [`crate::rings`] bounds in time.
+    /// Waits for the agreement on a ring, which [`crate::rings`] bounds in time.
     Agreement,
     Socket {
         queue: Arc<TxQueue>,

@@ -94,7 +94,7 @@ impl<'a> SharedBytes<'a> {
     }
 }
 
-/// For tests: bytes that do not change.
+/// Lets tests pass bytes that do not change.
 #[cfg(any(test, feature = "testing"))]
 impl<'a> From<&'a [u8]> for SharedBytes<'a> {
     fn from(bytes: &'a [u8]) -> Self {
@@ -103,7 +103,7 @@ impl<'a> From<&'a [u8]> for SharedBytes<'a> {
     }
 }
 
-/// For tests: bytes that change.
+/// Lets tests pass bytes that change.
 #[cfg(any(test, feature = "testing"))]
 impl<'a> From<&'a [AtomicU8]> for SharedBytes<'a> {
     fn from(bytes: &'a [AtomicU8]) -> Self {

@@ -120,9 +120,9 @@ fn must_pass() -> BTreeSet<&'static str> {
 #[derive(Clone, Copy)]
 enum Tests {
     All,
-    /// All but [`NEED_ALL_ACKS`].
+    /// The tests that are not in [`NEED_ALL_ACKS`].
     Lossy,
-    /// Only [`NEED_ALL_ACKS`].
+    /// The tests in [`NEED_ALL_ACKS`].
     NeedAllAcks,
 }
 

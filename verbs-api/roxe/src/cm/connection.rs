@@ -243,7 +243,7 @@ impl Incoming {
     /// Rejects the request, with up to 148 bytes of private data.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the private data is longer, or the peer is gone.
+    /// [`Error::Argument`] if the private data is longer, or the peer has ended the request.
     pub fn reject(self, private_data: &[u8]) -> Result<(), Error> {
         self.id.reject(private_data)
     }
