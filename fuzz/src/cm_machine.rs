@@ -101,7 +101,7 @@ impl<'a> Host<'a> {
         verb(cm, &mut Cx { now: *now, random: &mut random })
     }
 
-    /// The program connects to a service or looks one up.
+    /// Lets the program connect to a service, or look one up.
     fn connect_or_resolve(&mut self) {
         let route = Route { local: address(1), remote: address(self.script.pick(&[2, 3])) };
         self.qpns += 1;
@@ -128,7 +128,7 @@ impl<'a> Host<'a> {
         newest.unwrap_or_else(|| CommId::with_prefix(0x123, index as u32))
     }
 
-    /// The program calls a legal or illegal verb on a connection.
+    /// Lets the program call a legal or illegal verb on a connection.
     fn call_verb(&mut self) {
         let id = self.id();
         let (qpn, time) = (Qpn::new(0x80), TimeCode::new(self.script.below(32) as u8));
@@ -347,7 +347,7 @@ impl<'a> Host<'a> {
         );
     }
 
-    /// The program destroys all connections and listeners.
+    /// Lets the program destroy all connections and listeners.
     fn end(&mut self) {
         let all: Vec<_> = self.known.iter().filter(|(_, known)| !known.is_over).map(|(id, _)| *id).collect();
         for id in all {

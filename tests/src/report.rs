@@ -62,8 +62,8 @@ impl Check {
         Self { name: name.into(), run: Box::new(run), is_waiting: false }
     }
 
-    /// If `is_waiting`, marks this check as one that mostly waits, and may run in parallel with
-    /// other such checks because it shares nothing with them.
+    /// Marks this check, if `is_waiting`, as one that mostly waits. It may run in parallel with
+    /// other such checks, because it shares nothing with them.
     pub fn waiting_if(self, is_waiting: bool) -> Self {
         Self { is_waiting, ..self }
     }

@@ -116,7 +116,7 @@ impl<'a> Target<'a> {
         let _ = self.lone.post_recv(&RecvRequest { wr_id: 0, sges: &list });
     }
 
-    /// The application requests a legal or illegal state.
+    /// Lets the application request a legal or illegal state.
     fn modify(&mut self) {
         let state = self.lone.choices.pick(&[QpState::Sqd, QpState::Rts, QpState::Err]);
         let attr = QpAttr { state, ..*self.lone.qp.attr() };

@@ -184,7 +184,7 @@ impl<'a> Requester<'a> {
         });
     }
 
-    /// The peer sends a congestion notification.
+    /// Lets the peer send a congestion notification.
     fn notify(&mut self) {
         let header = Header { bth: Bth::new(qpn(OWN_END), Psn::default()), kind: Kind::Cnp };
         let _ = self.lone.receive(&net_header(&av(OWN_END.other())), &header, &[]);

@@ -81,13 +81,13 @@ impl Card {
         self.emit(Event::PostedRecv { queue, request: &request })
     }
 
-    /// The card completes a send.
+    /// Lets the card complete a send.
     pub(crate) fn complete(&mut self, qp: ObjectId, wr_id: u64) -> Vec<Rule> {
         let cqe = self.cqe(qp, wr_id);
         self.emit(Event::Completed { qp, side: Side::Send, cqe: &cqe })
     }
 
-    /// The program polls the completion of a send.
+    /// Lets the program poll the completion of a send.
     pub(crate) fn poll(&mut self, qp: ObjectId, wr_id: u64) -> Vec<Rule> {
         let (cq, cqe) = (self.cq, self.cqe(qp, wr_id));
         self.emit(Event::Polled { cq, cqe: &cqe })

@@ -160,8 +160,8 @@ pub(crate) fn locks() -> [&'static dyn Lockable; 2] {
     [&FILE, &TRACE]
 }
 
-/// In the child of a fork: collected lines and objects belong to the parent. The file is shared,
-/// unless each process has its own.
+/// Drops the collected lines and objects in the child of a fork, because they belong to the parent.
+/// Also drops the file if each process has its own.
 pub(crate) fn abandon() {
     if let Some(output) = FILE.try_lock().as_deref_mut().and_then(Option::as_mut) {
         output.writing.clear();

@@ -82,7 +82,7 @@ impl Drop for Peer {
     }
 }
 
-/// In a role: prints a line for the parent process.
+/// Prints a line of a role for the parent process.
 pub(crate) fn say(word: impl std::fmt::Display) -> io::Result<()> {
     println!("{word}");
     io::stdout().flush()

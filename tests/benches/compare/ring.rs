@@ -58,7 +58,7 @@ impl<const CHUNK: usize, const CHUNKS: usize> Rings<CHUNK, CHUNKS> {
         Ok((Self { shared }, peer))
     }
 
-    /// In the other process: maps the parent's rings.
+    /// Maps the parent's rings in the other process.
     pub(crate) fn inherited(fd: &str) -> io::Result<Self> {
         let rings = Self { shared: Shared::inherited(fd.parse().map_err(io::Error::other)?, Self::TOTAL)? };
         say(0)?;

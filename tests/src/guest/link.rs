@@ -57,9 +57,9 @@ pub fn is_root() -> bool {
     *IS_ROOT.get_or_init(|| unsafe { libc::geteuid() } == 0 && can_unshare())
 }
 
-/// As root, moves into a network namespace in which only this process and its children send
-/// packets, and brings up its loopback interface. Does nothing for other users. Call it before
-/// other work.
+/// Moves into a network namespace in which only this process and its children send packets, and
+/// brings up its loopback interface. Does nothing unless the user is root. Call it before other
+/// work.
 pub fn isolate() -> io::Result<()> {
     if !is_root() {
         return Ok(());

@@ -310,7 +310,7 @@ impl Wire {
         self.send_out(now, verdict.delay, packet);
     }
 
-    /// After a delay, puts a packet on its first link, or delivers it if it has passed all links.
+    /// Puts a packet on its first link after a delay, or delivers it if it has passed all links.
     fn send_out(&mut self, now: Instant, later: Duration, packet: InTransit) {
         if later.is_zero() && !packet.rx_judged {
             let back = self.forward(now, packet);

@@ -478,8 +478,8 @@ pub trait Target: FarSide + Extensions {
     fn pipeline(&mut self) -> Answer<()> {
         Ok(())
     }
-    /// When pipelined: gives the next case new objects. Earlier objects stay, because some cards
-    /// take a minute to destroy broken ones. Fails if the target cannot be used.
+    /// Gives the next case of a pipeline new objects. Earlier objects stay, because some cards take
+    /// a minute to destroy broken ones. Fails if the target cannot be used.
     fn renew(&mut self) -> Answer<()> {
         Ok(())
     }

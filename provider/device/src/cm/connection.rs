@@ -403,7 +403,7 @@ impl Id {
 }
 
 impl Inner {
-    /// The peer accepts; without a queue pair the program has to confirm.
+    /// Handles the peer's acceptance. If the id has no queue pair, the program must confirm it.
     fn on_reply(
         &mut self,
         session: &mut Session<'_>,

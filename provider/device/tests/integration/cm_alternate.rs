@@ -25,14 +25,14 @@ fn both_queue_pairs_load_alternate_path_and_migrate() {
     let listener = End::listening(PortSpace::Tcp, LOOPBACK);
     let (active, passive) = connected(&node, &listener);
     let Some(path) = other_way(&node, &active.id.path().unwrap()) else { return no_ipv6() };
-    go_over(&node, &path, &active, &passive);
+    migrate_connection(&node, &path, &active, &passive);
     // The passive side may propose the path, too.
     let (active, passive) = connected(&node, &listener);
-    go_over(&node, &path, &passive, &active);
+    migrate_connection(&node, &path, &passive, &active);
 }
 
-/// The first end proposes the path and migrates first.
-fn go_over(node: &Node, path: &Path, active: &End, passive: &End) {
+/// Moves a connection to an alternate path. `active` proposes the path and migrates first.
+fn migrate_connection(node: &Node, path: &Path, active: &End, passive: &End) {
     passive.id.allow_alternates(true).unwrap();
     active.id.load_alternate(path).unwrap();
     assert_eq!(active.expect(EventKind::RouteResolved).status, 0);

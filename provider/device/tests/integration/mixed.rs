@@ -93,7 +93,7 @@ impl Lane {
         self.at * AREA + 3 * DEPTH * LEN + slot * LEN
     }
 
-    /// The GRH of datagrams goes to an unused place.
+    /// Posts a receive. The GRH of a datagram goes to an unused part of the memory.
     fn post_recv(&self, node: &Node, slot: usize) {
         let data = node.sge(self.receive_offset(slot), LEN);
         let header = node.sge(crate::common::LEN - 64, 40);

@@ -260,7 +260,7 @@ impl<'a> TxPath<'a> {
         if self.by_ring() { None } else { Some(self.batch().lend_copied()) }
     }
 
-    /// See [`Batch::note_copied`].
+    /// Passes `copied` to [`Batch::note_copied`].
     pub fn note_copied(&mut self, copied: Vec<Copied>) {
         self.batch().note_copied(copied);
     }
