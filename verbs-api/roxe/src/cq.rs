@@ -24,7 +24,8 @@ impl Context {
     /// its queue pairs unusable, so `cqe` should be the maximum number of outstanding requests.
     ///
     /// # Errors
-    /// [`Error::Argument`] if `cqe` is zero or exceeds the limit.
+    /// [`Error::Argument`] if `cqe` is zero or exceeds the limit; [`Error::Resources`] if the
+    /// device has its maximum number of queues.
     pub fn create_cq(&self, cqe: u32) -> Result<CompletionQueue, Error> {
         CompletionQueue::create(self, cqe, None)
     }
@@ -57,8 +58,11 @@ impl CompletionQueue {
     /// Moves completions to `out`, oldest first, until `out` is full or the queue is empty; returns
     /// them. If the queue is empty, this thread receives and processes packets.
     ///
+    /// A queue that has overflowed still returns the completions in it, but gets no more: the
+    /// asynchronous event [`CqErr`](crate::AsyncEventKind::CqErr) reports the overflow.
+    ///
     /// # Errors
-    /// [`Error::Argument`] if the queue has overflowed.
+    /// None at present.
     pub fn poll<'o>(&self, out: &'o mut [WorkCompletion]) -> Result<&'o [WorkCompletion], Error> {
         let mut taken = 0;
         self.cq.poll(out.len(), |cqe| {
@@ -134,8 +138,8 @@ impl CompletionChannel {
     /// Waits for an event; returns the identity of the queue that raised it.
     ///
     /// # Errors
-    /// [`Error::Environment`] if the wait fails. [`Error::NotYet`] if a signal interrupts it or,
-    /// with the descriptor in non-blocking mode, if there is no event ([`Error::is_would_block`]).
+    /// [`Error::NotYet`] if a signal interrupts the wait or, with the descriptor in non-blocking
+    /// mode, if there is no event ([`Error::is_would_block`]).
     pub fn get_event(&self) -> Result<ObjectId, Error> {
         Ok(ObjectId(self.0.get_event()?))
     }
@@ -200,7 +204,7 @@ impl WorkCompletion {
     }
 
     /// Returns the immediate data of the message: the number that the sender passed to
-    /// [`WorkRequest::imm`](crate::WorkRequest::imm).
+    /// [`WorkRequest::imm`](crate::WorkRequest::imm). `None` if the message has none.
     pub const fn imm_data(&self) -> Option<u32> {
         match self.0.extra {
             WcExtra::Imm(imm) => Some(u32::from_be_bytes(imm.0)),
@@ -208,7 +212,7 @@ impl WorkCompletion {
         }
     }
 
-    /// Returns the local key that the sender invalidated.
+    /// Returns the local key that the sender invalidated; `None` if it invalidated none.
     pub const fn invalidated_rkey(&self) -> Option<RKey> {
         match self.0.extra {
             WcExtra::Invalidated(rkey) => Some(rkey),

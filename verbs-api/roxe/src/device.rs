@@ -19,7 +19,10 @@ const PORT: u8 = 1;
 /// Returns the devices of this machine: the loopback interface, or the interfaces in `ROXE_NETDEV`.
 ///
 /// # Errors
-/// [`Error::Environment`] if an interface in `ROXE_NETDEV` does not exist or cannot be used.
+/// [`Error::Environment`] if an interface in `ROXE_NETDEV` does not exist. [`Error::Argument`] if
+/// `ROXE_NETDEV` lists an interface twice, or a `ROXE_*` variable cannot be parsed.
+/// [`Error::Argument`] or [`Error::Environment`] if a file that such a variable names cannot be
+/// opened.
 pub fn devices() -> Result<DeviceList, Error> {
     Ok(DeviceList(provider::devices()?.into_iter().map(Device).collect()))
 }
@@ -69,10 +72,11 @@ impl Device {
         self.0.node_guid()
     }
 
-    /// Opens the device.
+    /// Opens the device. Its sockets are opened later, by the first object that needs them.
     ///
     /// # Errors
-    /// [`Error::Environment`] if a socket cannot be opened.
+    /// [`Error::Resources`] if the process has no free descriptor. [`Error::Argument`] or
+    /// [`Error::Environment`] if the file that `ROXE_CAPTURE` names cannot be written.
     pub fn open(&self) -> Result<Context, Error> {
         Ok(Context(self.0.open()?))
     }
@@ -118,10 +122,10 @@ impl Context {
         self.0.device().attr()
     }
 
-    /// Returns the state and MTU of the port.
+    /// Returns the state and MTU of the port. The port is down if its interface was removed.
     ///
     /// # Errors
-    /// [`Error::Environment`] if the interface is gone.
+    /// None at present.
     pub fn port_attr(&self) -> Result<PortAttr, Error> {
         Ok(self.0.port_attr(PORT)?)
     }
@@ -154,13 +158,13 @@ impl Context {
     /// Waits for the next asynchronous event.
     ///
     /// # Errors
-    /// [`Error::Environment`] if the wait fails. For a descriptor in non-blocking mode see
-    /// [`Error::is_would_block`].
+    /// [`Error::NotYet`] if a signal interrupts the wait or, with the descriptor in non-blocking
+    /// mode, if there is no event ([`Error::is_would_block`]).
     pub fn next_async_event(&self) -> Result<AsyncEvent, Error> {
         Ok(AsyncEvent::new(self.0.next_async_event()?))
     }
 
-    /// Returns the next asynchronous event, if there is one; never waits.
+    /// Returns the next asynchronous event; `None` if there is none. Never waits.
     pub fn try_next_async_event(&self) -> Option<AsyncEvent> {
         self.0.try_next_async_event().map(AsyncEvent::new)
     }

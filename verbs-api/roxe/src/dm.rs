@@ -41,7 +41,8 @@ impl DeviceMemory {
     /// Copies `data` into the buffer, starting at byte `offset`.
     ///
     /// # Errors
-    /// [`Error::Argument`] if `data` does not fit, or offset or length is not a multiple of 4.
+    /// [`Error::Argument`] if `data` does not fit, or offset or length is not a multiple of 4;
+    /// [`Error::Resources`] if the system has no free page for the buffer.
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<(), Error> {
         Ok(self.dm.write(offset as u64, data)?)
     }
@@ -50,7 +51,7 @@ impl DeviceMemory {
     ///
     /// # Errors
     /// [`Error::Argument`] if the range is not inside the buffer, or offset or length is not a
-    /// multiple of 4.
+    /// multiple of 4; [`Error::Resources`] if the system has no free page for the buffer.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), Error> {
         Ok(self.dm.read(offset as u64, out)?)
     }
@@ -62,7 +63,8 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// [`Error::Argument`] if the range is not inside the buffer, the buffer is of another context,
-    /// or the device refuses the rights.
+    /// or the device refuses the rights; [`Error::Resources`] if it has its maximum number of
+    /// regions.
     pub fn register_dm(
         &self,
         dm: &DeviceMemory,
@@ -112,8 +114,9 @@ impl ProtectionDomain {
     /// `ON_DEMAND` are not allowed.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the descriptor cannot be mapped, or has fewer bytes;
-    /// [`Error::Environment`] if it is not open for these rights.
+    /// [`Error::Argument`] if the descriptor cannot be mapped or has fewer bytes, `len` is zero, or
+    /// the device refuses the rights; [`Error::Environment`] if the descriptor is not open for
+    /// these rights; [`Error::Resources`] if memory or regions are exhausted.
     pub fn register_dmabuf(
         &self,
         fd: impl AsFd,

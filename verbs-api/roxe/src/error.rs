@@ -138,7 +138,7 @@ pub enum EnvironmentError {
     /// The program's event loop cannot watch a descriptor, or has ended.
     #[error("the event loop does not watch the descriptor: {0}")]
     EventLoop(std::io::Error),
-    /// No device or path reaches the address, or the device is gone.
+    /// No device or path reaches the address, the device is gone, or a group could not be joined.
     #[error(transparent)]
     Connection(FailedConnection),
 }
@@ -165,7 +165,7 @@ pub enum ResourceError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PeerError {
-    /// The device reports a failed connection.
+    /// The device refused a verb because it cannot reach the peer.
     #[error(transparent)]
     Refused(Refusal),
     /// A work request failed at the peer, or was not acknowledged.
@@ -206,7 +206,7 @@ impl Error {
         }
     }
 
-    /// Returns the refusal, if the device refused a verb.
+    /// Returns the refusal; `None` unless the device refused a verb.
     pub const fn refusal(&self) -> Option<&Refusal> {
         match self {
             Self::Argument(ArgumentError::Refused(refusal))
@@ -218,7 +218,7 @@ impl Error {
         }
     }
 
-    /// Returns the work request, if it was not posted.
+    /// Returns the work request that was not posted; `None` for any other error.
     pub const fn request(&self) -> Option<&RefusedRequest> {
         match self {
             Self::Argument(ArgumentError::Request(request)) | Self::Resources(ResourceError::QueueFull(request)) => {
@@ -228,7 +228,7 @@ impl Error {
         }
     }
 
-    /// Returns the work request, if it failed after it was posted.
+    /// Returns the work request that failed after it was posted; `None` for any other error.
     pub const fn completion(&self) -> Option<&FailedCompletion> {
         match self {
             Self::Argument(ArgumentError::Completion(failed)) | Self::Peer(PeerError::Completion(failed)) => {
@@ -238,7 +238,7 @@ impl Error {
         }
     }
 
-    /// Returns the connection, if it failed.
+    /// Returns the connection that failed; `None` for any other error.
     pub const fn connection(&self) -> Option<&FailedConnection> {
         match self {
             Self::Environment(EnvironmentError::Connection(failed)) | Self::Peer(PeerError::Connection(failed)) => {

@@ -31,8 +31,9 @@ impl ProtectionDomain {
     /// `LOCAL_WRITE` to receive or READ into them, and for `REMOTE_WRITE` and `REMOTE_ATOMIC`.
     ///
     /// # Errors
-    /// [`Error::Resources`] if memory or regions are exhausted, [`Error::Argument`] if the device
-    /// refuses length or rights.
+    /// [`Error::Resources`] if the allocator has no memory, or the device has its maximum number of
+    /// regions. [`Error::Argument`] if the device refuses length or rights, or the system has no
+    /// pages for the bytes.
     pub fn alloc_mr(&self, len: usize, access: Access) -> Result<MemoryRegion, Error> {
         let bytes = Bytes::zeroed(len).ok_or(ResourceError::OutOfMemory { bytes: len })?;
         MemoryRegion::register(self, bytes, access)
@@ -49,7 +50,9 @@ impl ProtectionDomain {
     /// of 8.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the memory is not mapped, or the device refuses length or rights.
+    /// [`Error::Argument`] if the memory is not mapped for `access` (this is not checked with
+    /// `ON_DEMAND`), or the device refuses length or rights. [`Error::Resources`] if the device has
+    /// its maximum number of regions.
     pub unsafe fn register_raw(&self, ptr: NonNull<u8>, len: usize, access: Access) -> Result<MemoryRegion, Error> {
         MemoryRegion::register(self, Bytes { ptr, len, owned: None }, access)
     }
@@ -75,7 +78,7 @@ impl MemoryRegion {
     }
 
     /// Returns the length in bytes.
-    #[allow(clippy::len_without_is_empty)] // An empty region cannot be registered.
+    #[allow(clippy::len_without_is_empty)] // The program has chosen the length itself.
     pub const fn len(&self) -> usize {
         self.bytes.len
     }

@@ -34,7 +34,8 @@ impl ProtectionDomain {
     /// from.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the entry is empty or the two addresses are of different families.
+    /// [`Error::Argument`] if the entry is empty, `dgid` is zero, or the two addresses are of
+    /// different families.
     pub fn create_ah(&self, dgid: Gid, sgid_index: u8) -> Result<AddressHandle, Error> {
         let av = self.context.resolve(dgid, sgid_index)?;
         Ok(AddressHandle { av })
@@ -44,7 +45,8 @@ impl ProtectionDomain {
     /// [`CmEvent::ud_param`](crate::cm::CmEvent::ud_param).
     ///
     /// # Errors
-    /// Errors of [`create_ah`](Self::create_ah).
+    /// [`Error::Argument`] if the attributes have no GRH or another port than 1; errors of
+    /// [`create_ah`](Self::create_ah).
     pub fn create_ah_from(&self, attr: &AhAttr) -> Result<AddressHandle, Error> {
         Ok(AddressHandle { av: self.context.0.resolve_av(attr)? })
     }

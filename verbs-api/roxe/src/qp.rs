@@ -99,10 +99,16 @@ impl QueuePair {
 
     /// Connects the queue pair to `peer` and makes it ready to receive and send (RC, UC and XRC).
     /// The peer must connect to the [`endpoint`](Self::endpoint) of this side. Either side may
-    /// connect first: an RC request that arrives too early is retransmitted.
+    /// connect first: an RC request that arrives too early is retransmitted. Waits up to a second
+    /// until the link address of the peer, or of the router to it, is known.
     ///
     /// # Errors
-    /// [`Error::Argument`] on UD, if it is connected already, or if a setting is out of range.
+    /// - [`Error::Argument`] on UD, if the queue pair is not in the state INIT (it is connected
+    ///   already, for example), if a setting is out of range, if the GID of `peer` is zero, a
+    ///   multicast group or of another address family, or if the local address is gone.
+    /// - [`Error::Peer`] if no route leads to the peer, or the link address is still unknown.
+    /// - [`Error::Environment`] if the system forbids the route, or the socket of the local address
+    ///   cannot be opened; [`Error::Resources`] if the process has no free descriptor for it.
     pub fn connect(&self, peer: &Endpoint) -> Result<(), Error> {
         if self.service == Service::Ud {
             return Err(
@@ -116,7 +122,8 @@ impl QueuePair {
     /// Makes the queue pair ready to receive and send (UD).
     ///
     /// # Errors
-    /// [`Error::Argument`] on other services, or if it is active already.
+    /// [`Error::Argument`] on other services, or if the queue pair is not in the state INIT (it is
+    /// active already, for example).
     pub fn activate(&self) -> Result<(), Error> {
         if self.service != Service::Ud {
             return Err(self.wrong_service("needs a peer: use `connect`"));
@@ -156,8 +163,10 @@ impl QueuePair {
     /// Changes the attributes in `mask`, as `ibv_modify_qp` does. `connect` and `activate` use it.
     ///
     /// # Errors
-    /// [`Error::Argument`]; the text lists the attributes that are missing, not allowed, or out of
-    /// range.
+    /// [`Error::Argument`] if there is no such transition, or if attributes are missing, not
+    /// allowed, or out of range; the text lists them. With an address in `mask`, also
+    /// [`Error::Peer`], [`Error::Environment`] and [`Error::Resources`] as for
+    /// [`connect`](Self::connect). After an error nothing has changed.
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
         Ok(self.qp.modify(attr, mask)?)
     }
@@ -203,7 +212,10 @@ impl QueuePair {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Argument`] if the queue pair is not connected, or on UD.
+    /// [`Error::Argument`] if the queue pair is not connected, on UD, while a path is armed, if the
+    /// timeout is above 31, if `gid_index` has no address, or if `peer` is zero, a multicast group
+    /// or of another address family. [`Error::Environment`] if the socket of the local address
+    /// cannot be opened; [`Error::Resources`] if the process has no free descriptor for it.
     pub fn offer_path(&self, path: &AlternatePath) -> Result<(), Error> {
         let alt_av = self.context.resolve(path.peer, path.gid_index)?;
         let (alt_timeout, path_mig_state) = (path.timeout, MigState::Rearm);
@@ -212,10 +224,12 @@ impl QueuePair {
     }
 
     /// Migrates to the offered path now; the peer follows. Both ends get
-    /// [`AsyncEventKind::PathMig`](crate::AsyncEventKind::PathMig).
+    /// [`AsyncEventKind::PathMig`](crate::AsyncEventKind::PathMig). Does nothing if no path has
+    /// been offered since the last migration.
     ///
     /// # Errors
-    /// [`Error::Argument`] if no path is armed.
+    /// [`Error::Argument`] if the offered path is not armed yet, if the queue pair is not
+    /// connected, or on UD.
     pub fn migrate(&self) -> Result<(), Error> {
         self.modify(&QpAttr { path_mig_state: MigState::Migrated, ..self.attr }, AttrMask::PATH_MIG_STATE)
     }
@@ -263,8 +277,10 @@ impl QueuePair {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Argument`] if `group` is not a multicast address, the queue pair is not UD, or it
-    /// is a member of too many groups.
+    /// - [`Error::Argument`] if `group` is not a multicast address, or the queue pair is not UD.
+    /// - [`Error::Resources`] if the device has its maximum number of groups, the group its maximum
+    ///   number of queue pairs, or the process no free descriptor.
+    /// - [`Error::Environment`] if another user's program receives the group on UDP port 4791.
     pub fn attach_mcast(&self, group: Gid) -> Result<(), Error> {
         Ok(self.qp.attach_mcast(group)?)
     }
@@ -280,8 +296,8 @@ impl QueuePair {
     /// Posts one send request.
     ///
     /// # Errors
-    /// [`Error::Resources`] if the queue is full, [`Error::Argument`] if this queue pair cannot
-    /// execute the request.
+    /// [`Error::Resources`] if the queue is full, [`Error::Argument`] if the state, the service or
+    /// the settings of the queue pair do not allow the request.
     pub fn post_send(&self, request: &WorkRequest<'_>) -> Result<(), Error> {
         self.post_send_list(std::slice::from_ref(request))
     }
@@ -311,8 +327,8 @@ impl QueuePair {
     /// and the completion carries `wr_id`. On UD, the first 40 bytes are the GRH.
     ///
     /// # Errors
-    /// [`Error::Resources`] if the queue is full, [`Error::Argument`] if the list is too long or
-    /// the queue pair uses a shared receive queue.
+    /// [`Error::Resources`] if the queue is full. [`Error::Argument`] if the list is too long, the
+    /// queue pair takes its receives from a shared receive queue, is XRC, or is in the state RESET.
     pub fn post_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<(), Error> {
         self.qp.post_recv(&RecvRequest { wr_id, sges }).map_err(|source| self.refused("a receive request", 0, source))
     }
@@ -463,7 +479,17 @@ impl<'a> QueuePairBuilder<'a> {
     /// [`endpoint`](QueuePair::endpoint) to the peer.
     ///
     /// # Errors
-    /// [`Error::Argument`] if a setting exceeds the limits of the device.
+    /// - [`Error::Argument`] if a setting exceeds the limits of the device, the GID table has no
+    ///   address at the index of the builder, the queues are of another context than the protection
+    ///   domain, or the service is [`Service::XrcTgt`] (use [`XrcDomain::create_target`]).
+    ///   Path MTU, timeouts, retries and numbers of READs are checked later, by
+    ///   [`connect`](QueuePair::connect).
+    /// - [`Error::Resources`] if the device has its maximum number of queue pairs, or the process
+    ///   has no free descriptor or cannot start a thread.
+    /// - [`Error::Environment`] if the interface has no address, or no socket can be opened, for
+    ///   example because another user has UDP port 4791.
+    ///
+    /// [`Service::Raw`] always fails, because this API does not support it.
     pub fn build(self) -> Result<QueuePair, Error> {
         let id = ObjectId::next();
         let context = self.context();
@@ -491,8 +517,11 @@ impl<'a> QueuePairBuilder<'a> {
     /// connection ends when both the queue pair and the id are dropped.
     ///
     /// # Errors
-    /// [`Error::Argument`] if a setting exceeds the limits of the device, the id has no address yet
-    /// or has a queue pair, or its address belongs to another device.
+    /// [`Error::Argument`] if a setting exceeds the limits of the device, the queues are of another
+    /// context than the protection domain, the id has no address yet or has a queue pair, or its
+    /// address belongs to another device. [`Error::Resources`] and [`Error::Environment`] as for
+    /// [`build`](Self::build) and, if the id has joined multicast groups, as for
+    /// [`attach_mcast`](QueuePair::attach_mcast).
     pub fn build_on(self, cm: &CmId) -> Result<QueuePair, Error> {
         let id = ObjectId::next();
         let builder = Self { service: cm.service(), ..self };

@@ -12,7 +12,7 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// [`Error::Resources`] beyond the device's number of queues, [`Error::Argument`] if `max_wr`
-    /// or `max_sge` exceeds its limit.
+    /// or `max_sge` exceeds its limit, or `max_wr` is zero.
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue, Error> {
         let id = ObjectId::next();
         let srq = self.pd.create_srq(provider::SrqInit { max_wr, max_sge, limit: 0, user_context: id.0 })?;
@@ -28,7 +28,7 @@ pub struct SharedReceiveQueue {
 }
 
 impl SharedReceiveQueue {
-    /// Returns the number of the queue, which messages carry, if it belongs to an
+    /// Returns the number of the queue, which messages carry; `None` unless it belongs to an
     /// [`XrcDomain`](crate::XrcDomain).
     pub fn number(&self) -> Option<SrqNumber> {
         self.srq.number().map(SrqNumber)

@@ -60,21 +60,21 @@ impl<'a> WorkRequest<'a> {
     }
 
     /// Creates an RDMA READ, which fills `sges` from memory of the peer without involving its
-    /// program. RC only.
+    /// program. RC and XRC.
     pub const fn read(sges: &'a [Sge], remote: RemoteAddr) -> Self {
         Self::new(SendOp::Read { remote_addr: remote.addr, rkey: remote.rkey }, SendData::Sges(sges))
     }
 
     /// Creates a COMPARE_SWAP on the 8 bytes at `remote` (aligned, native byte order of the peer):
     /// stores `swap` there if they equal `compare`. The old value is written to `sges` (8 bytes).
-    /// RC only.
+    /// RC and XRC.
     pub const fn compare_swap(sges: &'a [Sge], remote: RemoteAddr, compare: u64, swap: u64) -> Self {
         let op = SendOp::CompareSwap { remote_addr: remote.addr, rkey: remote.rkey, compare, swap };
         Self::new(op, SendData::Sges(sges))
     }
 
     /// Creates a FETCH_ADD on the 8 bytes at `remote` (aligned, native byte order of the peer):
-    /// adds `add`, wrapping. The old value is written to `sges` (8 bytes). RC only.
+    /// adds `add`, wrapping. The old value is written to `sges` (8 bytes). RC and XRC.
     pub const fn fetch_add(sges: &'a [Sge], remote: RemoteAddr, add: u64) -> Self {
         Self::new(SendOp::FetchAdd { remote_addr: remote.addr, rkey: remote.rkey, add }, SendData::Sges(sges))
     }
@@ -82,28 +82,29 @@ impl<'a> WorkRequest<'a> {
     /// Creates a request that opens a memory window, as
     /// [`MemoryWindow::bind`](crate::MemoryWindow::bind) describes. It sends no packet. It starts
     /// when all earlier requests of the queue are complete, and later requests start when it is
-    /// complete. RC and UC.
+    /// complete. RC, UC and XRC.
     pub const fn bind(binding: &WindowBinding) -> Self {
         let Bind { rkey, lkey, access, addr, length } = binding.0;
         Self::new(SendOp::BindWindow { rkey, lkey, access, addr, length }, SendData::Sges(&[]))
     }
 
     /// Creates a request that closes the local memory window with this rkey, which this queue pair
-    /// must have opened. It sends no packet, and is ordered like [`bind`](Self::bind). RC and UC.
+    /// must have opened. It sends no packet, and is ordered like [`bind`](Self::bind). RC, UC and
+    /// XRC.
     pub const fn local_invalidate(rkey: RKey) -> Self {
         Self::new(SendOp::LocalInvalidate(rkey), SendData::Sges(&[]))
     }
 
     /// Creates an ATOMIC WRITE, which writes the 8 bytes of `word` to `remote` (aligned) after all
     /// earlier writes. Posting copies `word`. A reader sees all 8 bytes or none. The request
-    /// completes when the bytes are in the peer's memory. RC only.
+    /// completes when the bytes are in the peer's memory. RC and XRC.
     pub const fn atomic_write(word: &'a [u8; 8], remote: RemoteAddr) -> Self {
         Self::new(SendOp::AtomicWrite { remote_addr: remote.addr, rkey: remote.rkey }, SendData::Inline(word))
     }
 
     /// Creates a FLUSH, which completes when all earlier writes to the `length` bytes at `remote`
     /// are visible to all threads of the peer. The memory needs
-    /// [`Access::FLUSH_GLOBAL`](crate::Access::FLUSH_GLOBAL). RC only.
+    /// [`Access::FLUSH_GLOBAL`](crate::Access::FLUSH_GLOBAL). RC and XRC.
     pub const fn flush(remote: RemoteAddr, length: u32) -> Self {
         Self::new_flush(remote, length, Selectivity::Range)
     }
@@ -128,7 +129,7 @@ impl<'a> WorkRequest<'a> {
 
     /// Adds immediate data: a number that the peer's completion carries. A WRITE then consumes a
     /// receive request of the peer. Only for SEND and WRITE: a post of another operation is
-    /// refused.
+    /// refused. Replaces [`invalidate`](Self::invalidate).
     #[must_use]
     pub const fn imm(mut self, imm: u32) -> Self {
         let imm = ImmDt(imm.to_be_bytes());
@@ -146,9 +147,9 @@ impl<'a> WorkRequest<'a> {
     }
 
     /// Makes the peer close its memory window `rkey` when the message arrives; the kind of the
-    /// window must be [`WindowKind::QueuePair`](crate::WindowKind::QueuePair). Only for SEND on RC:
-    /// a post of another operation is refused. Add [`fence`](Self::fence) if a READ of that window
-    /// may be outstanding.
+    /// window must be [`WindowKind::QueuePair`](crate::WindowKind::QueuePair). Only for SEND on RC
+    /// and XRC: a post of another operation, or on another service, is refused. Replaces immediate
+    /// data. Add [`fence`](Self::fence) if a READ of that window may be outstanding.
     #[must_use]
     pub const fn invalidate(mut self, rkey: RKey) -> Self {
         if let SendOp::Send | SendOp::SendImm(_) = self.request.op {
@@ -189,7 +190,8 @@ impl<'a> WorkRequest<'a> {
     }
 
     /// Sets the shared receive queue of the peer that an XRC message is for. READ, WRITE and
-    /// atomics need one too, because they access memory of its protection domain.
+    /// atomics need one too, because they access memory of its protection domain. A post of any
+    /// request without one is refused on XRC.
     #[must_use]
     pub const fn to_srq(mut self, number: SrqNumber) -> Self {
         self.srq = Some(number);

@@ -10,7 +10,8 @@ impl Context {
     /// Creates an XRC domain.
     ///
     /// # Errors
-    /// [`Error::Resources`] beyond the limit of the device.
+    /// [`Error::Resources`] if the device has its maximum number of protection domains or
+    /// completion queues: an XRC domain uses one of each.
     pub fn open_xrc_domain(&self) -> Result<XrcDomain, Error> {
         XrcDomain::open(self, None)
     }
@@ -20,7 +21,8 @@ impl Context {
     /// process. The file may be closed afterwards.
     ///
     /// # Errors
-    /// [`Error::Environment`] if the file cannot be inspected.
+    /// [`Error::Argument`] if the file cannot be inspected, for example because the process has no
+    /// free descriptor; errors of [`open_xrc_domain`](Self::open_xrc_domain).
     pub fn open_shared_xrc_domain(&self, file: &impl AsFd) -> Result<XrcDomain, Error> {
         XrcDomain::open(self, Some(file.as_fd()))
     }
@@ -79,8 +81,11 @@ impl XrcDomain {
     /// any connection.
     ///
     /// # Errors
-    /// [`Error::Argument`] if a number exceeds the limits of the device, or `pd` or `cq` is of
-    /// another context.
+    /// - [`Error::Argument`] if `max_wr` or `max_sge` exceeds its limit, `max_wr` is zero, or `pd`
+    ///   or `cq` is of another context.
+    /// - [`Error::Resources`] beyond 4096 queues of the domain or the device's number of queues, or
+    ///   if the process has no free descriptor or cannot start a thread.
+    /// - [`Error::Environment`] if the device cannot be started for another reason of this host.
     pub fn create_srq(
         &self,
         pd: &ProtectionDomain,

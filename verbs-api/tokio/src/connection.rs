@@ -27,8 +27,16 @@ impl Connection {
     /// domain.
     ///
     /// # Errors
-    /// [`PeerError::ConnectTimeout`] after `limit`; [`Error::Environment`] if no device reaches
-    /// `addr`; [`Error::Peer`] if the peer rejects the connection.
+    /// - [`PeerError::ConnectTimeout`] after `limit`.
+    /// - [`Error::Environment`] if no device or route reaches `addr`, the device is removed, or
+    ///   tokio cannot watch a descriptor.
+    /// - [`Error::Peer`] if the peer rejects the connection or does not respond, or the queue pair
+    ///   refuses the terms of the connection.
+    /// - [`Error::Resources`] if the process has no free descriptor, or the device has its maximum
+    ///   number of objects.
+    ///
+    /// # Panics
+    /// Panics outside a tokio runtime with I/O and time enabled.
     pub async fn connect(addr: SocketAddr, limit: Duration) -> Result<Self, Error> {
         within(limit, async {
             let events = Events::new(EventChannel::create()?)?;
@@ -68,7 +76,8 @@ impl Connection {
     /// Waits until the peer ends the connection, and answers.
     ///
     /// # Errors
-    /// [`Error::Environment`] if the wait fails or the device is removed.
+    /// [`Error::Environment`] if the runtime ends, the device is removed, or an event of a failed
+    /// alternate path arrives.
     pub async fn disconnected(self) -> Result<(), Error> {
         self.until_disconnected().await?;
         self.id.disconnect()
@@ -77,7 +86,11 @@ impl Connection {
     /// Ends the connection, and waits at most `limit` for the peer's answer.
     ///
     /// # Errors
-    /// [`PeerError::ConnectTimeout`] after `limit`; the connection is closed anyway.
+    /// [`PeerError::ConnectTimeout`] after `limit`; errors of [`disconnected`](Self::disconnected).
+    /// The connection is closed anyway.
+    ///
+    /// # Panics
+    /// Panics outside a tokio runtime with time enabled.
     pub async fn disconnect(self, limit: Duration) -> Result<(), Error> {
         self.id.disconnect()?;
         within(limit, self.until_disconnected()).await
@@ -101,7 +114,12 @@ impl Listener {
     /// Listens at `addr`; port 0 chooses a free one.
     ///
     /// # Errors
-    /// [`Error::Environment`] if no device has the address, or another program uses the port.
+    /// [`Error::Environment`] if no device has the address, another program uses the port, no
+    /// socket of the device can be opened, or tokio cannot watch the descriptor.
+    /// [`Error::Resources`] if the process has no free descriptor or cannot start a thread.
+    ///
+    /// # Panics
+    /// Panics outside a tokio runtime with I/O enabled.
     pub fn bind(addr: SocketAddr) -> Result<Self, Error> {
         let events = Events::new(EventChannel::create()?)?;
         let id = CmId::create(events.channel(), PortSpace::Tcp)?;
@@ -119,8 +137,19 @@ impl Listener {
     /// protection domain. Dropping the future after a request has arrived rejects the request.
     ///
     /// # Errors
-    /// [`PeerError::ConnectTimeout`] after `limit`; [`Error::Environment`] if the wait fails or the
-    /// device is removed; [`Error::Peer`] if the peer has given up. The listener stays usable.
+    /// - [`PeerError::ConnectTimeout`] after `limit`.
+    /// - [`Error::Peer`] if the peer gives up or does not confirm.
+    /// - [`Error::Argument`] if the peer gives up before the connection is accepted, or the queue
+    ///   pair refuses its terms.
+    /// - [`Error::Resources`] if the process has no free descriptor, or the device has its maximum
+    ///   number of objects.
+    /// - [`Error::Environment`] if the runtime ends, the device is removed, or tokio cannot watch a
+    ///   descriptor.
+    ///
+    /// The listener stays usable unless the runtime ends or the device is removed.
+    ///
+    /// # Panics
+    /// Panics outside a tokio runtime with I/O and time enabled.
     pub async fn accept(&self, limit: Duration) -> Result<Connection, Error> {
         within(limit, async {
             loop {

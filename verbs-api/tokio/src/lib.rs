@@ -57,6 +57,9 @@ impl Events {
     ///
     /// # Errors
     /// [`EnvironmentError::EventLoop`] if tokio cannot watch the descriptor.
+    ///
+    /// # Panics
+    /// Panics outside a tokio runtime with I/O enabled.
     pub fn new(channel: EventChannel) -> Result<Self, Error> {
         Ok(Self(watched(channel)?))
     }
@@ -96,6 +99,9 @@ impl Completions {
     /// # Errors
     /// Errors of [`Context::create_comp_channel`] and [`Context::create_cq`];
     /// [`EnvironmentError::EventLoop`] if tokio cannot watch the descriptor.
+    ///
+    /// # Panics
+    /// Panics outside a tokio runtime with I/O enabled.
     pub fn create(context: &Context, cqe: u32) -> Result<Self, Error> {
         let channel = context.create_comp_channel()?;
         Ok(Self { cq: context.create_cq_with_channel(cqe, &channel)?, channel: watched(channel)? })
@@ -125,7 +131,7 @@ impl Completions {
         }
     }
 
-    /// Returns the next completion, if one is queued.
+    /// Returns the next completion; `None` if none is queued.
     ///
     /// # Errors
     /// Errors of [`CompletionQueue::poll`].
@@ -181,6 +187,9 @@ impl AsyncEvents {
     ///
     /// # Errors
     /// [`EnvironmentError::EventLoop`] if tokio cannot watch the descriptor.
+    ///
+    /// # Panics
+    /// Panics outside a tokio runtime with I/O enabled.
     pub fn new(context: &Context) -> Result<Self, Error> {
         Ok(Self(watched(Watch(context.clone()))?))
     }

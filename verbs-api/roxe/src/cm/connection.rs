@@ -29,7 +29,11 @@ impl Connection {
     /// addresses in order until one accepts.
     ///
     /// # Errors
-    /// Errors of [`Outgoing::resolve`] and [`Outgoing::connect`].
+    /// Those of the last address: errors of [`Outgoing::resolve`], of creating the queue pair
+    /// ([`CmId::context`], [`Context::alloc_pd`](crate::Context::alloc_pd),
+    /// [`Context::create_cq`](crate::Context::create_cq),
+    /// [`QueuePairBuilder::build_on`](crate::QueuePairBuilder::build_on)) and of
+    /// [`Outgoing::connect`].
     pub fn connect(addr: impl ToSocketAddrs) -> Result<Self, Error> {
         first(addr, |addr| {
             let outgoing = Outgoing::resolve(addr)?;
@@ -64,14 +68,23 @@ impl Connection {
     /// Ends the connection and waits for the peer's answer. The peer answers when its program
     /// disconnects or drops the connection; the wait is limited to about a minute.
     ///
+    /// The answer is the event [`Disconnected`](CmEventKind::Disconnected). A program that has
+    /// taken it from [`events`](Self::events) must drop the connection instead: no second one
+    /// arrives, and the wait would not end.
+    ///
     /// # Errors
-    /// [`Error::Environment`] if the wait fails or the device is removed.
+    /// [`Error::Environment`] if the device is removed, or an event of a failed alternate path
+    /// arrives. [`Error::NotYet`] if a signal interrupts the wait or, with the descriptor of the
+    /// channel in non-blocking mode, if there is no event. The connection ends in each case.
     pub fn disconnect(self) -> Result<(), Error> {
         self.id.disconnect()?;
         self.wait_for_disconnected()
     }
 
     /// Waits until the peer ends the connection, and answers the peer.
+    ///
+    /// Like [`disconnect`](Self::disconnect), it waits for the event
+    /// [`Disconnected`](CmEventKind::Disconnected), so the program must not have taken it.
     ///
     /// # Errors
     /// Errors of [`disconnect`](Self::disconnect).
@@ -98,7 +111,10 @@ impl Outgoing {
     /// resolved.
     ///
     /// # Errors
-    /// [`Error::Environment`] if no device reaches `addr`, or the name has no address.
+    /// - [`Error::Environment`] if no device or route reaches `addr`, the link address of the peer
+    ///   or of the router to it is unknown after 2 s, or the name has no address.
+    /// - [`Error::Resources`] if the process has no free descriptor.
+    /// - [`Error::NotYet`] if a signal interrupts the wait.
     pub fn resolve(addr: impl ToSocketAddrs) -> Result<Self, Error> {
         first(addr, Self::resolve_one)
     }
@@ -122,8 +138,12 @@ impl Outgoing {
     /// Requests the connection with `qp`, which was built on the id, and waits for the answer.
     ///
     /// # Errors
-    /// [`Error::Peer`] if the peer refuses or does not respond within about a minute,
-    /// [`Error::Argument`] if the private data is too long.
+    /// - [`Error::Peer`] if the peer refuses or does not respond within about a minute, or `qp`
+    ///   refuses the terms of the connection or was not built on the id.
+    /// - [`Error::Argument`] if the private data is too long: 56 bytes fit.
+    /// - [`Error::Resources`] if the device has its maximum number of connections.
+    /// - [`Error::Environment`] if the device is removed.
+    /// - [`Error::NotYet`] if a signal interrupts the wait.
     pub fn connect(self, qp: QueuePair, param: &ConnParam) -> Result<Connection, Error> {
         let Self { id, channel } = self;
         id.connect(param)?;
@@ -145,8 +165,9 @@ impl Listener {
     /// available.
     ///
     /// # Errors
-    /// [`Error::Environment`] if no device has the address, another program uses the port, or the
-    /// name has no address.
+    /// [`Error::Environment`] if no device has the address, another program uses the port, the name
+    /// has no address, or no socket of the device can be opened. [`Error::Resources`] if the
+    /// process has no free descriptor or cannot start a thread.
     pub fn bind(addr: impl ToSocketAddrs) -> Result<Self, Error> {
         first(addr, Self::bind_one)
     }
@@ -167,7 +188,10 @@ impl Listener {
     /// Waits for the next request.
     ///
     /// # Errors
-    /// [`Error::Environment`] if the wait fails or the device is removed.
+    /// - [`Error::Environment`] if the device is removed; only at an address of one device.
+    /// - [`Error::Resources`] if the process has no free descriptor for the events of the request,
+    ///   which is rejected then.
+    /// - [`Error::NotYet`] if a signal interrupts the wait.
     pub fn next_request(&self) -> Result<Incoming, Error> {
         loop {
             let mut event = self.channel.next_event()?.check()?;
@@ -180,7 +204,8 @@ impl Listener {
     /// Waits for the next request and accepts it, with a queue pair in a new protection domain.
     ///
     /// # Errors
-    /// Errors of [`next_request`](Self::next_request) and [`Incoming::accept`].
+    /// Errors of [`next_request`](Self::next_request), of creating the queue pair as for
+    /// [`Connection::connect`], and of [`Incoming::accept`].
     pub fn accept(&self) -> Result<Connection, Error> {
         let incoming = self.next_request()?;
         let qp = simple_qp(incoming.id())?;
@@ -231,8 +256,13 @@ impl Incoming {
     /// confirmation.
     ///
     /// # Errors
-    /// [`Error::Peer`] if the peer has given up, [`Error::Argument`] if `param` exceeds the peer's
-    /// offer.
+    /// - [`Error::Peer`] if the peer gives up or does not confirm.
+    /// - [`Error::Argument`] if the peer had given up before the call, the private data is longer
+    ///   than 196 bytes, or the queue pair refuses the terms of the connection.
+    /// - [`Error::Environment`] if the device is removed.
+    /// - [`Error::NotYet`] if a signal interrupts the wait.
+    ///
+    /// After an error there is no connection.
     pub fn accept(self, qp: QueuePair, param: &ConnParam) -> Result<Connection, Error> {
         let Self { id, channel, .. } = self;
         id.accept(param)?;

@@ -8,13 +8,13 @@ impl EventChannel {
     /// Waits for the next event.
     ///
     /// # Errors
-    /// [`Error::Environment`] if the wait fails. [`Error::NotYet`] if a signal interrupts it or,
-    /// with the descriptor in non-blocking mode, if there is no event ([`Error::is_would_block`]).
+    /// [`Error::NotYet`] if a signal interrupts the wait or, with the descriptor in non-blocking
+    /// mode, if there is no event ([`Error::is_would_block`]).
     pub fn next_event(&self) -> Result<CmEvent, Error> {
         Ok(CmEvent::new(self.0.next()?))
     }
 
-    /// Returns the oldest event, if there is one; never waits.
+    /// Returns the oldest event; `None` if there is none. Never waits.
     pub fn try_next(&self) -> Option<CmEvent> {
         self.0.try_next().map(CmEvent::new)
     }
@@ -51,7 +51,8 @@ impl CmEvent {
     }
 
     /// Returns 0, a negative errno, or the peer's reason code. [`Rejected`](CmEventKind::Rejected)
-    /// and, for datagrams, [`Unreachable`](CmEventKind::Unreachable) have a reason code.
+    /// and, for datagrams, [`Unreachable`](CmEventKind::Unreachable) have a reason code. So has
+    /// [`RouteError`](CmEventKind::RouteError) if the peer refuses an alternate path.
     pub const fn status(&self) -> i32 {
         self.status
     }
@@ -73,8 +74,8 @@ impl CmEvent {
         }
     }
 
-    /// Returns the peer's connection parameters, from the view of this side. Those of a request are
-    /// the maximum for [`CmId::accept`].
+    /// Returns the peer's connection parameters, from the view of this side; `None` for an event
+    /// without them. Those of a request are the maximum for [`CmId::accept`].
     pub const fn param(&self) -> Option<&ConnParam> {
         match &self.data {
             cm::EventData::Conn(param) => Some(param),
@@ -82,7 +83,9 @@ impl CmEvent {
         }
     }
 
-    /// Returns the destination of datagrams to the peer or the multicast group.
+    /// Returns the destination of datagrams to the peer (`Established`) or the multicast group
+    /// (`MulticastJoin`); `None` for an event without one. In a request for a datagram service
+    /// (`ConnectRequest`) it carries private data only, and all numbers are 0.
     pub const fn ud_param(&self) -> Option<&UdParam> {
         match &self.data {
             cm::EventData::Ud(param) | cm::EventData::Group { ud: param, .. } => Some(param),
@@ -93,7 +96,9 @@ impl CmEvent {
     /// Returns [`ud_param`](Self::ud_param) as the destination of a work request.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the event has none, or `pd` is of another device.
+    /// [`Error::Argument`] if the event has none or is a request, or if the device of `pd` has no
+    /// address of the peer's family at the GID index of the id. `pd` must be of the id's device.
+    /// This is not checked: another device with such an address would send from it.
     pub fn ud_peer(&self, pd: &ProtectionDomain) -> Result<UdPeer, Error> {
         let param =
             self.ud_param().ok_or(ArgumentError::MissingValue { kind: self.kind, value: "address of datagrams" })?;

@@ -50,8 +50,7 @@ impl AsRawFd for EventChannel {
 ///   `Rejected`, `Unreachable`, `ConnectError`
 /// - [`listen`](Self::listen): `ConnectRequest` for each request; it carries a new id on the same
 ///   channel
-/// - [`accept`](Self::accept): `Established`, or `Rejected`, `Unreachable`, `ConnectError`; none
-///   for datagrams
+/// - [`accept`](Self::accept): `Established`, or `Rejected`, `Unreachable`; none for datagrams
 /// - [`disconnect`](Self::disconnect): `Disconnected` at both ends, `TimewaitExit` later
 /// - [`load_alternate`](Self::load_alternate): `RouteResolved`, or `RouteError`
 /// - [`join_multicast`](Self::join_multicast): `MulticastJoin`, or `MulticastError`
@@ -131,7 +130,9 @@ impl CmId {
     ///
     /// # Errors
     /// [`Error::Environment`] if another program uses the port, or no device has the address;
-    /// [`Error::Argument`] if the id is bound.
+    /// [`Error::Argument`] if the id is bound, or the service of an
+    /// [`IbAddress`](crate::cm::IbAddress) is outside the id's port space; [`Error::Resources`] if
+    /// the process has no free descriptor.
     pub fn bind(&self, addr: impl Into<Address>) -> Result<(), Error> {
         Ok(self.0.id.bind(&addr.into())?)
     }
@@ -149,7 +150,7 @@ impl CmId {
     /// Finds the path to the resolved address.
     ///
     /// # Errors
-    /// [`Error::Argument`] before `AddrResolved`.
+    /// [`Error::Argument`] before `AddrResolved`, or if the route is resolved already.
     pub fn resolve_route(&self, timeout: Duration) -> Result<(), Error> {
         Ok(self.0.id.resolve_route(millis(timeout))?)
     }
@@ -158,8 +159,10 @@ impl CmId {
     /// default.
     ///
     /// # Errors
-    /// [`Error::Environment`] if another id listens at the address; [`Error::Argument`] if this id
-    /// listens already, or its route was resolved.
+    /// [`Error::Environment`] if another id listens at the address, or no socket of the device can
+    /// be opened; [`Error::Argument`] if this id listens already, or is resolving or has resolved a
+    /// peer's address; [`Error::Resources`] if the process has no free descriptor or cannot start a
+    /// thread.
     pub fn listen(&self, backlog: u32) -> Result<(), Error> {
         Ok(self.0.id.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?)
     }
@@ -171,17 +174,19 @@ impl CmId {
     ///
     /// # Errors
     /// [`Error::Argument`] before `RouteResolved`, or if the private data is too long: 56 bytes
-    /// fit, 180 for datagrams.
+    /// fit, 180 for datagrams (92 and 216 to an [`IbAddress`](crate::cm::IbAddress)).
+    /// [`Error::Resources`] if the device has its maximum number of connections.
     pub fn connect(&self, param: &ConnParam) -> Result<(), Error> {
         Ok(self.0.id.connect(param)?)
     }
 
-    /// Accepts the request of this id. The numbers of READs and atomics in `param` must not exceed
-    /// those of the request.
+    /// Accepts the request of this id. Numbers of READs and atomics in `param` that exceed those of
+    /// the request are reduced to them.
     ///
     /// # Errors
-    /// [`Error::Argument`] if there is no request, or the private data is too long: 196 bytes fit,
-    /// 136 for datagrams.
+    /// [`Error::Argument`] if there is no request, or the peer has given it up; if the private data
+    /// is too long: 196 bytes fit, 136 for datagrams; or if the queue pair refuses the terms of the
+    /// connection, in which case the request is rejected.
     pub fn accept(&self, param: &ConnParam) -> Result<(), Error> {
         Ok(self.0.id.accept(param)?)
     }
@@ -209,7 +214,7 @@ impl CmId {
     /// if the connection is over.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the id was never connected.
+    /// [`Error::Argument`] if the id was never connected, or its queue pair is in the state RESET.
     pub fn disconnect(&self) -> Result<(), Error> {
         Ok(self.0.id.disconnect()?)
     }
@@ -218,7 +223,8 @@ impl CmId {
     /// queue pair to `state`, for queue pairs that are not built on the id.
     ///
     /// # Errors
-    /// [`Error::Argument`] if `state` is not INIT, RTR or RTS, or the peer has not replied yet.
+    /// [`Error::Argument`] if `state` is not INIT, RTR or RTS, the id is bound to no device, or the
+    /// peer has not replied yet.
     pub fn init_qp_attr(&self, state: QpState) -> Result<(QpAttr, AttrMask), Error> {
         Ok(self.0.id.init_qp_attr(state)?)
     }
@@ -230,8 +236,8 @@ impl CmId {
     /// the alternate path.
     ///
     /// # Errors
-    /// [`Error::Argument`] for any other event, if the connection is established already, or if
-    /// there is no alternate path.
+    /// [`Error::Argument`] for any other event, if the id is not connected, if the connection is
+    /// established already (`CommEst`), or if there is no alternate path (`PathMig`).
     pub fn notify(&self, event: AsyncEventKind) -> Result<(), Error> {
         Ok(self.0.id.notify(event)?)
     }
@@ -275,8 +281,9 @@ impl CmId {
     /// on the id receives the group's messages.
     ///
     /// # Errors
-    /// [`Error::Argument`] if `group` is not a multicast address, the id is not for datagrams, or
-    /// it is bound to no device.
+    /// [`Error::Argument`] if `group` is not a multicast address or is of another family than the
+    /// id's address, or if the id is not for datagrams, is bound to no device, or has resolved its
+    /// route.
     pub fn join_multicast(&self, group: impl Into<Address>, flags: JoinFlags) -> Result<(), Error> {
         Ok(self.0.id.join_multicast(&group.into(), flags, 0)?)
     }
@@ -306,8 +313,8 @@ impl CmId {
         Ok(self.0.id.migrate(&to.0)?)
     }
 
-    /// Returns the device of the local address; `None` before `AddrResolved`, or if the id is bound
-    /// to all addresses.
+    /// Returns the device of the local address; `None` while the id is bound to no address, or to
+    /// all.
     pub fn device(&self) -> Option<Device> {
         self.0.id.device().map(Device)
     }
@@ -316,7 +323,7 @@ impl CmId {
     /// any object uses it.
     ///
     /// # Errors
-    /// [`Error::Environment`] if the id has no device yet, or the device cannot be opened.
+    /// [`Error::Environment`] if the id has no device yet; errors of [`Device::open`].
     pub fn context(&self) -> Result<Context, Error> {
         let none =
             || provider::Error::new(libc::ENODEV, "the id is not bound to a device; bind it or resolve an address");
