@@ -223,7 +223,7 @@ impl SendOp {
     }
 
     /// Returns true if the operation is local and sends nothing.
-    pub(crate) const fn is_local(&self) -> bool {
+    pub const fn is_local(&self) -> bool {
         matches!(self, Self::LocalInvalidate(_) | Self::BindWindow { .. })
     }
 }

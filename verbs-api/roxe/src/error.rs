@@ -423,8 +423,8 @@ const fn advice(refused: PostError) -> &'static str {
         PostError::TooManySges => "; build it with more max_send_sge or max_recv_sge",
         PostError::InlineTooLong => "; build it with more max_inline_data, or send from a memory region",
         PostError::BadOpcode => {
-            "; READ and atomics need RC, WRITE and memory windows need RC or UC, only SEND and WRITE can be inline or \
-             carry immediate data, and only SEND invalidates"
+            "; READ and atomics need RC or XRC, WRITE and memory windows need RC, UC or XRC, only SEND and WRITE can be \
+             inline or carry immediate data, and only SEND invalidates"
         }
         PostError::BadLength => "; a message has at most 2^31 bytes, a datagram one path MTU, an ATOMIC WRITE 8",
         PostError::MissingDestination => "; set it with `to` for a datagram, with `to_srq` for an XRC message",

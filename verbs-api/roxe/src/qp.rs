@@ -312,7 +312,7 @@ impl QueuePair {
         for (index, request) in requests.iter().enumerate() {
             let pushed = match (self.service, request.srq) {
                 _ if request.is_impossible => Err(PostError::BadOpcode),
-                (Service::XrcIni, None) => Err(PostError::MissingDestination),
+                (Service::XrcIni, None) if !request.request.op.is_local() => Err(PostError::MissingDestination),
                 (_, srq) => doorbell.push_to_srq(srq.map_or(0, |srq| srq.0), &request.request),
             };
             if let Err(source) = pushed {

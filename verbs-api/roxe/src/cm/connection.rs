@@ -1,7 +1,7 @@
 //! Blocking connections, modelled on the TCP types of the standard library. Each connection and
 //! listener has its own event channel.
 
-use crate::cm::{CmEventKind, CmId, ConnParam, EventChannel, PortSpace};
+use crate::cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, PortSpace};
 use crate::{EnvironmentError, Error, QueuePair};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
@@ -74,8 +74,8 @@ impl Connection {
     ///
     /// # Errors
     /// [`Error::Environment`] if the device is removed, or an event of a failed alternate path
-    /// arrives. [`Error::NotYet`] if a signal interrupts the wait or, with the descriptor of the
-    /// channel in non-blocking mode, if there is no event. The connection ends in each case.
+    /// arrives. [`Error::NotYet`] if there is no event and the descriptor of the channel is in
+    /// non-blocking mode. The connection ends in each case.
     pub fn disconnect(self) -> Result<(), Error> {
         self.id.disconnect()?;
         self.wait_for_disconnected()
@@ -94,7 +94,7 @@ impl Connection {
     }
 
     fn wait_for_disconnected(&self) -> Result<(), Error> {
-        while self.channel.next_event()?.check()?.kind() != CmEventKind::Disconnected {}
+        while next_event(&self.channel)?.check()?.kind() != CmEventKind::Disconnected {}
         Ok(())
     }
 }
@@ -114,7 +114,6 @@ impl Outgoing {
     /// - [`Error::Environment`] if no device or route reaches `addr`, the link address of the peer
     ///   or of the router to it is unknown after 2 s, or the name has no address.
     /// - [`Error::Resources`] if the process has no free descriptor.
-    /// - [`Error::NotYet`] if a signal interrupts the wait.
     pub fn resolve(addr: impl ToSocketAddrs) -> Result<Self, Error> {
         first(addr, Self::resolve_one)
     }
@@ -123,9 +122,9 @@ impl Outgoing {
         let channel = EventChannel::create()?;
         let id = CmId::create(&channel, PortSpace::Tcp)?;
         id.resolve_addr(None, addr, RESOLVE_TIMEOUT)?;
-        channel.next_event()?.expect(CmEventKind::AddrResolved)?;
+        next_event(&channel)?.expect(CmEventKind::AddrResolved)?;
         id.resolve_route(RESOLVE_TIMEOUT)?;
-        channel.next_event()?.expect(CmEventKind::RouteResolved)?;
+        next_event(&channel)?.expect(CmEventKind::RouteResolved)?;
         Ok(Self { id, channel })
     }
 
@@ -143,11 +142,10 @@ impl Outgoing {
     /// - [`Error::Argument`] if the private data is too long: 56 bytes fit.
     /// - [`Error::Resources`] if the device has its maximum number of connections.
     /// - [`Error::Environment`] if the device is removed.
-    /// - [`Error::NotYet`] if a signal interrupts the wait.
     pub fn connect(self, qp: QueuePair, param: &ConnParam) -> Result<Connection, Error> {
         let Self { id, channel } = self;
         id.connect(param)?;
-        let answer = channel.next_event()?.expect(CmEventKind::Established)?;
+        let answer = next_event(&channel)?.expect(CmEventKind::Established)?;
         Ok(Connection { qp, id, channel, private_data: answer.private_data().to_vec() })
     }
 }
@@ -260,13 +258,12 @@ impl Incoming {
     /// - [`Error::Argument`] if the peer had given up before the call, the private data is longer
     ///   than 196 bytes, or the queue pair refuses the terms of the connection.
     /// - [`Error::Environment`] if the device is removed.
-    /// - [`Error::NotYet`] if a signal interrupts the wait.
     ///
     /// After an error there is no connection.
     pub fn accept(self, qp: QueuePair, param: &ConnParam) -> Result<Connection, Error> {
         let Self { id, channel, .. } = self;
         id.accept(param)?;
-        channel.next_event()?.expect(CmEventKind::Established)?;
+        next_event(&channel)?.expect(CmEventKind::Established)?;
         Ok(Connection { qp, id, channel, private_data: Vec::new() })
     }
 
@@ -276,6 +273,17 @@ impl Incoming {
     /// [`Error::Argument`] if the private data is longer, or the peer has ended the request.
     pub fn reject(self, private_data: &[u8]) -> Result<(), Error> {
         self.id.reject(private_data)
+    }
+}
+
+/// Waits for the next event, again if a signal interrupts the wait: the functions that call this
+/// consume the connection, so the program could not repeat them.
+fn next_event(channel: &EventChannel) -> Result<CmEvent, Error> {
+    loop {
+        match channel.next_event() {
+            Err(error) if error.errno() == libc::EINTR => {}
+            waited => return waited,
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! The Rust API over the loopback device: XRC domains and alternate paths.
 
 use roxe::{
-    AlternatePath, AsyncEventKind, CompletionQueue, Context, Error, MigState, PostError, ProtectionDomain, QueuePair,
-    Service, WcOpcode, WcStatus, WorkRequest,
+    Access, AlternatePath, AsyncEventKind, CompletionQueue, Context, Error, MigState, PostError, ProtectionDomain,
+    QueuePair, Service, WcOpcode, WcStatus, WindowKind, WorkRequest,
 };
 use std::fs::File;
 use std::time::Duration;
@@ -38,6 +38,18 @@ fn xrc_message_without_srq_is_refused() {
     let error = xrc.sender.post_send(&WorkRequest::send_inline(b"x")).unwrap_err();
     assert!(error.request().is_some_and(|request| request.source == PostError::MissingDestination), "{error:?}");
     assert!(error.to_string().contains("to_srq"), "{error}");
+}
+
+#[test]
+fn xrc_sender_binds_and_closes_window_without_srq() {
+    let xrc = Xrc::new();
+    let region = xrc.pd.alloc_mr(64, Access::LOCAL_WRITE | Access::MW_BIND).unwrap();
+    let window = xrc.pd.alloc_mw(WindowKind::QueuePair).unwrap();
+    let binding = window.bind(&region, .., Access::REMOTE_READ).unwrap();
+    for request in [WorkRequest::bind(&binding), window.close()] {
+        xrc.sender.post_send(&request.signaled()).unwrap();
+        xrc.sends.wait(TIMEOUT).unwrap().check().unwrap();
+    }
 }
 
 #[test]

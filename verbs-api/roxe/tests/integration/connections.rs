@@ -10,6 +10,7 @@ use roxe::{
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::mpsc;
 use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -64,6 +65,40 @@ fn connected() -> (Connection, Connection) {
 fn all_types_are_send_and_sync() {
     fn shared<T: Send + Sync>() {}
     shared::<(EventChannel, CmId, CmEvent, Connection, Listener, Incoming, Outgoing)>();
+}
+
+/// Makes SIGUSR1 interrupt system calls of this process without any other effect.
+fn catch_signal() {
+    extern "C" fn ignore(_: libc::c_int) {}
+    // SAFETY: a complete sigaction, for which all zero is valid; its handler does nothing.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = ignore as extern "C" fn(libc::c_int) as usize;
+        assert_eq!(libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut()), 0);
+    }
+}
+
+#[test]
+fn connect_continues_after_signals() {
+    catch_signal();
+    let listener = Listener::bind(HERE).unwrap();
+    let (address, (sender, receiver)) = (listener.local_addr(), mpsc::channel());
+    let client = std::thread::spawn(move || {
+        // SAFETY: no condition.
+        sender.send(unsafe { libc::pthread_self() }).unwrap();
+        Connection::connect(address)
+    });
+    let thread = receiver.recv().unwrap();
+    let incoming = listener.next_request().unwrap();
+    for _ in 0..100 {
+        // SAFETY: the thread exists until it is joined.
+        assert_eq!(unsafe { libc::pthread_kill(thread, libc::SIGUSR1) }, 0);
+        // The next signal finds the thread waiting again.
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let (qp, answer) = (queue_pair(incoming.id()), incoming.answer());
+    let server = incoming.accept(qp, &answer).unwrap();
+    send(client.join().unwrap().unwrap().qp(), server.qp());
 }
 
 #[test]
