@@ -76,8 +76,7 @@ impl Connection {
     /// Waits until the peer ends the connection, and answers.
     ///
     /// # Errors
-    /// [`Error::Environment`] if the runtime ends, the device is removed, or an event of a failed
-    /// alternate path arrives.
+    /// [`Error::Environment`] if the runtime ends, or the device is removed.
     pub async fn disconnected(self) -> Result<(), Error> {
         self.until_disconnected().await?;
         self.id.disconnect()

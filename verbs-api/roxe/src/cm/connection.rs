@@ -73,9 +73,8 @@ impl Connection {
     /// arrives, and the wait would not end.
     ///
     /// # Errors
-    /// [`Error::Environment`] if the device is removed, or an event of a failed alternate path
-    /// arrives. [`Error::NotYet`] if there is no event and the descriptor of the channel is in
-    /// non-blocking mode. The connection ends in each case.
+    /// [`Error::Environment`] if the device is removed. [`Error::NotYet`] if there is no event and
+    /// the descriptor of the channel is in non-blocking mode. The connection ends in each case.
     pub fn disconnect(self) -> Result<(), Error> {
         self.id.disconnect()?;
         self.wait_for_disconnected()
@@ -94,8 +93,15 @@ impl Connection {
     }
 
     fn wait_for_disconnected(&self) -> Result<(), Error> {
-        while next_event(&self.channel)?.check()?.kind() != CmEventKind::Disconnected {}
-        Ok(())
+        loop {
+            let event = next_event(&self.channel)?;
+            match event.kind() {
+                CmEventKind::Disconnected => return Ok(()),
+                // An alternate path that cannot be loaded does not end the connection.
+                CmEventKind::RouteError => {}
+                _ => _ = event.check()?,
+            }
+        }
     }
 }
 

@@ -326,6 +326,20 @@ fn program_connects_a_queue_pair_not_built_on_the_id() {
 }
 
 #[test]
+fn connection_with_refused_alternate_path_disconnects() {
+    let (client, server) = connected();
+    let here = Gid::from(IpAddr::V6(Ipv6Addr::LOCALHOST));
+    if !client.id().context().unwrap().gid_entries().iter().any(|entry| entry.gid == here) {
+        return eprintln!("skipped: the loopback interface has no IPv6 address");
+    }
+    let path = Path { sgid: here, dgid: here, ..client.id().path().unwrap() };
+    client.id().load_alternate(&path).unwrap();
+    let server = std::thread::spawn(move || server.wait_disconnected());
+    client.disconnect().unwrap();
+    server.join().unwrap().unwrap();
+}
+
+#[test]
 fn both_ends_load_an_alternate_path() {
     let (servers, clients) = (EventChannel::create().unwrap(), EventChannel::create().unwrap());
     let (_listener, address) = listening(&servers, PortSpace::Tcp);
