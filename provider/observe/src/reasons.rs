@@ -110,7 +110,7 @@ pub struct Reason {
     pub expects: Option<(Qpn, Psn)>,
     /// Cause of the drop, for the user.
     pub text: String,
-    /// What the user can change.
+    /// Change that the user can make.
     pub advice: String,
 }
 

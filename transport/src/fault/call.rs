@@ -369,7 +369,7 @@ pub enum CallAction {
 /// A rule about calls, completions or events. A field that is `None` allows each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallRule {
-    /// What the rule does to a matching call, completion or event.
+    /// Effect on a matching call, completion or event.
     pub action: CallAction,
     /// Share of the calls, completions or events that all other fields allow.
     pub rate: Option<Rate>,

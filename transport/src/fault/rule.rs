@@ -155,7 +155,7 @@ impl QpSelector {
 /// One rule. A field that is `None` allows every packet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
-    /// What the rule does to a matching packet.
+    /// Effect on a matching packet.
     pub action: Action,
     /// Share of the packets that all other fields allow.
     pub rate: Option<Rate>,

@@ -35,7 +35,7 @@ impl Key {
     }
 }
 
-/// How the process at a destination receives datagrams.
+/// Route of datagrams to the process that owns a destination slot, which decides about credits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Receiver {
     /// On another host, which has no window because it returns no credits.
