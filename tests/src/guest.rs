@@ -10,6 +10,7 @@ pub mod link;
 mod messages;
 pub mod sides;
 
+use crate::report::last_lines;
 use crate::{build, pair};
 use kernel::Kernel;
 use messages::Messages;
@@ -168,9 +169,7 @@ impl Guest {
     /// Returns the last lines of the guest's console.
     pub fn console(&self) -> String {
         let text = fs::read(self.folder.join("console")).unwrap_or_default();
-        let text = String::from_utf8_lossy(&text).into_owned();
-        let lines: Vec<&str> = text.lines().collect();
-        lines[lines.len().saturating_sub(20)..].join("\n")
+        last_lines(&String::from_utf8_lossy(&text), 20)
     }
 }
 

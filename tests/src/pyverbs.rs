@@ -4,6 +4,7 @@
 
 use crate::build;
 use crate::pair::{self, Outcome, Program};
+use crate::report::last_lines;
 use crate::unittest::{self, TestResult};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -123,8 +124,7 @@ impl Run {
 
     /// Returns the last lines of the output, which explain an early exit.
     pub fn tail(&self) -> String {
-        let lines: Vec<&str> = self.outcome.output.lines().collect();
-        lines[lines.len().saturating_sub(40)..].join("\n")
+        last_lines(&self.outcome.output, 40)
     }
 
     /// Returns the traceback that unittest printed for a failed test.

@@ -21,6 +21,12 @@ const TIME_LIMIT: Duration = Duration::from_secs(1200);
 /// Option that stops a suite at its first failure.
 pub const FAIL_FAST: &str = "--fail-fast";
 
+/// Returns the last `count` lines of a text.
+pub fn last_lines(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
+}
+
 /// Result of a check.
 #[derive(Clone, Debug)]
 pub enum Verdict {

@@ -2,6 +2,7 @@
 
 use crate::pair::{KILLED, Outcome, counter};
 use crate::perftest;
+use crate::report::last_lines;
 
 /// Expected output of the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,9 +146,8 @@ pub fn hit_rping_exit_race(end: &Outcome) -> bool {
 /// Returns the command and the end of its output. rping prints lines of 60,000 letters, so long
 /// lines lose their middle.
 fn excerpt(end: &Outcome) -> String {
-    const LINES: usize = 25;
-    let lines: Vec<String> = end.output.lines().map(shorten).collect();
-    format!("$ {}\n{}", end.command, lines[lines.len().saturating_sub(LINES)..].join("\n"))
+    let lines: Vec<String> = last_lines(&end.output, 25).lines().map(shorten).collect();
+    format!("$ {}\n{}", end.command, lines.join("\n"))
 }
 
 fn shorten(line: &str) -> String {

@@ -196,7 +196,7 @@ pub(crate) fn switch(args: &InnerArgs) -> Result<ExitCode> {
     }
     let mut batch = String::new();
     // These files keep the network of a host alive after its command has ended, because its last
-    // frames may still be under way, and other hosts and scheduled events may use its link.
+    // frames may still be in flight, and other hosts and scheduled events may use its link.
     let mut networks = Vec::new();
     for (number, host) in (1..).zip(&mut hosts) {
         host.await_step()?;

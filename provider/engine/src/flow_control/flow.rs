@@ -35,7 +35,7 @@ impl Key {
     }
 }
 
-/// Route of datagrams to the process that owns a destination slot, which decides about credits.
+/// The process at a destination, and the source from which it takes datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Receiver {
     /// On another host, which has no window because it returns no credits.

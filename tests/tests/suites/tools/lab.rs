@@ -96,10 +96,14 @@ fn in_folder(folder: &Scratch, name: &str) -> String {
 
 /// Runs a scenario to its end.
 fn scenario(name: &str, text: &str) -> Result<Output, Verdict> {
-    let folder = folder(name);
-    let file = in_folder(&folder, "lab.toml");
+    scenario_in(&folder(name), &["timeout", "60"], &[], text)
+}
+
+/// Runs a scenario in this folder, with this command prefix and these options of `roxe lab`.
+fn scenario_in(folder: &Scratch, prefix: &[&str], options: &[&str], text: &str) -> Result<Output, Verdict> {
+    let file = in_folder(folder, "lab.toml");
     fs::write(&file, text).unwrap();
-    output(roxe_lab(&["timeout", "60"], &[&file]).current_dir(&*folder))
+    output(roxe_lab(prefix, &[options, &[&file]].concat()).current_dir(&**folder))
 }
 
 /// The second host starts when the first has printed a text, the third when a program of the second
@@ -574,15 +578,13 @@ fn judge_output(output: &Output, status: i32, lines: &[&str]) -> Verdict {
 /// second host to the output of a scenario that fails.
 fn rxe_scenario(name: &str, prefix: &[&str], text: &str) -> Result<Output, Verdict> {
     let folder = folder(name);
-    let [file, captures] = ["lab.toml", "captures"].map(|name| in_folder(&folder, name));
-    fs::write(&file, text).unwrap();
+    let captures = in_folder(&folder, "captures");
     let prefix = [prefix, &["timeout", BOOT_LIMIT]].concat();
-    let mut output = output(roxe_lab(&prefix, &["--captures", &captures, &file]).current_dir(&*folder))?;
+    let mut output = scenario_in(&folder, &prefix, &["--captures", &captures], text)?;
     if !output.status.success() {
         let dump = Command::new(build::roxe()).arg("dump").arg(format!("{captures}/host2.pcap")).output();
         let packets = dump.map(|dump| text_of(&dump)).unwrap_or_else(|error| error.to_string());
-        let lines: Vec<&str> = packets.lines().collect();
-        output.stderr.extend(lines[lines.len().saturating_sub(30)..].join("\n").into_bytes());
+        output.stderr.extend(report::last_lines(&packets, 30).into_bytes());
     }
     Ok(output)
 }
